@@ -1,0 +1,40 @@
+# Every target does its own set-up: Python 3.11 or later, pip and make are all a machine needs to have.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: help demo test lint bench torture sim clean
+
+help:  ## what there is to do
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# `--without-pip`: Debian keeps ensurepip in a package of its own, and the pip that is there can install from outside.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fencelock needs Python 3.11 or later: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv --without-pip --clear $(VENV)
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[dev,bench]'
+	@touch $(STAMP)
+
+demo:  ## the story in half a minute: a lock fails, the fence holds (needs nothing but Python)
+	@PYTHONPATH=src $(PYTHON) demo/story.py
+
+test: $(STAMP)  ## all tests, on real engines that they start themselves
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## ruff and strict mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## speed, beside the bare statements and the peers
+	$(BIN)/python -m bench $(ARGS)
+
+sim: $(STAMP)  ## many more seeds in the simulated world (ARGS="--seeds 200000")
+	$(BIN)/python -m fencelock.sim $(ARGS)
+
+torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
+	$(BIN)/python -m tests.torture $(ARGS)
+
+clean:  ## forget the virtual environment and whatever was unpacked beside it
+	rm -rf $(VENV) .engines .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Distributed locks that stay right when they break."""
