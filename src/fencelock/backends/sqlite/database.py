@@ -1,0 +1,315 @@
+"""The connection to a fencelock database: opened with care, one transaction at a time, errors translated in one place.
+
+Commits are not synced one by one (WAL, synchronous=NORMAL): a crash of a process loses nothing, and after a power cut
+every claim is void anyway. Tokens must not repeat even then, so they are reserved ahead, for some minutes of the clock at
+a time, in a transaction that is synced.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from threading import Lock
+from typing import TypeVar
+
+from fencelock.backends.sqlite.place import network_file_system
+from fencelock.core.clock import boot_id, wall_us
+from fencelock.errors import ClientClosed, EngineUnavailable
+from fencelock.model import TOKEN_MAX
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x666C6F63  # "floc"
+LAYOUT = 1
+RESERVE_US = 300_000_000
+COMMITS_PER_CHECKPOINT = 1000
+BUSY_PAUSES = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
+FORK_PATIENCE = 2.0
+OPEN_PATIENCE = 2.0
+
+_ADVICE = {
+    sqlite3.SQLITE_READONLY: "it can only be read; make the file and its folder writable for this user",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; does its folder exist, and may this user write there?",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite database; fencelock does not touch it. Choose another path",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; stop all users of it and move it away, tokens go on from the clock",
+    sqlite3.SQLITE_IOERR: "the disk failed",
+    sqlite3.SQLITE_PERM: "permission was denied",
+}
+
+
+class Occupied(Exception):
+    """Somebody else is writing at this moment: try again, where waiting does no harm."""
+
+
+class NeedsReserve(Exception):
+    """The tokens that are safe to use are used up, or the machine was started anew."""
+
+
+class Database:
+    """One connection, opened when it is needed, shared by the threads of a client under one mutex."""
+
+    def __init__(self, path: str, now: Callable[[], float]) -> None:
+        self.path = path
+        self.boot = boot_id()
+        self.now = now
+        self._mutex = Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._commits = 0
+        self._closed = False
+
+    def now_us(self) -> int:
+        """Return the time since boot in µs."""
+        return int(self.now() * 1e6)
+
+    def write(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        """Run a step in a transaction; raise Occupied if others keep us from it for longer than `patience`."""
+        return self._exclusively(self._transact, step, patience)
+
+    def read(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        """Run a step that only reads: it never waits for writers."""
+        return self._exclusively(self._look, step, patience)
+
+    def reserve(self, patience: float) -> None:
+        """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
+        self._exclusively(self._reserve, _nothing, patience)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether enough was committed that the log should go back into the database."""
+        return self._commits >= COMMITS_PER_CHECKPOINT
+
+    def checkpoint(self, patience: float) -> None:
+        """Move the log into the database as far as readers allow."""
+        self._exclusively(self._checkpoint, _nothing, patience)
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        with self._mutex:
+            self._closed = True
+            self._disconnect()
+
+    def before_fork(self) -> None:
+        """Have no connection while the process is copied: SQLite forbids even to close it in the child."""
+        if self._mutex.acquire(timeout=FORK_PATIENCE):
+            self._disconnect()
+
+    def after_fork(self, *, child: bool) -> None:
+        """Open anew when needed, in both processes."""
+        if child:
+            _inherited.append(self._connection)  # None, unless a transaction hung for all of FORK_PATIENCE
+            self._connection = None
+            self._mutex = Lock()
+        elif self._mutex.locked():
+            self._mutex.release()
+
+    # ------------------------------------------------------------------ under the mutex
+
+    def _exclusively(
+        self, action: Callable[[Callable[..., T], float], T], step: Callable[..., T], patience: float
+    ) -> T:
+        if not (self._mutex.acquire(timeout=patience) if patience else self._mutex.acquire(blocking=False)):
+            raise Occupied
+        try:
+            if self._connection is None and not patience:
+                raise Occupied  # opening may have to sync: not where that would hold up an event loop
+            return action(step, patience)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        finally:
+            self._mutex.release()
+
+    def _transact(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        connection = self._ready()
+        self._begin(connection, patience)
+        try:
+            result = step(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._commits += 1
+        return result
+
+    def _look(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:  # noqa: ARG002
+        return step(self._ready())
+
+    def _begin(self, connection: sqlite3.Connection, patience: float) -> None:
+        """Begin to write. SQLite's own wait sleeps for a millisecond and more, many times what we need."""
+        end = time.monotonic() + patience
+        tries = 0
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() >= end:
+                    raise Occupied from error
+            time.sleep(BUSY_PAUSES[min(tries, len(BUSY_PAUSES) - 1)])
+            tries += 1
+
+    def _reserve(self, step: object, patience: float) -> None:  # noqa: ARG002
+        connection = self._ready()
+        connection.execute("PRAGMA synchronous = FULL")
+        try:
+            self._transact(self._move_reserve, patience)
+        finally:
+            connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _move_reserve(self, connection: sqlite3.Connection) -> None:
+        token, reserved, boot = connection.execute("SELECT token, reserved, boot FROM counter").fetchone()
+        if boot != self.boot:
+            # Another start of the machine: what was not synced may be gone, and all times have lost their meaning.
+            token = max(token, reserved)
+            connection.execute("DELETE FROM claim")
+        else:
+            connection.execute("DELETE FROM claim WHERE expires <= ?", (self.now_us(),))
+        end = min(max(token, sane_wall_us()) + RESERVE_US, TOKEN_MAX)
+        connection.execute(
+            "UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot)
+        )
+
+    def _checkpoint(self, step: object, patience: float) -> None:  # noqa: ARG002
+        self._commits = 0
+        self._ready().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    # ------------------------------------------------------------------ opening
+
+    def _ready(self) -> sqlite3.Connection:
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        if self._connection is not None:
+            if self._identity is None:
+                return self._connection  # being opened
+            try:
+                status = os.stat(self.path)
+                if (status.st_dev, status.st_ino) == self._identity:
+                    return self._connection
+            except OSError:
+                pass
+            # Deleted or replaced under our feet: others use the new file, so what we hold in the old one protects nothing.
+            self._disconnect()
+        try:
+            return self._open()
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _open(self) -> sqlite3.Connection:
+        folder = os.path.dirname(self.path)
+        if (kind := network_file_system(folder)) is not None:
+            raise EngineUnavailable(
+                f"{self.path} is on a network file system ({kind}), where SQLite cannot keep processes apart; "
+                "choose a local path, or an engine with a server"
+            )
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        layout = self._layout(connection)
+        if layout == 0:
+            self._create(connection)
+        elif layout != LAYOUT:
+            raise EngineUnavailable(
+                f"{self.path} has layout {layout} and this release of fencelock knows layout {LAYOUT}; use one release "
+                "everywhere, or another file"
+            )
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            raise EngineUnavailable(f"{self.path}: write-ahead logging does not work there; choose a local file system")
+        if connection.execute("SELECT boot FROM counter").fetchone()[0] != self.boot:
+            self._reserve(_nothing, OPEN_PATIENCE)
+        status = os.stat(self.path)
+        self._identity = (status.st_dev, status.st_ino)
+        # Short-lived processes never count to a checkpoint of their own: look at what the others have left.
+        try:
+            if os.stat(self.path + "-wal").st_size > 4_000_000:
+                self._commits = COMMITS_PER_CHECKPOINT
+        except OSError:
+            pass
+        return connection
+
+    def _layout(self, connection: sqlite3.Connection) -> int:
+        """Return the layout's number, or 0 if the database is new; raise if it is somebody else's."""
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        if application == APPLICATION_ID:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if application == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+            return 0
+        raise EngineUnavailable(
+            f"{self.path} is a database of another program; fencelock does not touch it. Choose another path"
+        )
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        if sqlite3.sqlite_version_info < (3, 37):
+            raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
+        self._until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        connection.execute("PRAGMA synchronous = FULL")
+        self._begin(connection, OPEN_PATIENCE)
+        try:
+            if self._layout(connection) == 0:
+                for statement in files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n"):
+                    connection.execute(statement)
+                token = sane_wall_us()
+                connection.execute("INSERT INTO counter VALUES (1, ?, ?, ?)", (token, token, self.boot))
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {LAYOUT}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _sync_folder(os.path.dirname(self.path))
+
+    def _until_free(self, action: Callable[[], object]) -> None:
+        """Repeat what others who create the same database at this moment keep us from."""
+        for _ in range(2000):
+            try:
+                action()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+            time.sleep(0.001)
+        raise Occupied
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._identity = None
+
+    def _translated(self, error: sqlite3.Error) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return Occupied()
+        advice = _ADVICE.get(code, "SQLite refused")
+        return EngineUnavailable(f"{self.path}: {advice} ({error})")
+
+
+_inherited: list[sqlite3.Connection | None] = []
+"""Connections that a fork copied in the middle of a transaction: never closed, as that would harm the parent."""
+
+
+def _nothing() -> None:
+    """Stands for the step of an action that has none."""
+
+
+def sane_wall_us() -> int:
+    """Return the wall clock in µs, or 0 if it is so far off that it would use up the tokens."""
+    wall = wall_us()
+    return wall if 0 < wall < TOKEN_MAX // 2 else 0
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

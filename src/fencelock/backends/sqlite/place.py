@@ -1,0 +1,82 @@
+"""Where the database of a `sqlite:` URL is, and whether its file system is fit for locks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fencelock.errors import InvalidURL
+
+NETWORK = """
+    9p afs beegfs ceph cifs coda davfs fuse.ceph fuse.cephfs fuse.davfs fuse.glusterfs fuse.juicefs fuse.mfs fuse.rclone
+    fuse.s3fs fuse.sshfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs prl_fs pvfs2 smb2 smb3 smbfs vboxsf
+    virtiofs vmhgfs
+"""
+"""File systems that other machines can write to: SQLite's shared memory does not reach across them."""
+
+
+def path_of(url: str) -> str:
+    """Return the absolute path that a URL names.
+
+    `sqlite:///var/lib/app/locks.db` is absolute, as in any URL, so that every process means the same file wherever it was
+    started. `sqlite:locks.db` is relative to the current folder, `sqlite:~/locks.db` to the home, `sqlite://` the default.
+    """
+    rest = url.partition(":")[2]
+    if rest in ("", "//", "///"):
+        return default_path()
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise InvalidURL(f"{url!r} names a host; a path has three slashes: sqlite:///{rest[2:]}")
+        rest = "/" + path.lstrip("/")
+    if "?" in rest or "#" in rest:
+        raise InvalidURL(f"{url!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
+    if "%" in rest:
+        from urllib.parse import unquote  # 3 ms that a start without it should not pay
+
+        rest = unquote(rest)
+    if not rest.strip("/") or "\0" in rest:
+        raise InvalidURL(f"{url!r} names no file")
+    return os.path.abspath(os.path.expanduser(rest))
+
+
+def default_path() -> str:
+    """Return the database in the user's state folder, and make that folder."""
+    if sys.platform == "darwin":
+        state = os.path.expanduser("~/Library/Application Support")
+    else:
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(state, "fencelock")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InvalidURL(
+            f"the default place for locks, {folder}, cannot be made ({error.strerror}); "
+            "give a URL or set FENCELOCK_URL, for example to sqlite:///var/lib/app/locks.db"
+        ) from error
+    return os.path.join(folder, "locks.db")
+
+
+def network_file_system(path: str, mounts: str | None = None) -> str | None:
+    """Return the type of the network file system that the path is on, or None. `mounts` is Linux's table of mounts."""
+    if mounts is None:
+        try:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+                mounts = file.read()
+        except OSError:
+            return None
+    best, kind = "", None
+    where = os.path.realpath(path)
+    for line in mounts.splitlines():
+        # 36 35 98:0 /root /mount/point options - type source options; the last line for a mount point counts
+        fields, _, tail = line.partition(" - ")
+        point = _unescape(fields.split(" ")[4])
+        if len(point) >= len(best) and (where == point or where.startswith(point.rstrip("/") + "/")):
+            best, kind = point, tail.split(" ")[0]
+    return kind if kind in NETWORK.split() else None
+
+
+def _unescape(point: str) -> str:
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        point = point.replace(octal, character)
+    return point

@@ -1,0 +1,24 @@
+-- Layout 1 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first.
+-- Times are µs since boot of the machine that `counter.boot` names: after another boot every claim is void.
+
+CREATE TABLE counter (
+    one      INTEGER PRIMARY KEY CHECK (one = 1),
+    token    INTEGER NOT NULL,  -- the highest token that was minted
+    reserved INTEGER NOT NULL,  -- synced to disk before any token up to here is used: a power cut goes on from here
+    boot     TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE claim (
+    space   TEXT    NOT NULL,
+    name    TEXT    NOT NULL,
+    ticket  INTEGER NOT NULL,
+    id      TEXT    NOT NULL,
+    shared  INTEGER NOT NULL,
+    permits INTEGER,
+    ttl     INTEGER NOT NULL,
+    owner   TEXT    NOT NULL,
+    bell    TEXT,              -- where to ring when the claim is handed the lock
+    token   INTEGER,           -- NULL while it waits
+    expires INTEGER NOT NULL,
+    PRIMARY KEY (space, name, ticket)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,71 @@
+"""The engine protocol: the narrow waist. A new engine is one module that does this, and one line in `urls.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
+
+
+class Backend(Protocol):
+    """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
+
+    A method that raises `Unanswered` may or may not have been carried out; any other `EngineUnavailable` means that it
+    was not. Every method may be repeated with the same claim or grant without doing more than it did the first time.
+    """
+
+    traits: Traits
+
+    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+        """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
+
+        Attempting again with the same claim finds what the earlier one left: one grant, one token, its ttl counted anew
+        from this call. Without `queue`, a Busy leaves nothing behind.
+        """
+        ...
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait the engine's own way, for so long at most, then attempt again: a sign of life in any case.
+
+        A lock that was handed over meanwhile is granted `since` the last sign of life, never since the wake-up came.
+        """
+        ...
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave the queue and give back the lock, whichever it was, also if an attempt is still on its way."""
+        ...
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Count the ttl of each anew, from this call; one answer for each."""
+        ...
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock and let the next in; return whether it was still this grant's."""
+        ...
+
+    async def inspect(self, name: str) -> Snapshot: ...
+
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names that have a holder or a waiter, in order."""
+        ...
+
+    async def force_release(self, name: str) -> int:
+        """Drop whoever holds the name and let the next in; every later token is above every earlier one.
+
+        Return how many holders were dropped.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+    def before_fork(self) -> None:
+        """Let go, in the parent, of whatever must not exist twice. It must not fail and hardly wait."""
+        ...
+
+    def after_fork(self, *, child: bool) -> None:
+        """Go on in the parent; in the child, forget the parent's connections without a word on them.
+
+        A driver that is used again in the child would speak in the parent's name.
+        """
+        ...

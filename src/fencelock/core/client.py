@@ -1,0 +1,167 @@
+"""A client: one engine, one world, one keeper, and the leases that it holds."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Hashable
+from threading import Lock
+from typing import Any
+
+from fencelock.core.acquire import acquire
+from fencelock.core.backend import Backend
+from fencelock.core.keeper import Keeper
+from fencelock.core.lease import LeaseCore
+from fencelock.core.names import check_name, check_ttl
+from fencelock.core.world import World
+from fencelock.errors import ClientClosed, FencelockError
+from fencelock.model import Claim, Grant, Reason, Snapshot
+
+OnLost = Callable[[Any, Reason], object]
+MakeLease = Callable[..., LeaseCore]
+
+
+class Client:
+    """What a façade's `connect` returns, without a colour. Safe to share between threads and tasks."""
+
+    def __init__(
+        self,
+        world: World,
+        backend: Backend,
+        make_lease: MakeLease,
+        *,
+        ttl: float = 30.0,
+        owner: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> None:
+        self.world = world
+        self.backend = backend
+        self.ttl = check_ttl(ttl, backend.traits)
+        self._owner = None if owner is None else check_name(owner, "an owner's label")
+        self._on_lost = on_lost
+        self._make_lease = make_lease
+        self.mutex = Lock()
+        self.keeper = Keeper(self)
+        self.reentrant: dict[tuple[str, Hashable], weakref.ref[LeaseCore]] = {}
+        self.closed = False
+        _clients.add(self)
+
+    @property
+    def owner(self) -> str:
+        """The label for people: what the user gave, else host and process id."""
+        return self._owner if self._owner is not None else _default_owner()
+
+    async def acquire(
+        self, claim: Claim, timeout: float | None, *, renew: bool = True, max_hold: float | None = None
+    ) -> LeaseCore | None:
+        """Return a lease that the keeper looks after, or None when the time is over."""
+        self._check_open(claim.name)
+        grant = await acquire(self.world, self.backend, claim, timeout)
+        return None if grant is None else self._lease(grant, renew, max_hold)
+
+    def _lease(self, grant: Grant, renew: bool, max_hold: float | None) -> LeaseCore:
+        lease = self._make_lease(self, grant, renew=renew, max_hold=max_hold)
+        self.keeper.add(lease)
+        return lease
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return who holds a name and who waits for it."""
+        self._check_open(name)
+        return await self.backend.inspect(check_name(name))
+
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        """Iterate over the names that have a holder or a waiter."""
+        self._check_open(None)
+        if prefix:
+            check_name(prefix, "a prefix")
+        return self.backend.names(prefix)
+
+    async def force_release(self, name: str, reason: str) -> int:
+        """Drop whoever holds the name; return how many that were. It is logged, with the reason."""
+        self._check_open(name)
+        check_name(name)
+        if not reason.strip():
+            raise ValueError(f"a forced release of {name!r} needs a reason that others can read later")
+        dropped = await self.backend.force_release(name)
+        self._log().warning("%s released %r by force, dropping %d holder(s): %s", self.owner, name, dropped, reason)
+        return dropped
+
+    async def close(self) -> None:
+        """Release what is still held, stop the keeper, leave the engine. Calling again is harmless."""
+        if self.closed:
+            return
+        self.closed = True
+        held = self.keeper.leases()
+        self.keeper.stop(Reason.CLOSED)
+        try:
+            for lease in held:
+                try:
+                    await self.backend.release(lease.grant)
+                except FencelockError as error:
+                    self.complain(f"{lease.name!r} could not be released on close; it runs out by itself", error)
+        finally:
+            await self.backend.close()
+            await self.world.close()
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
+        leases = [lease for ref in self.keeper._leases.values() if (lease := ref()) is not None]
+        self.mutex = Lock()  # the parent's may be held by a thread that does not exist here
+        self.keeper = Keeper(self)
+        self.reentrant.clear()
+        self.world.after_fork()
+        self.backend.after_fork(child=True)
+        for lease in leases:
+            lease.lose(Reason.FORKED, tell=False)
+
+    def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
+        """Call the user's `on_lost`; its errors are logged and do not stop the keeper."""
+        if self._on_lost is not None:
+            try:
+                self._on_lost(lease, reason)
+            except Exception as error:
+                self.complain(f"on_lost failed for {lease.name!r}", error)
+
+    def complain(self, message: str, error: BaseException) -> None:
+        """Log what nobody is there to be told."""
+        self._log().error("%s: %s", message, error, exc_info=error)
+
+    def _check_open(self, name: str | None) -> None:
+        if self.closed:
+            raise ClientClosed("this client is closed; connect again", name)
+        self.world.ready()
+
+    @staticmethod
+    def _log() -> Any:
+        import logging  # costs a tenth of the start of `fencelock run`, which hardly ever needs it
+
+        return logging.getLogger("fencelock")
+
+
+def _default_owner() -> str:
+    return f"{os.uname().nodename}:{os.getpid()}" if hasattr(os, "uname") else f"pid:{os.getpid()}"
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    _forking.extend(_clients)
+    for client in _forking:
+        client.backend.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().backend.after_fork(child=False)
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+
+
+_forking: list[Client] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,52 @@
+"""Time on the client: one clock that never goes back and counts while the machine sleeps, and deadlines on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+    boottime: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    """Seconds since the machine started, suspension included: a lease must not outlive a closed laptop lid."""
+else:
+    boottime = time.monotonic
+
+
+def wall_us() -> int:
+    """Return the wall clock in µs: a hint for where tokens start, never for when a lease ends."""
+    return time.time_ns() // 1000
+
+
+def boot_id() -> str:
+    """Return what tells this start of the machine from every other, so that times since boot can be compared."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        # Without a boot id (macOS) the moment of boot has to do; it is steady to a second or so.
+        return f"booted:{round((time.time() - boottime()) / 10)}"
+
+
+class Deadline:
+    """A moment on the client's clock, or never."""
+
+    __slots__ = ("_now", "at")
+
+    def __init__(self, now: Callable[[], float], seconds: float | None) -> None:
+        self._now = now
+        self.at = None if seconds is None else now() + seconds
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left, not below 0, or None if there is no end."""
+        return None if self.at is None else max(0.0, self.at - self._now())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment is over."""
+        return self.at is not None and self._now() >= self.at
+
+    def at_most(self, seconds: float) -> float:
+        """Return the seconds left, but no more than these."""
+        return seconds if self.at is None else max(0.0, min(seconds, self.at - self._now()))

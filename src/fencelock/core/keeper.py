@@ -1,0 +1,160 @@
+"""The keeper: renews all leases of a client, in batches, and tells of a loss on time even if the engine hangs."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from math import inf
+from typing import TYPE_CHECKING
+
+from fencelock.core.lease import LeaseCore
+from fencelock.errors import FencelockError
+from fencelock.model import Reason, Renewal
+
+if TYPE_CHECKING:
+    from fencelock.core.client import Client
+    from fencelock.core.world import Event
+
+SLACK = 0.1
+"""A lease joins a batch if it is due within this share of a third of its ttl."""
+
+
+class Keeper:
+    """One per client. It runs while there are leases and ends, in one place, when there are none.
+
+    Renewals run beside the loop that watches the deadlines: one that hangs delays neither the news of a loss nor the
+    renewal of another lease.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._leases: dict[str, weakref.ref[LeaseCore]] = {}
+        self._renewing: set[str] = set()
+        self._wake: Event | None = None
+        self._planned = inf
+        self._running = False
+
+    def add(self, lease: LeaseCore) -> None:
+        """Look after a lease from now on."""
+        with self._client.mutex:
+            self._leases[lease.id] = weakref.ref(lease)
+            look = lease.next_look()
+            if look >= self._planned:
+                return
+            self._planned = look
+            start, self._running = not self._running, True
+            if self._wake is None:
+                self._wake = self._client.world.event()
+            wake = self._wake
+        if start:
+            self._client.world.spawn(self._run(wake), "fencelock-keeper")
+        else:
+            wake.set()
+
+    def drop(self, lease: LeaseCore) -> None:
+        """Forget a lease; a renewal that is under way no longer matters."""
+        self._leases.pop(lease.id, None)
+
+    def leases(self) -> list[LeaseCore]:
+        """Return the leases that are still held."""
+        with self._client.mutex:
+            return [lease for ref in self._leases.values() if (lease := ref()) is not None]
+
+    def forgotten(self, name: str, token: int, ttl: float) -> None:
+        """Warn about a lease that was dropped without a release: it is no longer renewed."""
+        warnings.warn(
+            f"the lease on {name!r} (token {token}) was dropped without release(): it is no longer renewed and runs out "
+            f"within {ttl:g} s. Keep a reference to it, or use a with block.",
+            ResourceWarning,
+            stacklevel=3,
+        )
+
+    async def _run(self, wake: Event) -> None:
+        try:
+            while True:
+                due, overdue = self._look()
+                for lease in overdue:
+                    lease.is_lost()
+                if due:
+                    self._client.world.spawn(self._renew(due), "fencelock-renewal")
+                del due, overdue  # a reference kept while asleep would hide that the user dropped the lease
+                with self._client.mutex:
+                    delay = self._plan()
+                    if delay is None or self._wake is not wake:
+                        self._ended(wake)
+                        return
+                if await wake.wait(delay):
+                    wake.clear()
+        except BaseException:
+            with self._client.mutex:
+                self._ended(wake)  # its event loop was closed: the next lease starts it anew
+            raise
+
+    def _ended(self, wake: Event) -> None:
+        if self._wake is wake:
+            self._wake, self._running, self._planned = None, False, inf
+
+    def _look(self) -> tuple[list[LeaseCore], list[LeaseCore]]:
+        """Decide which leases to renew now and which to give up."""
+        now = self._client.world.now()
+        due: list[LeaseCore] = []
+        overdue: list[LeaseCore] = []
+        with self._client.mutex:
+            for id, ref in list(self._leases.items()):
+                lease = ref()
+                if lease is None or lease.over:
+                    del self._leases[id]
+                elif now >= lease.deadline:
+                    overdue.append(lease)
+                elif id not in self._renewing and lease.wants_renewal(now + lease.ttl / 3 * SLACK):
+                    due.append(lease)
+            if not any(lease.wants_renewal(now) for lease in due):
+                due = []
+            self._renewing.update(lease.id for lease in due)
+        return due, overdue
+
+    def _plan(self) -> float | None:
+        """Return how long to sleep, or None if there is nothing left to look after. The mutex is held."""
+        self._planned = inf
+        if not self._leases:
+            return None
+        for id, ref in self._leases.items():
+            if (lease := ref()) is not None:
+                look = lease.deadline if id in self._renewing else lease.next_look()
+                self._planned = min(self._planned, look)
+        return max(0.0, self._planned - self._client.world.now())
+
+    async def _renew(self, due: list[LeaseCore]) -> None:
+        sent = self._client.world.now()
+        try:
+            answers = await self._client.backend.renew([lease.grant for lease in due])
+        except FencelockError:
+            answers = [Renewal.UNKNOWN] * len(due)
+        except Exception as error:
+            self._client.complain("a renewal failed in a way that it never should; it is tried again", error)
+            answers = [Renewal.UNKNOWN] * len(due)
+        finally:
+            with self._client.mutex:
+                self._renewing.difference_update(lease.id for lease in due)
+        for lease, answer in zip(due, answers, strict=True):
+            lease.renewed(answer, sent)
+        del due
+        self._replan()
+
+    def _replan(self) -> None:
+        """Wake the loop if a renewal moved something to before its next look."""
+        with self._client.mutex:
+            looks = [lease.next_look() for ref in self._leases.values() if (lease := ref()) is not None]
+            if not looks or min(looks) >= self._planned or self._wake is None:
+                return
+            self._planned = min(looks)
+        self._wake.set()
+
+    def stop(self, reason: Reason) -> None:
+        """Give up every lease that is left, and end."""
+        for lease in self.leases():
+            lease.lose(reason)
+        with self._client.mutex:
+            wake, self._wake, self._running, self._planned = self._wake, None, False, inf
+        if wake is not None:
+            wake.set()

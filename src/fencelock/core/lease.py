@@ -1,0 +1,294 @@
+"""What a holder holds: a grant, its deadline, and the news of its loss."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from fencelock.core.acquire import FIRST_PAUSE, undo
+from fencelock.errors import EngineUnavailable, LeaseLost
+from fencelock.model import Grant, Reason, Renewal, drift
+
+if TYPE_CHECKING:
+    from fencelock.core.client import Client
+    from fencelock.core.world import Event, Guard
+
+RELEASE_TRIES = 3
+
+_HINTS = {
+    Reason.EXPIRED: "its deadline passed before it could be renewed",
+    Reason.GONE: "the engine no longer has it: it was released by force, or the engine lost it",
+    Reason.MAX_HOLD: "it was held for as long as max_hold allows",
+    Reason.FORKED: "this is the copy in a forked child; connect and acquire in the child itself",
+    Reason.CLOSED: "its client was closed",
+}
+
+
+class LeaseCore:
+    """A lease without a colour: the façades add `release`, `renew`, `lost` and the context manager.
+
+    All changes of state happen under the client's one mutex and never across an await, so that a loss is told once and a
+    renewal never outlives a release.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_client",
+        "_depth",
+        "_event",
+        "_final",
+        "_grant",
+        "_guards",
+        "_released",
+        "_renews",
+        "deadline",
+        "due",
+        "pause",
+        "reason",
+    )
+
+    def __init__(self, client: Client, grant: Grant, *, renew: bool = True, max_hold: float | None = None) -> None:
+        self._client = client
+        self._grant = grant
+        self._event: Event | None = None
+        self._guards: list[Guard] = []
+        self._released = False
+        self._depth = 1
+        self._renews = renew
+        self._final = None if max_hold is None else client.world.now() + max_hold
+        self.reason: Reason | None = None
+        """How it was lost, or None."""
+        self.pause = 0.0
+        self.deadline = 0.0
+        self.due = 0.0
+        self._extend(grant.since)
+
+    # ------------------------------------------------------------------ what users read
+
+    @property
+    def name(self) -> str:
+        """The name that is held."""
+        return self._grant.claim.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token: above every token that was granted for this name before."""
+        return self._grant.token
+
+    @property
+    def id(self) -> str:
+        """The claim's id: 128 random bits that engines and fences compare, so that equal tokens still differ."""
+        return self._grant.claim.id
+
+    @property
+    def owner(self) -> str:
+        """The label for people; see `connect(owner=…)`."""
+        return self._grant.claim.owner
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which the engine lets others in if the lease is not renewed."""
+        return self._grant.claim.ttl
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the holder may still trust the lease; 0 once it is released or lost."""
+        if self._released or self.is_lost():
+            return 0.0
+        return max(0.0, self.deadline - self._client.world.now())
+
+    def is_lost(self) -> bool:
+        """Return whether the lease ended before it was released. It looks at the clock itself."""
+        if self.reason is None and not self._released and self._client.world.now() >= self.deadline:
+            self.lose(self._overdue())
+        return self.reason is not None
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is over, released or lost."""
+        if self.is_lost():
+            raise self.loss()
+        if self._released:
+            raise LeaseLost(f"the lease on {self.name!r} was released; acquire again", self.name, None)
+
+    def loss(self) -> LeaseLost:
+        """Return the error that tells of the loss."""
+        reason = self.reason or Reason.EXPIRED
+        return LeaseLost(
+            f"the lease on {self.name!r} (token {self.token}) is lost: {_HINTS[reason]}", self.name, reason
+        )
+
+    def __repr__(self) -> str:
+        state = (
+            "released" if self._released else f"lost: {self.reason}" if self.is_lost() else f"{self.remaining:.1f} s"
+        )
+        return f"<Lease {self.name!r} token={self.token} {state}>"
+
+    def __del__(self) -> None:
+        # Left to run out rather than released: whoever dropped the object may still be at work under it.
+        if not getattr(self, "_released", True) and self.reason is None and self._renews:
+            self._client.keeper.forgotten(self.name, self.token, self.ttl)
+
+    # ------------------------------------------------------------------ what changes it
+
+    @property
+    def grant(self) -> Grant:
+        """The grant, for the engine."""
+        return self._grant
+
+    @property
+    def given_back(self) -> bool:
+        """Whether it was released."""
+        return self._released
+
+    @property
+    def over(self) -> bool:
+        """Whether the keeper has nothing left to do for it."""
+        return self._released or self.reason is not None
+
+    def wants_renewal(self, now: float) -> bool:
+        """Return whether it is due."""
+        return now >= self.due
+
+    def next_look(self) -> float:
+        """Return when the keeper has to look at it again."""
+        return min(self.due, self.deadline)
+
+    def _overdue(self) -> Reason:
+        return Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED
+
+    def _extend(self, since: float) -> None:
+        ttl = self._grant.claim.ttl
+        self.deadline = since + ttl - drift(ttl)
+        self.due = since + ttl / 3 if self._renews else inf
+        if self._final is not None and self.deadline >= self._final:
+            self.deadline, self.due = self._final, inf
+
+    def renewed(self, answer: Renewal, sent: float) -> None:
+        """Take in what the engine said to a renewal that was sent at that time."""
+        with self._client.mutex:
+            if self.over:
+                return
+            now = self._client.world.now()
+            if now < self.deadline:
+                if answer is Renewal.RENEWED:
+                    self.pause = 0.0
+                    self._extend(sent)
+                    return
+                if answer is not Renewal.LOST:
+                    # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.
+                    self.pause = min(self.pause * 2 or self.ttl / 30, self.ttl / 6)
+                    self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
+                    return
+        self.lose(Reason.GONE if answer is Renewal.LOST else self._overdue())
+
+    def lose(self, reason: Reason, *, tell: bool = True) -> None:
+        """End the lease, once, and tell everybody who wants to know."""
+        with self._client.mutex:
+            if self.over:
+                return
+            self.reason = reason
+        self._client.keeper.drop(self)
+        self._wake()
+        for guard in self._guards:
+            guard.interrupt()
+        if tell:
+            self._client.tell_lost(self, reason)
+
+    def _wake(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+    async def wait_lost(self, timeout: float | None) -> bool:
+        """Wait until the lease is lost or released; return whether it is lost."""
+        with self._client.mutex:
+            if self._event is None:
+                self._event = self._client.world.event()
+        if not self.over:
+            await self._event.wait(timeout)
+        return self.is_lost()
+
+    async def renew_now(self) -> None:
+        """Renew at once, for callers that want to be sure of a whole ttl ahead."""
+        self.check()
+        sent = self._client.world.now()
+        (answer,) = await self._client.backend.renew([self._grant])
+        self.renewed(answer, sent)
+        if answer is Renewal.UNKNOWN:
+            raise EngineUnavailable(
+                f"the renewal of {self.name!r} was not answered; {self.remaining:.1f} s are left of it", self.name
+            )
+        self.check()
+
+    def again(self) -> None:
+        """Count one more holder of the same lease (reentrancy)."""
+        self._depth += 1
+
+    async def give_back(self) -> bool:
+        """Release; return whether it was still ours. Calling again is harmless."""
+        lost = self.is_lost()
+        with self._client.mutex:
+            if self._released:
+                return False
+            if self._depth > 1:
+                self._depth -= 1
+                return not lost
+            self._released = True
+        if lost:
+            await self._give_back_lost()
+            return False
+        self._client.keeper.drop(self)
+        self._wake()
+        return await self._release()
+
+    async def _release(self) -> bool:
+        world, backend = self._client.world, self._client.backend
+        pause = FIRST_PAUSE
+        for left in reversed(range(RELEASE_TRIES)):
+            try:
+                return await backend.release(self._grant)
+            except EngineUnavailable as error:
+                if not left:
+                    raise EngineUnavailable(
+                        f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s",
+                        self.name,
+                    ) from error
+            except BaseException:
+                await undo(world, backend, self._grant.claim)
+                raise
+            await world.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last try either returns or raises")
+
+    async def _give_back_lost(self) -> None:
+        """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
+        if self.reason is Reason.MAX_HOLD:
+            try:
+                await self._release()
+            except EngineUnavailable:
+                pass
+
+    # ------------------------------------------------------------------ the with block
+
+    def enter(self) -> None:
+        """Begin a `with` block: its body is interrupted on loss where the colour can do that."""
+        guard = self._client.world.guard()
+        if guard is not None:
+            self._guards.append(guard)
+            if self.is_lost():
+                guard.interrupt()
+
+    async def leave(self, error: BaseException | None) -> None:
+        """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
+        ours = self._guards.pop().leave() if self._guards else False
+        try:
+            await self.give_back()
+        except EngineUnavailable as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides, {failure}.")
+        if self.reason is None:
+            return
+        if error is None or ours:
+            raise self.loss() from error
+        if not (isinstance(error, LeaseLost) and error.name == self.name):
+            error.add_note(f"Besides, {self.loss()}.")

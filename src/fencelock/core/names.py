@@ -1,0 +1,67 @@
+"""The rules for what users hand in: names, namespaces, ttls, timeouts. One place, the same for every engine."""
+
+from __future__ import annotations
+
+from math import isfinite, isnan
+
+from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
+from fencelock.model import CORRECT, Traits
+
+NAME_MAX_BYTES = 1024
+PURPOSES = ("efficiency", "correctness")
+
+
+def check_name(name: str, what: str = "a lock's name") -> str:
+    """Return the name as it is, or raise InvalidName: 1 to 1024 bytes of UTF-8 without control characters."""
+    if not isinstance(name, str):
+        raise InvalidName(f"{what} must be a str, not {type(name).__name__}: {name!r:.80}")
+    if name and len(name) <= NAME_MAX_BYTES and name.isascii() and name.isprintable():
+        return name
+    if not name:
+        raise InvalidName(f"{what} must not be empty")
+    for character in name:
+        code = ord(character)
+        if code < 0x20 or 0x7F <= code < 0xA0:
+            raise InvalidName(f"{what} must not contain control characters: {name!r:.80} has U+{code:04X}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} must be text that UTF-8 can express: {name!r:.80} has a lone surrogate") from None
+    if size > NAME_MAX_BYTES:
+        raise InvalidName(f"{what} may have at most {NAME_MAX_BYTES} bytes in UTF-8, {name!r:.40}… has {size}")
+    return name
+
+
+def check_ttl(ttl: object, traits: Traits, name: str | None = None) -> float:
+    """Return the ttl as a float, or raise InvalidTTL with the numbers that the engine can keep."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise InvalidTTL(f"ttl must be a number of seconds, not {type(ttl).__name__}", name)
+    if not (isfinite(ttl) and traits.ttl_min <= ttl <= traits.ttl_max):
+        raise InvalidTTL(
+            f"ttl must be between {traits.ttl_min:g} and {traits.ttl_max:g} seconds on {traits.engine}, not {ttl:g}",
+            name,
+        )
+    return float(ttl)
+
+
+def check_seconds(value: object, what: str, *, zero: bool) -> float | None:
+    """Return a duration that may be None ("no end"), or raise ValueError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
+        raise ValueError(f"{what} must be a number of seconds or None, not {value!r}")
+    if value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value:g}")
+    return None if value == float("inf") else float(value)
+
+
+def check_purpose(purpose: str, traits: Traits, name: str) -> None:
+    """Raise GuaranteeUnavailable if the engine's tokens could repeat after a failure and that would matter."""
+    if purpose not in PURPOSES:
+        raise ValueError(f"purpose must be one of {', '.join(PURPOSES)}, not {purpose!r}")
+    if purpose == "correctness" and traits.strength not in CORRECT:
+        raise GuaranteeUnavailable(
+            f"{name!r}: tokens of {traits.engine} are only as strong as {traits.strength.value!r} and could repeat after a "
+            f"failure; use an engine with {' or '.join(sorted(s.value for s in CORRECT))} tokens, or purpose='efficiency'",
+            name,
+        )

@@ -1,0 +1,78 @@
+"""Every error that fencelock raises. Each carries the lock's name and says what to do next."""
+
+from __future__ import annotations
+
+
+class FencelockError(Exception):
+    """The root of all of fencelock's errors.
+
+    >>> try:
+    ...     raise LockTimeout("gave up on 'report' after 5 s", "report")
+    ... except FencelockError as error:
+    ...     error.name
+    'report'
+    """
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        """The lock that this is about, or None when it is about the engine as a whole."""
+
+
+class LockTimeout(FencelockError, TimeoutError):
+    """The lock was not granted within the time that the caller was ready to wait. Nothing is held, nothing is queued."""
+
+
+class LeaseLost(FencelockError):
+    """The lease is over although its holder was not done: stop touching what it protected.
+
+    `reason` says how it ended: see `fencelock.Reason`.
+    """
+
+    def __init__(self, message: str, name: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message, name)
+        self.reason = reason
+
+
+class StaleToken(FencelockError):
+    """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token."""
+
+
+class EngineUnavailable(FencelockError, ConnectionError):
+    """The engine could not be reached, or refused to work. The driver's own error is the cause."""
+
+
+class Unanswered(EngineUnavailable):
+    """The request was sent and no answer came: it may or may not have been carried out."""
+
+
+class GuaranteeUnavailable(FencelockError):
+    """The engine cannot promise what was asked for, and says so before anything is locked."""
+
+
+class InvalidName(FencelockError, ValueError):
+    """A lock's name or a namespace that no engine would take."""
+
+
+class InvalidTTL(FencelockError, ValueError):
+    """A time to live that is not a number of seconds within what the engine can keep."""
+
+
+class InvalidURL(FencelockError, ValueError):
+    """A URL that names no engine of this release, or lacks something that its engine needs."""
+
+
+class LimitMismatch(FencelockError, ValueError):
+    """Others use this name with another number of permits, or as a reader-writer lock: they would not exclude you."""
+
+
+class MissingDependency(FencelockError, ImportError):
+    """The engine's driver is not installed. The message names the extra that brings it."""
+
+
+class ClientClosed(FencelockError, RuntimeError):
+    """The client was closed; connect again."""
+
+
+class DifferentLoop(FencelockError, RuntimeError):
+    """An asyncio client was used from an event loop other than the one that it belongs to."""

@@ -1,0 +1,255 @@
+"""The asyncio API: the same names, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar, Unpack, cast
+
+from fencelock.core.client import Client, OnLost
+from fencelock.core.lease import LeaseCore
+from fencelock.core.names import check_name
+from fencelock.core.urls import open_backend, redact, resolve
+from fencelock.model import Snapshot, Traits
+from fencelock.primitives.locked import naming
+from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
+from fencelock.worlds.aio import AioWorld
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Lost:
+    """The event of a lease's loss.
+
+    >>> async def main():
+    ...     async with connect("memory://lost") as locks, locks.lock("x") as lease:
+    ...         return lease.lost.is_set(), await lease.lost.wait(timeout=0.01)
+    >>> asyncio.run(main())
+    (False, False)
+    """
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: LeaseCore) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost. It looks at the clock: a task that was held up learns it here."""
+        return self._lease.is_lost()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
+        return await self._lease.wait_lost(timeout)
+
+
+class Lease(LeaseCore):
+    """What a holder holds: a name, a fencing token, and time.
+
+    >>> async def main():
+    ...     async with connect("memory://lease") as locks:
+    ...         lease = await locks.lock("x", ttl=30).acquire()
+    ...         return lease.remaining > 29, await lease.release(), await lease.release()
+    >>> asyncio.run(main())
+    (True, True, False)
+    """
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """The event of its loss: `is_set()` and `wait(timeout)`."""
+        return Lost(self)
+
+    async def renew(self) -> None:
+        """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
+        await self.renew_now()
+
+    async def release(self) -> bool:
+        """Release; return True if it was still ours. Safe to call again."""
+        return await self.give_back()
+
+    async def __aenter__(self) -> Lease:
+        self.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.leave(error)
+
+
+class Lock:
+    """A lock on a name: a factory of leases, safe to share between tasks.
+
+    The body of an `async with` is cancelled when the lease is lost, and LeaseLost comes out.
+
+    >>> async def main():
+    ...     async with connect("memory://lock") as locks:
+    ...         lock = locks.lock("x", timeout=5)
+    ...         async with lock as lease:
+    ...             return await lock.try_acquire()
+    >>> asyncio.run(main()) is None
+    True
+    """
+
+    __slots__ = ("_mutex",)
+
+    def __init__(self, mutex: Mutex) -> None:
+        self._mutex = mutex
+
+    @property
+    def name(self) -> str:
+        """The name that it locks."""
+        return self._mutex.name
+
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
+        return cast("Lease", await self._mutex.acquire(timeout))
+
+    async def try_acquire(self) -> Lease | None:
+        """Return a lease, or None if the lock is not free now."""
+        return cast("Lease | None", await self._mutex.try_acquire())
+
+    async def __aenter__(self) -> Lease:
+        return cast("Lease", await self._mutex.enter())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._mutex.leave(error)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}>"
+
+
+class Locks:
+    """A client: the locks of one engine and namespace. Made by `connect`; safe to share between tasks.
+
+    >>> async def main():
+    ...     async with connect("memory://locks") as locks, locks.lock("order:42"):
+    ...         return [name async for name in locks.names(prefix="order:")]
+    >>> asyncio.run(main())
+    ['order:42']
+    """
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client = client
+        self._url = redact(url)
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises: how strong its tokens are, whether it is fair, which ttls it takes."""
+        return self._client.backend.traits
+
+    @property
+    def owner(self) -> str:
+        """The label that others see when they inspect what this client holds."""
+        return self._client.owner
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        purpose: str = "efficiency",
+    ) -> Lock:
+        """Return a lock on a name.
+
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then).
+        `timeout`: seconds to wait; None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is
+        lost even if all is well. `reentrant`: the task that holds it may take it again. `purpose="correctness"`: refuse an
+        engine whose tokens could repeat after a failure.
+        """
+        options = LockOptions(
+            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
+        )
+        return Lock(Mutex(self._client, name, **options))
+
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """Return a decorator: each call holds the lock, made with the options of `lock`.
+
+        `{argument}` in the name stands for the call's argument.
+
+        >>> async def main():
+        ...     async with connect("memory://locked") as locks:
+        ...         @locks.locked("report:{day}", timeout=5)
+        ...         async def report(day):
+        ...             return [name async for name in locks.names()]
+        ...         return await report("monday")
+        >>> asyncio.run(main())
+        ['report:monday']
+        """
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            name_of = naming(name, function)
+
+            @wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                async with self.lock(name_of(*args, **kwargs), **options):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return who holds the name and who waits for it."""
+        return await self._client.inspect(name)
+
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        """Iterate over the names that have a holder or a waiter."""
+        return self._client.names(prefix)
+
+    async def force_release(self, name: str, *, reason: str) -> int:
+        """Drop whoever holds the name and return how many that were. Logged with the reason; they learn of it."""
+        return await self._client.force_release(name, reason)
+
+    async def close(self) -> None:
+        """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Locks:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Locks {self._url}>"
+
+
+def connect(
+    url: str | None = None,
+    *,
+    namespace: str = "fencelock",
+    ttl: float = 30.0,
+    owner: str | None = None,
+    on_lost: OnLost | None = None,
+) -> Locks:
+    """Return a client for the engine that the URL names. Nothing is sent before it is used.
+
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
+    apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
+    `on_lost(lease, reason)` is called once for every lease that is lost, on the event loop.
+
+    >>> async def main():
+    ...     async with connect("memory://connect", owner="worker-1") as locks:
+    ...         async with locks.lock("order:42") as lease:
+    ...             return (await locks.inspect("order:42")).holders[0].owner
+    >>> asyncio.run(main())
+    'worker-1'
+    """
+    url = resolve(url)
+    world = AioWorld()
+    backend = open_backend(world, url, check_name(namespace, "a namespace"))
+    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)

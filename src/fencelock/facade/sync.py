@@ -1,0 +1,252 @@
+"""The blocking API."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar, Unpack, cast
+
+from fencelock.core.client import Client, OnLost
+from fencelock.core.lease import LeaseCore
+from fencelock.core.names import check_name
+from fencelock.core.urls import open_backend, redact, resolve
+from fencelock.model import Snapshot, Traits
+from fencelock.primitives.locked import naming
+from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
+from fencelock.worlds.blocking import BlockingWorld, drive, each
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Lost:
+    """The event of a lease's loss.
+
+    >>> with connect("memory://lost") as locks, locks.lock("x") as lease:
+    ...     lease.lost.is_set(), lease.lost.wait(timeout=0.01)
+    (False, False)
+    """
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: LeaseCore) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost. It looks at the clock: a thread that was stopped learns it here."""
+        return self._lease.is_lost()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
+        return drive(self._lease.wait_lost(timeout))
+
+
+class Lease(LeaseCore):
+    """What a holder holds: a name, a fencing token, and time.
+
+    >>> with connect("memory://lease") as locks:
+    ...     lease = locks.lock("x", ttl=30).acquire()
+    ...     lease.remaining > 29, lease.release(), lease.release()
+    (True, True, False)
+    """
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """The event of its loss: `is_set()` and `wait(timeout)`."""
+        return Lost(self)
+
+    def renew(self) -> None:
+        """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
+        drive(self.renew_now())
+
+    def release(self) -> bool:
+        """Release; return True if it was still ours. Safe to call again."""
+        return drive(self.give_back())
+
+    def __enter__(self) -> Lease:
+        self.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        drive(self.leave(error))
+
+
+class Lock:
+    """A lock on a name: a factory of leases, safe to share between threads.
+
+    >>> with connect("memory://lock") as locks:
+    ...     lock = locks.lock("x", timeout=5)
+    ...     with lock as lease:
+    ...         lock.try_acquire() is None
+    True
+    """
+
+    __slots__ = ("_mutex",)
+
+    def __init__(self, mutex: Mutex) -> None:
+        self._mutex = mutex
+
+    @property
+    def name(self) -> str:
+        """The name that it locks."""
+        return self._mutex.name
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
+        return cast("Lease", drive(self._mutex.acquire(timeout)))
+
+    def try_acquire(self) -> Lease | None:
+        """Return a lease, or None if the lock is not free now."""
+        return cast("Lease | None", drive(self._mutex.try_acquire()))
+
+    def __enter__(self) -> Lease:
+        return cast("Lease", drive(self._mutex.enter()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        drive(self._mutex.leave(error))
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}>"
+
+
+class Locks:
+    """A client: the locks of one engine and namespace. Made by `connect`; safe to share between threads.
+
+    >>> with connect("memory://locks") as locks, locks.lock("order:42"):
+    ...     list(locks.names(prefix="order:"))
+    ['order:42']
+    """
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client = client
+        self._url = redact(url)
+        _open.add(self)
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises: how strong its tokens are, whether it is fair, which ttls it takes."""
+        return self._client.backend.traits
+
+    @property
+    def owner(self) -> str:
+        """The label that others see when they inspect what this client holds."""
+        return self._client.owner
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        purpose: str = "efficiency",
+    ) -> Lock:
+        """Return a lock on a name.
+
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then).
+        `timeout`: seconds to wait; None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is
+        lost even if all is well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an
+        engine whose tokens could repeat after a failure.
+        """
+        options = LockOptions(
+            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
+        )
+        return Lock(Mutex(self._client, name, **options))
+
+    def locked(self, name: str, **options: Unpack[LockOptions]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Return a decorator: each call holds the lock, made with the options of `lock`.
+
+        `{argument}` in the name stands for the call's argument.
+
+        >>> with connect("memory://locked") as locks:
+        ...     @locks.locked("report:{day}", timeout=5)
+        ...     def report(day):
+        ...         return list(locks.names())
+        ...     report("monday")
+        ['report:monday']
+        """
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            name_of = naming(name, function)
+
+            @wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                with self.lock(name_of(*args, **kwargs), **options):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+    def inspect(self, name: str) -> Snapshot:
+        """Return who holds the name and who waits for it."""
+        return drive(self._client.inspect(name))
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Iterate over the names that have a holder or a waiter."""
+        return each(self._client.names(prefix))
+
+    def force_release(self, name: str, *, reason: str) -> int:
+        """Drop whoever holds the name and return how many that were. Logged with the reason; they learn of it."""
+        return drive(self._client.force_release(name, reason))
+
+    def close(self) -> None:
+        """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
+        drive(self._client.close())
+
+    def __enter__(self) -> Locks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Locks {self._url}>"
+
+
+def connect(
+    url: str | None = None,
+    *,
+    namespace: str = "fencelock",
+    ttl: float = 30.0,
+    owner: str | None = None,
+    on_lost: OnLost | None = None,
+) -> Locks:
+    """Return a client for the engine that the URL names. Nothing is sent before it is used.
+
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
+    apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
+    `on_lost(lease, reason)` is called once for every lease that is lost, in a thread of the keeper's.
+
+    >>> with connect("memory://connect", owner="worker-1") as locks:
+    ...     with locks.lock("order:42") as lease:
+    ...         locks.inspect("order:42").holders[0].owner
+    'worker-1'
+    """
+    url = resolve(url)
+    world = BlockingWorld()
+    backend = open_backend(world, url, check_name(namespace, "a namespace"))
+    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)
+
+
+_open: weakref.WeakSet[Locks] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Spare others the wait for what an ending process still holds."""
+    for locks in list(_open):
+        locks.close()

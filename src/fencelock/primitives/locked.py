@@ -1,0 +1,52 @@
+"""The decorator's name: `report:{day}`, filled in from the arguments of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fencelock.errors import InvalidName
+
+
+def naming(template: str, function: Callable[..., Any]) -> Callable[..., str]:
+    """Return what makes the lock's name from a call's arguments; a template that cannot fit is refused at once."""
+    import inspect  # only who decorates pays for it
+
+    signature = inspect.signature(function)
+    try:
+        template.format_map(_AnyArgument(signature.parameters))
+    except (LookupError, ValueError) as error:
+        raise InvalidName(
+            f"the name {template!r} does not fit {function.__qualname__}{signature}: {error}; write {{{{ for a brace",
+            template,
+        ) from None
+
+    def name_of(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return template.format_map(bound.arguments)
+
+    return name_of
+
+
+class _AnyArgument:
+    """Stands for the arguments, and for anything inside them, when the template is tried out."""
+
+    def __init__(self, known: Mapping[str, object]) -> None:
+        self._known = known
+
+    def __getitem__(self, key: str) -> _Anything:
+        if key not in self._known:
+            raise LookupError(f"there is no argument {key!r}")
+        return _Anything()
+
+
+class _Anything:
+    def __format__(self, spec: str) -> str:
+        return "x"
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self

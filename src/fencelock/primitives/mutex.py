@@ -1,0 +1,121 @@
+"""The lock: one holder at a time. A stateless factory of leases, but for the `with` blocks that are open."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from enum import Enum
+from typing import Final, TypedDict
+
+from fencelock.core.client import Client
+from fencelock.core.lease import LeaseCore
+from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
+from fencelock.errors import LockTimeout
+from fencelock.model import Claim
+
+
+class Unset(Enum):
+    """The default of `acquire(timeout=…)`: what the lock itself was made with."""
+
+    UNSET = "the lock's own"
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+UNSET: Final = Unset.UNSET
+
+
+class LockOptions(TypedDict, total=False):
+    """What `lock` and `locked` take besides the name; see `Locks.lock`."""
+
+    ttl: float | None
+    timeout: float | None
+    renew: bool
+    max_hold: float | None
+    reentrant: bool
+    purpose: str
+
+
+class Mutex:
+    """A lock without a colour. Whatever is wrong with its arguments is said here, before anything is locked."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        purpose: str = "efficiency",
+    ) -> None:
+        traits = client.backend.traits
+        self._client = client
+        self.name = check_name(name)
+        self._ttl = client.ttl if ttl is None else check_ttl(ttl, traits, name)
+        self._timeout = None if timeout is None else check_seconds(timeout, "timeout", zero=True)
+        self._renew = renew
+        self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", zero=False)
+        self._reentrant = reentrant
+        if purpose != "efficiency":
+            check_purpose(purpose, traits, name)
+        self._entered: list[tuple[Hashable, LeaseCore]] = []
+
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> LeaseCore:
+        """Return a lease, or raise LockTimeout."""
+        patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
+        lease = await self._acquire(patience)
+        if lease is None:
+            raise LockTimeout(
+                f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
+                f"`fencelock show {self.name!r}`",
+                self.name,
+            )
+        return lease
+
+    async def try_acquire(self) -> LeaseCore | None:
+        """Return a lease, or None if the lock is not free now."""
+        return await self._acquire(0.0)
+
+    async def _acquire(self, timeout: float | None) -> LeaseCore | None:
+        if self._reentrant and (lease := self._held_here()) is not None:
+            lease.check()
+            lease.again()
+            return lease
+        client = self._client
+        claim = Claim(self.name, self._ttl, client.owner)
+        lease = await client.acquire(claim, timeout, renew=self._renew, max_hold=self._max_hold)
+        if self._reentrant and lease is not None:
+            client.reentrant[self.name, client.world.here()] = weakref.ref(lease)
+        return lease
+
+    def _held_here(self) -> LeaseCore | None:
+        """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
+        key = (self.name, self._client.world.here())
+        ref = self._client.reentrant.get(key)
+        lease = ref() if ref is not None else None
+        if lease is not None and not lease.given_back:
+            return lease
+        self._client.reentrant.pop(key, None)
+        return None
+
+    async def enter(self) -> LeaseCore:
+        """Begin a `with` block."""
+        lease = await self.acquire()
+        lease.enter()
+        self._entered.append((self._client.world.here(), lease))
+        return lease
+
+    async def leave(self, error: BaseException | None) -> None:
+        """End the `with` block that this thread or task entered last."""
+        here = self._client.world.here()
+        for index in reversed(range(len(self._entered))):
+            if self._entered[index][0] == here:
+                break
+        else:
+            index = -1  # entered elsewhere, as fixtures and exit stacks may do
+        _, lease = self._entered.pop(index)
+        await lease.leave(error)

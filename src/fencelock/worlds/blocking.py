@@ -1,0 +1,150 @@
+"""The blocking world: no await ever suspends, so a coroutine runs to its end in the caller's own thread."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from random import random
+from typing import Any, ParamSpec, TypeVar
+
+from fencelock.core.clock import boottime
+from fencelock.worlds import doorbell
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+BELLS_KEPT = 8
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of this world to its end and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    work.close()
+    raise RuntimeError("a coroutine suspended in the blocking world: an engine awaited something not of its world")
+
+
+def each(items: AsyncIterator[T]) -> Iterator[T]:
+    """Iterate over what a coroutine of this world yields."""
+
+    async def step() -> T:
+        return await anext(items)
+
+    while True:
+        try:
+            yield drive(step())
+        except StopAsyncIteration:
+            return
+
+
+class BlockingEvent(threading.Event):
+    """A `threading.Event` whose wait is a coroutine that does not suspend."""
+
+    async def wait(self, timeout: float | None) -> bool:  # type: ignore[override]
+        return super().wait(timeout)
+
+
+class SocketBell:
+    """A doorbell with a socket of its own."""
+
+    def __init__(self, sock: socket.socket, name: str, done: Callable[[SocketBell], None]) -> None:
+        self._socket = sock
+        self._done = done
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.address = name
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a ring, for so long at most."""
+        return bool(self._poll.poll(max(0.0, timeout) * 1000)) and self.silence()
+
+    def silence(self) -> bool:
+        """Forget the rings so far."""
+        rung = False
+        try:
+            while True:
+                self._socket.recv(16)
+                rung = True
+        except BlockingIOError:
+            return rung
+
+    def close(self) -> None:
+        """Give it back for the next wait."""
+        self._done(self)
+
+    def destroy(self) -> None:
+        """Give back the socket itself."""
+        self._socket.close()
+
+
+class BlockingWorld:
+    """`fencelock.core.world.World` for threads."""
+
+    def __init__(self) -> None:
+        self.now = boottime
+        self.random = random
+        self._bells: list[SocketBell] = []
+        self._closed = False
+
+    def ready(self) -> None:
+        """Any thread will do."""
+
+    def here(self) -> Hashable:
+        """Return the thread."""
+        return threading.get_ident()
+
+    def event(self) -> BlockingEvent:
+        """Return a new event."""
+        return BlockingEvent()
+
+    def doorbell(self) -> SocketBell | None:
+        """Return a bell, an earlier one if there is one: opening a socket costs as much as a whole transaction."""
+        if not doorbell.AVAILABLE:
+            return None
+        try:
+            bell = self._bells.pop()
+        except IndexError:
+            return SocketBell(*doorbell.open_socket(), self._keep)
+        bell.silence()
+        return bell
+
+    def _keep(self, bell: SocketBell) -> None:
+        if self._closed or len(self._bells) >= BELLS_KEPT:
+            bell.destroy()
+        else:
+            self._bells.append(bell)
+
+    def guard(self) -> None:
+        """Return None: nothing can interrupt a thread, so its body has to look at the lease."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run in a daemon thread."""
+        threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in this thread."""
+        time.sleep(seconds)  # noqa: ASYNC251
+
+    async def block(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run it right here."""
+        return fn(*args, **kwargs)
+
+    async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:  # noqa: ARG002
+        """Run it right here: nobody cancels a thread."""
+        return await work
+
+    async def close(self) -> None:
+        """Close the sockets that are kept."""
+        self._closed = True
+        while self._bells:
+            self._bells.pop().destroy()
+
+    def after_fork(self) -> None:
+        """Close our copies: the parent's bells must not ring here."""
+        while self._bells:
+            self._bells.pop().destroy()

@@ -1,0 +1,44 @@
+"""Doorbells between processes of one machine: datagrams to abstract Unix sockets, which vanish with their process.
+
+An address is `socket-name/slot`. The slot tells apart the waiters that share one socket, as all tasks of an asyncio
+client do. Whoever rings does not wait and does not care: the bell is a hint, the truth is in the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+AVAILABLE = sys.platform.startswith("linux") and hasattr(socket, "AF_UNIX")
+
+
+def open_socket() -> tuple[socket.socket, str]:
+    """Return a bound, non-blocking socket and its name."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    name = f"fencelock-{os.urandom(12).hex()}"
+    sock.bind(f"\0{name}")
+    return sock, name
+
+
+class Ringer:
+    """Rings the bells of others over one socket."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def ring(self, address: str) -> None:
+        """Ring; a bell that is gone, or full of rings already, needs none."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        name, _, slot = address.partition("/")
+        try:
+            self._socket.sendto(slot.encode(), f"\0{name}")
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Give back the socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
