@@ -37,7 +37,9 @@ class Client:
         self.world = world
         self.backend = backend
         self.ttl = check_ttl(ttl, backend.traits)
-        self._owner = None if owner is None else check_name(owner, "an owner's label")
+        self._given_owner = None if owner is None else check_name(owner, "an owner's label")
+        self.owner = self._given_owner or _default_owner()
+        """The label for people: what the user gave, else host and process id."""
         self._on_lost = on_lost
         self._make_lease = make_lease
         self.mutex = Lock()
@@ -45,11 +47,6 @@ class Client:
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[LeaseCore]] = {}
         self.closed = False
         _clients.add(self)
-
-    @property
-    def owner(self) -> str:
-        """The label for people: what the user gave, else host and process id."""
-        return self._owner if self._owner is not None else _default_owner()
 
     async def acquire(
         self, claim: Claim, timeout: float | None, *, renew: bool = True, max_hold: float | None = None
@@ -109,6 +106,7 @@ class Client:
         self.mutex = Lock()  # the parent's may be held by a thread that does not exist here
         self.keeper = Keeper(self)
         self.reentrant.clear()
+        self.owner = self._given_owner or _default_owner()
         self.world.after_fork()
         self.backend.after_fork(child=True)
         for lease in leases:

@@ -8,10 +8,10 @@ in the caller's own thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 
 class Event(Protocol):
@@ -75,7 +75,7 @@ class World(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def block(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a function that blocks, where that does no harm.
 
         It is awaited to its end even when the caller is cancelled, so that what follows comes after it.

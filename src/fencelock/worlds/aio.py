@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import random
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 from fencelock.worlds import doorbell
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 THREADS = 4
 
@@ -202,11 +202,11 @@ class AioWorld:
         """Sleep in this task."""
         await asyncio.sleep(seconds)
 
-    async def block(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it in a thread of ours, so that a program that fills the loop's own pool does not starve renewals."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fencelock")
-        future = self._home().run_in_executor(self._pool, partial(fn, *args, **kwargs))
+        future = self._home().run_in_executor(self._pool, partial(fn, *args))
         return await _to_the_end(future, None)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from random import random
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from fencelock.core.clock import boottime
 from fencelock.worlds import doorbell
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 BELLS_KEPT = 8
 
@@ -130,9 +130,9 @@ class BlockingWorld:
         """Sleep in this thread."""
         time.sleep(seconds)  # noqa: ASYNC251
 
-    async def block(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here."""
-        return fn(*args, **kwargs)
+        return fn(*args)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:  # noqa: ARG002
         """Run it right here: nobody cancels a thread."""

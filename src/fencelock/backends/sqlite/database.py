@@ -11,9 +11,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from importlib.resources import files
+from itertools import count
 from threading import Lock
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.place import network_file_system
 from fencelock.core.clock import boot_id, wall_us
@@ -21,6 +21,7 @@ from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 APPLICATION_ID = 0x666C6F63  # "floc"
 LAYOUT = 1
@@ -29,6 +30,8 @@ COMMITS_PER_CHECKPOINT = 1000
 BUSY_PAUSES = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
 FORK_PATIENCE = 2.0
 OPEN_PATIENCE = 2.0
+LOOK_AGAIN = 0.1
+"""How often to see whether the file is still the one that the path names, in seconds."""
 
 _ADVICE = {
     sqlite3.SQLITE_READONLY: "it can only be read; make the file and its folder writable for this user",
@@ -59,6 +62,7 @@ class Database:
         self._mutex = Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self._look_again = 0.0
         self._commits = 0
         self._closed = False
 
@@ -66,17 +70,29 @@ class Database:
         """Return the time since boot in µs."""
         return int(self.now() * 1e6)
 
-    def write(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
+    def write(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction; raise Occupied if others keep us from it for longer than `patience`."""
-        return self._exclusively(self._transact, step, patience)
+        connection = self._enter(patience)
+        try:
+            return self._transact(connection, patience, step, *args)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        finally:
+            self._mutex.release()
 
-    def read(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
+    def read(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
-        return self._exclusively(self._look, step, patience)
+        connection = self._enter(patience)
+        try:
+            return step(connection, *args)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        finally:
+            self._mutex.release()
 
     def reserve(self, patience: float) -> None:
         """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
-        self._exclusively(self._reserve, _nothing, patience)
+        self.read(patience, self._reserve, patience)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -85,7 +101,8 @@ class Database:
 
     def checkpoint(self, patience: float) -> None:
         """Move the log into the database as far as readers allow."""
-        self._exclusively(self._checkpoint, _nothing, patience)
+        self._commits = 0
+        self.read(patience, lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -109,57 +126,65 @@ class Database:
 
     # ------------------------------------------------------------------ under the mutex
 
-    def _exclusively(
-        self, action: Callable[[Callable[..., T], float], T], step: Callable[..., T], patience: float
-    ) -> T:
+    def _enter(self, patience: float) -> sqlite3.Connection:
+        """Take the mutex and return the connection, opened if need be. The hot path of every operation."""
         if not (self._mutex.acquire(timeout=patience) if patience else self._mutex.acquire(blocking=False)):
             raise Occupied
+        connection = self._connection
+        if connection is not None and self.now() < self._look_again:
+            return connection
         try:
-            if self._connection is None and not patience:
+            if connection is None and not patience:
                 raise Occupied  # opening may have to sync: not where that would hold up an event loop
-            return action(step, patience)
+            return self._ready()
         except sqlite3.Error as error:
-            raise self._translated(error) from error
-        finally:
             self._mutex.release()
+            raise self._translated(error) from error
+        except BaseException:
+            self._mutex.release()
+            raise
 
-    def _transact(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:
-        connection = self._ready()
-        self._begin(connection, patience)
+    def _transact(
+        self,
+        connection: sqlite3.Connection,
+        patience: float,
+        step: Callable[[sqlite3.Connection, *Ts], T],
+        *args: *Ts,
+    ) -> T:
+        execute = connection.execute
         try:
-            result = step(connection)
-            connection.execute("COMMIT")
+            execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            self._begin(connection, patience, error)
+        try:
+            result = step(connection, *args)
+            execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
-                connection.execute("ROLLBACK")
+                execute("ROLLBACK")
             raise
         self._commits += 1
         return result
 
-    def _look(self, step: Callable[[sqlite3.Connection], T], patience: float) -> T:  # noqa: ARG002
-        return step(self._ready())
-
-    def _begin(self, connection: sqlite3.Connection, patience: float) -> None:
-        """Begin to write. SQLite's own wait sleeps for a millisecond and more, many times what we need."""
+    def _begin(self, connection: sqlite3.Connection, patience: float, error: sqlite3.OperationalError) -> None:
+        """Begin to write, later. SQLite's own wait sleeps for a millisecond and more, many times what we need."""
         end = time.monotonic() + patience
-        tries = 0
-        while True:
+        for tries in count():
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise error
+            if time.monotonic() >= end:
+                raise Occupied from error
+            time.sleep(BUSY_PAUSES[min(tries, len(BUSY_PAUSES) - 1)])
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-                if time.monotonic() >= end:
-                    raise Occupied from error
-            time.sleep(BUSY_PAUSES[min(tries, len(BUSY_PAUSES) - 1)])
-            tries += 1
+            except sqlite3.OperationalError as again:
+                error = again
 
-    def _reserve(self, step: object, patience: float) -> None:  # noqa: ARG002
-        connection = self._ready()
+    def _reserve(self, connection: sqlite3.Connection, patience: float) -> None:
         connection.execute("PRAGMA synchronous = FULL")
         try:
-            self._transact(self._move_reserve, patience)
+            self._transact(connection, patience, self._move_reserve)
         finally:
             connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -176,25 +201,20 @@ class Database:
             "UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot)
         )
 
-    def _checkpoint(self, step: object, patience: float) -> None:  # noqa: ARG002
-        self._commits = 0
-        self._ready().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
     # ------------------------------------------------------------------ opening
 
     def _ready(self) -> sqlite3.Connection:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
+        self._look_again = self.now() + LOOK_AGAIN
         if self._connection is not None:
-            if self._identity is None:
-                return self._connection  # being opened
             try:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
                     return self._connection
             except OSError:
                 pass
-            # Deleted or replaced under our feet: others use the new file, so what we hold in the old one protects nothing.
+            # Deleted or replaced under our feet: others use the new file, what we hold in the old one protects nothing.
             self._disconnect()
         try:
             return self._open()
@@ -224,7 +244,7 @@ class Database:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             raise EngineUnavailable(f"{self.path}: write-ahead logging does not work there; choose a local file system")
         if connection.execute("SELECT boot FROM counter").fetchone()[0] != self.boot:
-            self._reserve(_nothing, OPEN_PATIENCE)
+            self._reserve(connection, OPEN_PATIENCE)
         status = os.stat(self.path)
         self._identity = (status.st_dev, status.st_ino)
         # Short-lived processes never count to a checkpoint of their own: look at what the others have left.
@@ -251,22 +271,20 @@ class Database:
             raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
         self._until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         connection.execute("PRAGMA synchronous = FULL")
-        self._begin(connection, OPEN_PATIENCE)
-        try:
-            if self._layout(connection) == 0:
-                for statement in files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n"):
-                    connection.execute(statement)
-                token = sane_wall_us()
-                connection.execute("INSERT INTO counter VALUES (1, ?, ?, ?)", (token, token, self.boot))
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {LAYOUT}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        self._transact(connection, OPEN_PATIENCE, self._fill)
         connection.execute("PRAGMA synchronous = NORMAL")
         _sync_folder(os.path.dirname(self.path))
+
+    def _fill(self, connection: sqlite3.Connection) -> None:
+        if self._layout(connection) != 0:
+            return  # somebody else was faster
+        with open(os.path.join(os.path.dirname(__file__), "schema.sql"), encoding="utf-8") as file:
+            for statement in file.read().split(";\n"):
+                connection.execute(statement)
+        token = sane_wall_us()
+        connection.execute("INSERT INTO counter VALUES (1, ?, ?, ?)", (token, token, self.boot))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {LAYOUT}")
 
     def _until_free(self, action: Callable[[], object]) -> None:
         """Repeat what others who create the same database at this moment keep us from."""
@@ -295,10 +313,6 @@ class Database:
 
 _inherited: list[sqlite3.Connection | None] = []
 """Connections that a fork copied in the middle of a transaction: never closed, as that would harm the parent."""
-
-
-def _nothing() -> None:
-    """Stands for the step of an action that has none."""
 
 
 def sane_wall_us() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.database import Database, NeedsReserve, Occupied, sane_wall_us
 from fencelock.core.clock import Deadline
@@ -27,6 +27,7 @@ from fencelock.model import (
 from fencelock.worlds.doorbell import Ringer
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TRAITS = Traits(engine="sqlite", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
 
@@ -103,7 +104,7 @@ class SqliteBackend:
             else:
                 await self._world.sleep(until.at_most(poll * (0.5 + self._world.random() / 2)))
                 poll = min(poll * 2, POLL_LAST)
-            found = await self._read(lambda db: self._look(db, claim, ticket))
+            found = await self._read(self._look, claim, ticket)
             if found is None:
                 break
             if found[0] is not None:
@@ -114,28 +115,28 @@ class SqliteBackend:
     async def abandon(self, claim: Claim) -> None:
         """Leave the queue, or give back the lock."""
         self._silence(claim)
-        await self._write(lambda db, rings: self._leave(db, rings, claim, None))
+        await self._write(self._leave, claim, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
-        return await self._write(lambda db, _: [self._renew(db, grant) for grant in grants])
+        return await self._write(self._renew, grants)
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock and hand it over, in one transaction."""
-        return await self._write(lambda db, rings: self._leave(db, rings, grant.claim, grant.handle))
+        return await self._write(self._leave, grant.claim, grant.handle)
 
     async def inspect(self, name: str) -> Snapshot:
         """Read the queue."""
-        return await self._read(lambda db: self._snapshot(db, name))
+        return await self._read(self._snapshot, name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call."""
-        for name in await self._read(lambda db: self._names(db, prefix)):
+        for name in await self._read(self._names, prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
         """Drop the holders, skip a token, hand over."""
-        return await self._write(lambda db, rings: self._force(db, rings, name))
+        return await self._write(self._force, name)
 
     async def close(self) -> None:
         """Close the connection; the last one out tidies the log, which may take a sync."""
@@ -157,7 +158,7 @@ class SqliteBackend:
 
     async def _attempt(self, claim: Claim, queue: bool, ticket: int | None) -> Grant | Busy:
         sent = self._world.now()
-        token, ticket, retry_in = await self._write(lambda db, rings: self._take(db, rings, claim, queue, ticket))
+        token, ticket, retry_in = await self._write(self._take, claim, queue, ticket)
         if token is not None:
             self._silence(claim)
             return Grant(claim, token, sent, ticket)
@@ -168,14 +169,14 @@ class SqliteBackend:
     ) -> tuple[int | None, int | None, float | None]:
         now = self._database.now_us()
         ttl = _us(claim.ttl)
-        place = (self._space, claim.name)
         rows = self._rows(db, claim.name)
         oldest = next(rows, None)
-        if oldest is not None:
-            rows = chain((oldest,), rows)
-            ticket = self._refresh(db, claim, ticket, now, now + ttl)
-        else:
-            ticket = None
+        if oldest is None:
+            minted = self._mint(db)
+            return minted, self._join(db, claim, None, minted, now + ttl), None
+        rows = chain((oldest,), rows)
+        place = (self._space, claim.name)
+        ticket = self._refresh(db, claim, ticket, now, now + ttl)
         mine = Row(claim.id, claim.shared, claim.limit, None, now + ttl, 0, ttl, None)
         settled = settle(rows if ticket is not None else chain(rows, (mine,)), now)
         del rows
@@ -227,11 +228,14 @@ class SqliteBackend:
         self._settle(db, rings, claim.name, now)
         return left is not None and left[0] is not None and left[1] > now
 
-    def _renew(self, db: sqlite3.Connection, grant: Grant) -> Renewal:
+    def _renew(self, db: sqlite3.Connection, rings: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
         now = self._database.now_us()
-        claim = grant.claim
-        args = (now + _us(claim.ttl), self._space, claim.name, grant.handle, claim.id, now)
-        return Renewal.RENEWED if db.execute(RENEW, args).rowcount else Renewal.LOST
+        answers = []
+        for grant in grants:
+            claim = grant.claim
+            args = (now + _us(claim.ttl), self._space, claim.name, grant.handle, claim.id, now)
+            answers.append(Renewal.RENEWED if db.execute(RENEW, args).rowcount else Renewal.LOST)
+        return answers
 
     def _look(self, db: sqlite3.Connection, claim: Claim, ticket: int) -> tuple[int | None] | None:
         """Return the claim's token, None in its place while it waits, or None if the claim is no longer there."""
@@ -310,37 +314,37 @@ class SqliteBackend:
         if bell is not None:
             bell.close()
 
-    async def _write(self, step: Callable[[sqlite3.Connection, list[str]], T]) -> T:
-        """Run a step in a transaction, then ring whom it handed a lock."""
+    async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step in a transaction, then ring whom it handed a lock.
+
+        Right here if nobody is in the way, as that is shorter than a change of threads; else where it may wait.
+        """
         rings: list[str] = []
         try:
-            result = await self._run(self._database.write, lambda db: step(db, rings))
+            try:
+                result = self._database.write(0, step, rings, *args)
+            except Occupied:
+                result = await self._insist(self._database.write, step, rings, *args)
         except NeedsReserve:
             await self._insist(self._database.reserve)
-            return await self._write(step)
+            return await self._write(step, *args)
         for address in rings:
             self._ringer.ring(address)
         if self._database.wants_checkpoint:
             await self._insist(self._database.checkpoint)
         return result
 
-    async def _read(self, step: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._run(self._database.read, step)
-
-    async def _run(
-        self, action: Callable[[Callable[[sqlite3.Connection], T], float], T], step: Callable[[sqlite3.Connection], T]
-    ) -> T:
-        """Run it right here if nobody is in the way: it is shorter than a change of threads. Else where it may wait."""
+    async def _read(self, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         try:
-            return action(step, 0)
+            return self._database.read(0, step, *args)
         except Occupied:
-            return await self._insist(lambda patience: action(step, patience))
+            return await self._insist(self._database.read, step, *args)
 
-    async def _insist(self, action: Callable[[float], T]) -> T:
+    async def _insist(self, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
         until = Deadline(self._world.now, OCCUPIED_PATIENCE)
         while True:
             try:
-                return await self._world.block(action, OCCUPIED_SLICE)
+                return await self._world.block(action, OCCUPIED_SLICE, *args)
             except Occupied as error:
                 if until.passed:
                     raise EngineUnavailable(
