@@ -26,8 +26,8 @@ async def acquire(world: World, backend: Backend, claim: Claim, timeout: float |
     while True:
         try:
             grant = await _wait_in_line(world, backend, claim, patience)
-            if grant is None:
-                return None
+            if grant is None or world.now() - grant.since <= claim.ttl / 3:
+                return grant
             fresh = await _freshen(world, backend, grant)
             if fresh is not None:
                 return fresh
@@ -54,10 +54,12 @@ async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: 
     queue = not patience.passed
     busy: Busy | None = None
     unanswered: float | None = None  # when the first attempt that got no answer was sent
-    heard = world.now()  # when the engine was last known to answer
+    heard: float | None = None  # when the engine was last known to answer
     pause = FIRST_PAUSE
     while True:
         sent = world.now()
+        if heard is None:
+            heard = sent
         try:
             if busy is None:
                 outcome = await backend.attempt(claim, queue=queue)
@@ -76,9 +78,10 @@ async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: 
             pause = min(pause * 2, LONGEST_PAUSE)
             continue
         if isinstance(outcome, Grant):
+            if unanswered is None:
+                return outcome
             # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
-            since = outcome.since if unanswered is None else min(outcome.since, unanswered)
-            return replace(outcome, since=since) if since != outcome.since else outcome
+            return replace(outcome, since=min(outcome.since, unanswered))
         if not queue and unanswered is None:
             return None
         if not queue or patience.passed:
@@ -88,12 +91,10 @@ async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: 
 
 
 async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None:
-    """Return the grant if at least two thirds of its ttl are left, renewed if need be, or None."""
+    """Renew a grant of which less than two thirds of the ttl are left; None if only a new claim can help."""
     sent = world.now()
     if sent >= grant.deadline:
         return None
-    if sent - grant.since <= grant.claim.ttl / 3:
-        return grant
     try:
         (answer,) = await backend.renew([grant])
     except EngineUnavailable:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fencelock.core.acquire import acquire
 from fencelock.core.backend import Backend
@@ -15,20 +15,20 @@ from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name, check_ttl
 from fencelock.core.world import World
 from fencelock.errors import ClientClosed, FencelockError
-from fencelock.model import Claim, Grant, Reason, Snapshot
+from fencelock.model import Claim, Reason, Snapshot
 
 OnLost = Callable[[Any, Reason], object]
-MakeLease = Callable[..., LeaseCore]
+L = TypeVar("L", bound=LeaseCore)
 
 
-class Client:
+class Client(Generic[L]):
     """What a façade's `connect` returns, without a colour. Safe to share between threads and tasks."""
 
     def __init__(
         self,
         world: World,
         backend: Backend,
-        make_lease: MakeLease,
+        make_lease: Callable[..., L],
         *,
         ttl: float = 30.0,
         owner: str | None = None,
@@ -44,20 +44,19 @@ class Client:
         self._make_lease = make_lease
         self.mutex = Lock()
         self.keeper = Keeper(self)
-        self.reentrant: dict[tuple[str, Hashable], weakref.ref[LeaseCore]] = {}
+        self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
         self.closed = False
         _clients.add(self)
 
     async def acquire(
         self, claim: Claim, timeout: float | None, *, renew: bool = True, max_hold: float | None = None
-    ) -> LeaseCore | None:
+    ) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
         self._check_open(claim.name)
         grant = await acquire(self.world, self.backend, claim, timeout)
-        return None if grant is None else self._lease(grant, renew, max_hold)
-
-    def _lease(self, grant: Grant, renew: bool, max_hold: float | None) -> LeaseCore:
-        lease = self._make_lease(self, grant, renew=renew, max_hold=max_hold)
+        if grant is None:
+            return None
+        lease = self._make_lease(self, grant, renew, max_hold)
         self.keeper.add(lease)
         return lease
 
@@ -140,7 +139,7 @@ def _default_owner() -> str:
     return f"{os.uname().nodename}:{os.getpid()}" if hasattr(os, "uname") else f"pid:{os.getpid()}"
 
 
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
@@ -159,7 +158,7 @@ def _after_fork_in_child() -> None:
         _forking.pop().after_fork()
 
 
-_forking: list[Client] = []
+_forking: list[Client[Any]] = []
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fencelock.core.lease import LeaseCore
 from fencelock.errors import FencelockError
@@ -26,7 +26,7 @@ class Keeper:
     renewal of another lease.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client[Any]) -> None:
         self._client = client
         self._leases: dict[str, weakref.ref[LeaseCore]] = {}
         self._renewing: set[str] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fencelock.core.acquire import FIRST_PAUSE, undo
 from fencelock.errors import EngineUnavailable, LeaseLost
@@ -47,7 +47,7 @@ class LeaseCore:
         "reason",
     )
 
-    def __init__(self, client: Client, grant: Grant, *, renew: bool = True, max_hold: float | None = None) -> None:
+    def __init__(self, client: Client[Any], grant: Grant, renew: bool, max_hold: float | None) -> None:
         self._client = client
         self._grant = grant
         self._event: Event | None = None
@@ -59,8 +59,6 @@ class LeaseCore:
         self.reason: Reason | None = None
         """How it was lost, or None."""
         self.pause = 0.0
-        self.deadline = 0.0
-        self.due = 0.0
         self._extend(grant.since)
 
     # ------------------------------------------------------------------ what users read
@@ -158,8 +156,8 @@ class LeaseCore:
 
     def _extend(self, since: float) -> None:
         ttl = self._grant.claim.ttl
-        self.deadline = since + ttl - drift(ttl)
-        self.due = since + ttl / 3 if self._renews else inf
+        self.deadline: float = since + ttl - drift(ttl)
+        self.due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self.due = self._final, inf
 
@@ -188,15 +186,12 @@ class LeaseCore:
                 return
             self.reason = reason
         self._client.keeper.drop(self)
-        self._wake()
+        if self._event is not None:
+            self._event.set()
         for guard in self._guards:
             guard.interrupt()
         if tell:
             self._client.tell_lost(self, reason)
-
-    def _wake(self) -> None:
-        if self._event is not None:
-            self._event.set()
 
     async def wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
@@ -237,7 +232,8 @@ class LeaseCore:
             await self._give_back_lost()
             return False
         self._client.keeper.drop(self)
-        self._wake()
+        if self._event is not None:
+            self._event.set()
         return await self._release()
 
     async def _release(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack, cast
+from typing import ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client, OnLost
 from fencelock.core.lease import LeaseCore
@@ -96,7 +96,7 @@ class Lock:
 
     __slots__ = ("_mutex",)
 
-    def __init__(self, mutex: Mutex) -> None:
+    def __init__(self, mutex: Mutex[Lease]) -> None:
         self._mutex = mutex
 
     @property
@@ -106,14 +106,14 @@ class Lock:
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
-        return cast("Lease", await self._mutex.acquire(timeout))
+        return await self._mutex.acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
-        return cast("Lease | None", await self._mutex.try_acquire())
+        return await self._mutex.try_acquire()
 
     async def __aenter__(self) -> Lease:
-        return cast("Lease", await self._mutex.enter())
+        return await self._mutex.enter()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -134,7 +134,7 @@ class Locks:
     ['order:42']
     """
 
-    def __init__(self, client: Client, url: str) -> None:
+    def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
         self._url = redact(url)
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack, cast
+from typing import ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client, OnLost
 from fencelock.core.lease import LeaseCore
@@ -90,7 +90,7 @@ class Lock:
 
     __slots__ = ("_mutex",)
 
-    def __init__(self, mutex: Mutex) -> None:
+    def __init__(self, mutex: Mutex[Lease]) -> None:
         self._mutex = mutex
 
     @property
@@ -100,14 +100,14 @@ class Lock:
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
-        return cast("Lease", drive(self._mutex.acquire(timeout)))
+        return drive(self._mutex.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
-        return cast("Lease | None", drive(self._mutex.try_acquire()))
+        return drive(self._mutex.try_acquire())
 
     def __enter__(self) -> Lease:
-        return cast("Lease", drive(self._mutex.enter()))
+        return drive(self._mutex.enter())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -126,7 +126,7 @@ class Locks:
     ['order:42']
     """
 
-    def __init__(self, client: Client, url: str) -> None:
+    def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
         self._url = redact(url)
         _open.add(self)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 from enum import Enum
-from typing import Final, TypedDict
+from typing import Final, Generic, TypedDict
 
-from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
+from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
 from fencelock.errors import LockTimeout
 from fencelock.model import Claim
@@ -37,12 +36,12 @@ class LockOptions(TypedDict, total=False):
     purpose: str
 
 
-class Mutex:
+class Mutex(Generic[L]):
     """A lock without a colour. Whatever is wrong with its arguments is said here, before anything is locked."""
 
     def __init__(
         self,
-        client: Client,
+        client: Client[L],
         name: str,
         *,
         ttl: float | None = None,
@@ -62,9 +61,9 @@ class Mutex:
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
-        self._entered: list[tuple[Hashable, LeaseCore]] = []
+        self._entered: list[tuple[Hashable, L]] = []
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> LeaseCore:
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
         lease = await self._acquire(patience)
@@ -76,15 +75,15 @@ class Mutex:
             )
         return lease
 
-    async def try_acquire(self) -> LeaseCore | None:
+    async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
         return await self._acquire(0.0)
 
-    async def _acquire(self, timeout: float | None) -> LeaseCore | None:
-        if self._reentrant and (lease := self._held_here()) is not None:
-            lease.check()
-            lease.again()
-            return lease
+    async def _acquire(self, timeout: float | None) -> L | None:
+        if self._reentrant and (held := self._held_here()) is not None:
+            held.check()
+            held.again()
+            return held
         client = self._client
         claim = Claim(self.name, self._ttl, client.owner)
         lease = await client.acquire(claim, timeout, renew=self._renew, max_hold=self._max_hold)
@@ -92,7 +91,7 @@ class Mutex:
             client.reentrant[self.name, client.world.here()] = weakref.ref(lease)
         return lease
 
-    def _held_here(self) -> LeaseCore | None:
+    def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
         key = (self.name, self._client.world.here())
         ref = self._client.reentrant.get(key)
@@ -102,7 +101,7 @@ class Mutex:
         self._client.reentrant.pop(key, None)
         return None
 
-    async def enter(self) -> LeaseCore:
+    async def enter(self) -> L:
         """Begin a `with` block."""
         lease = await self.acquire()
         lease.enter()
@@ -111,11 +110,9 @@ class Mutex:
 
     async def leave(self, error: BaseException | None) -> None:
         """End the `with` block that this thread or task entered last."""
-        here = self._client.world.here()
-        for index in reversed(range(len(self._entered))):
-            if self._entered[index][0] == here:
-                break
-        else:
-            index = -1  # entered elsewhere, as fixtures and exit stacks may do
-        _, lease = self._entered.pop(index)
-        await lease.leave(error)
+        entered, last = self._entered, -1
+        if len(entered) > 1:
+            here = self._client.world.here()
+            # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+            last = next((index for index in reversed(range(len(entered))) if entered[index][0] == here), -1)
+        await entered.pop(last)[1].leave(error)

@@ -40,6 +40,7 @@ POLL_FIRST, POLL_LAST = 0.002, 0.1
 # The claims of a name, oldest first.
 QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM claim
            WHERE space = ? AND name = ? ORDER BY ticket"""
+ANYBODY = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
 # The next token: above every earlier one and, as long as the clock does not go back, above those of lost databases too.
 # No row: the reserve is used up.
 MINT = """UPDATE counter SET token = max(token + 1, ?1) WHERE boot = ?2 AND max(token + 1, ?1) <= reserved
@@ -169,15 +170,13 @@ class SqliteBackend:
     ) -> tuple[int | None, int | None, float | None]:
         now = self._database.now_us()
         ttl = _us(claim.ttl)
-        rows = self._rows(db, claim.name)
-        oldest = next(rows, None)
-        if oldest is None:
+        place = (self._space, claim.name)
+        if db.execute(ANYBODY, place).fetchone() is None:
             minted = self._mint(db)
             return minted, self._join(db, claim, None, minted, now + ttl), None
-        rows = chain((oldest,), rows)
-        place = (self._space, claim.name)
         ticket = self._refresh(db, claim, ticket, now, now + ttl)
         mine = Row(claim.id, claim.shared, claim.limit, None, now + ttl, 0, ttl, None)
+        rows = self._rows(db, claim.name)
         settled = settle(rows if ticket is not None else chain(rows, (mine,)), now)
         del rows
         for row in settled.dead:
@@ -225,7 +224,8 @@ class SqliteBackend:
             left = db.execute(LEAVE_BY_ID, (self._space, claim.name, claim.id)).fetchone()
         else:
             left = db.execute(LEAVE, (self._space, claim.name, ticket, claim.id)).fetchone()
-        self._settle(db, rings, claim.name, now)
+        if db.execute(ANYBODY, (self._space, claim.name)).fetchone() is not None:
+            self._settle(db, rings, claim.name, now)
         return left is not None and left[0] is not None and left[1] > now
 
     def _renew(self, db: sqlite3.Connection, rings: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
@@ -267,13 +267,13 @@ class SqliteBackend:
         row = db.execute(MINT, (sane_wall_us(), self._database.boot)).fetchone()
         if row is None:
             raise NeedsReserve
-        return int(row[0])
+        return row[0]  # type: ignore[no-any-return]
 
     def _join(self, db: sqlite3.Connection, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
         args = (
             self._space, claim.name, claim.id, claim.shared, claim.limit, _us(claim.ttl), claim.owner, bell, token, expires,
         )  # fmt: skip
-        return int(db.execute(JOIN, args).fetchone()[0])
+        return db.execute(JOIN, args).fetchone()[0]  # type: ignore[no-any-return]
 
     def _rows(self, db: sqlite3.Connection, name: str) -> Iterator[Row]:
         return map(Row._make, db.execute(QUEUE, (self._space, name)))
@@ -310,7 +310,7 @@ class SqliteBackend:
         return None if bell is None else bell.address
 
     def _silence(self, claim: Claim) -> None:
-        bell = self._bells.pop(claim.id, None)
+        bell = self._bells.pop(claim.id, None) if self._bells else None
         if bell is not None:
             bell.close()
 
