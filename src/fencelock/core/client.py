@@ -109,7 +109,7 @@ class Client(Generic[L]):
         self.world.after_fork()
         self.backend.after_fork(child=True)
         for lease in leases:
-            lease.lose(Reason.FORKED, tell=False)
+            lease.lose(Reason.FORKED)
 
     def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
         """Call the user's `on_lost`; its errors are logged and do not stop the keeper."""

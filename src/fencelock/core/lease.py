@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ class LeaseCore:
         "due",
         "pause",
         "reason",
+        "reentry",
     )
 
     def __init__(self, client: Client[Any], grant: Grant, renew: bool, max_hold: float | None) -> None:
@@ -59,6 +61,7 @@ class LeaseCore:
         self.reason: Reason | None = None
         """How it was lost, or None."""
         self.pause = 0.0
+        self.reentry: tuple[str, Hashable] | None = None
         self._extend(grant.since)
 
     # ------------------------------------------------------------------ what users read
@@ -179,7 +182,7 @@ class LeaseCore:
                     return
         self.lose(Reason.GONE if answer is Renewal.LOST else self._overdue())
 
-    def lose(self, reason: Reason, *, tell: bool = True) -> None:
+    def lose(self, reason: Reason) -> None:
         """End the lease, once, and tell everybody who wants to know."""
         with self._client.mutex:
             if self.over:
@@ -188,9 +191,11 @@ class LeaseCore:
         self._client.keeper.drop(self)
         if self._event is not None:
             self._event.set()
+        if reason is Reason.FORKED:
+            return  # only a copy was lost: the parent goes on, and its event loop must not hear from here
         for guard in self._guards:
             guard.interrupt()
-        if tell:
+        if reason is not Reason.CLOSED:
             self._client.tell_lost(self, reason)
 
     async def wait_lost(self, timeout: float | None) -> bool:
@@ -228,6 +233,8 @@ class LeaseCore:
                 self._depth -= 1
                 return not lost
             self._released = True
+        if self.reentry is not None:
+            self._client.reentrant.pop(self.reentry, None)
         if lost:
             await self._give_back_lost()
             return False

@@ -88,18 +88,15 @@ class Mutex(Generic[L]):
         claim = Claim(self.name, self._ttl, client.owner)
         lease = await client.acquire(claim, timeout, renew=self._renew, max_hold=self._max_hold)
         if self._reentrant and lease is not None:
-            client.reentrant[self.name, client.world.here()] = weakref.ref(lease)
+            lease.reentry = (self.name, client.world.here())
+            client.reentrant[lease.reentry] = weakref.ref(lease)
         return lease
 
     def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
-        key = (self.name, self._client.world.here())
-        ref = self._client.reentrant.get(key)
-        lease = ref() if ref is not None else None
-        if lease is not None and not lease.given_back:
-            return lease
-        self._client.reentrant.pop(key, None)
-        return None
+        ref = self._client.reentrant.get((self.name, self._client.world.here()))
+        lease = None if ref is None else ref()
+        return None if lease is None or lease.given_back else lease
 
     async def enter(self) -> L:
         """Begin a `with` block."""

@@ -27,8 +27,11 @@ APPLICATION_ID = 0x666C6F63  # "floc"
 LAYOUT = 1
 RESERVE_US = 300_000_000
 COMMITS_PER_CHECKPOINT = 1000
-BUSY_PAUSES = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002)
+YIELDS = 20
+"""A transaction is over sooner than the shortest sleep (some 70 µs): first only let others run."""
+BUSY_PAUSES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
 FORK_PATIENCE = 2.0
+CLOSE_PATIENCE = 1.0
 OPEN_PATIENCE = 2.0
 LOOK_AGAIN = 0.1
 """How often to see whether the file is still the one that the path names, in seconds."""
@@ -105,10 +108,14 @@ class Database:
         self.read(patience, lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
 
     def close(self) -> None:
-        """Close the connection for good."""
-        with self._mutex:
-            self._closed = True
-            self._disconnect()
+        """Close the connection for good, without waiting for ever: the interpreter may be on its way out."""
+        self._closed = True
+        self._look_again = 0.0
+        if self._mutex.acquire(timeout=CLOSE_PATIENCE):
+            try:
+                self._disconnect()
+            finally:
+                self._mutex.release()
 
     def before_fork(self) -> None:
         """Have no connection while the process is copied: SQLite forbids even to close it in the child."""
@@ -134,9 +141,7 @@ class Database:
         if connection is not None and self.now() < self._look_again:
             return connection
         try:
-            if connection is None and not patience:
-                raise Occupied  # opening may have to sync: not where that would hold up an event loop
-            return self._ready()
+            return self._ready(patience)
         except sqlite3.Error as error:
             self._mutex.release()
             raise self._translated(error) from error
@@ -174,7 +179,10 @@ class Database:
                 raise error
             if time.monotonic() >= end:
                 raise Occupied from error
-            time.sleep(BUSY_PAUSES[min(tries, len(BUSY_PAUSES) - 1)])
+            if tries < YIELDS:
+                _give_way()
+            else:
+                time.sleep(BUSY_PAUSES[min(tries - YIELDS, len(BUSY_PAUSES) - 1)])
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
@@ -203,7 +211,7 @@ class Database:
 
     # ------------------------------------------------------------------ opening
 
-    def _ready(self) -> sqlite3.Connection:
+    def _ready(self, patience: float) -> sqlite3.Connection:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         self._look_again = self.now() + LOOK_AGAIN
@@ -216,6 +224,8 @@ class Database:
                 pass
             # Deleted or replaced under our feet: others use the new file, what we hold in the old one protects nothing.
             self._disconnect()
+        if not patience:
+            raise Occupied  # opening may have to sync: not where that would hold up an event loop
         try:
             return self._open()
         except BaseException:
@@ -313,6 +323,9 @@ class Database:
 
 _inherited: list[sqlite3.Connection | None] = []
 """Connections that a fork copied in the middle of a transaction: never closed, as that would harm the parent."""
+
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def sane_wall_us() -> int:
