@@ -240,7 +240,8 @@ def connect(
 
     Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
-    `on_lost(lease, reason)` is called once for every lease that is lost (not for those that close() gives up), on the event loop.
+    `on_lost(lease, reason)` is called once, on the event loop, for every lease that is lost, but not for those that
+    close() gives up.
 
     >>> async def main():
     ...     async with connect("memory://connect", owner="worker-1") as locks:
