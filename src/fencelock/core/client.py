@@ -101,8 +101,8 @@ class Client(Generic[L]):
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
-        leases = [lease for ref in self.keeper._leases.values() if (lease := ref()) is not None]
         self.mutex = Lock()  # the parent's may be held by a thread that does not exist here
+        leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
         self.owner = self._given_owner or _default_owner()

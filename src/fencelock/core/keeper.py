@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencelock.core.lease import LeaseCore
 from fencelock.errors import FencelockError
-from fencelock.model import Reason, Renewal
+from fencelock.model import Grant, Reason, Renewal
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -28,7 +28,7 @@ class Keeper:
 
     def __init__(self, client: Client[Any]) -> None:
         self._client = client
-        self._leases: dict[str, weakref.ref[LeaseCore]] = {}
+        self._leases: dict[str, tuple[weakref.ref[LeaseCore], Grant]] = {}
         self._renewing: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
@@ -37,7 +37,7 @@ class Keeper:
     def add(self, lease: LeaseCore) -> None:
         """Look after a lease from now on."""
         with self._client.mutex:
-            self._leases[lease.id] = weakref.ref(lease)
+            self._leases[lease.id] = weakref.ref(lease, self._dropped), lease.grant
             look = lease.next_look()
             if look >= self._planned:
                 return
@@ -58,16 +58,22 @@ class Keeper:
     def leases(self) -> list[LeaseCore]:
         """Return the leases that are still held."""
         with self._client.mutex:
-            return [lease for ref in self._leases.values() if (lease := ref()) is not None]
+            return [lease for ref, _ in self._leases.values() if (lease := ref()) is not None]
 
-    def forgotten(self, name: str, token: int, ttl: float) -> None:
-        """Warn about a lease that was dropped without a release: it is no longer renewed."""
-        warnings.warn(
-            f"the lease on {name!r} (token {token}) was dropped without release(): it is no longer renewed and runs out "
-            f"within {ttl:g} s. Keep a reference to it, or use a with block.",
-            ResourceWarning,
-            stacklevel=3,
-        )
+    def _dropped(self, ref: weakref.ref[LeaseCore]) -> None:
+        """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
+
+        It is left to run out rather than released, as whoever dropped the object may still be at work under it.
+        """
+        for other, grant in list(self._leases.values()):
+            if other is ref:
+                name, token, ttl = grant.claim.name, grant.token, grant.claim.ttl
+                warnings.warn(
+                    f"the lease on {name!r} (token {token}) was dropped without release(): it is no longer renewed and "
+                    f"runs out within {ttl:g} s. Keep a reference to it, or use a with block.",
+                    ResourceWarning,
+                    stacklevel=2,
+                )
 
     async def _run(self, wake: Event) -> None:
         try:
@@ -100,7 +106,7 @@ class Keeper:
         due: list[LeaseCore] = []
         overdue: list[LeaseCore] = []
         with self._client.mutex:
-            for id, ref in list(self._leases.items()):
+            for id, (ref, _) in list(self._leases.items()):
                 lease = ref()
                 if lease is None or lease.over:
                     del self._leases[id]
@@ -118,7 +124,7 @@ class Keeper:
         self._planned = inf
         if not self._leases:
             return None
-        for id, ref in self._leases.items():
+        for id, (ref, _) in self._leases.items():
             if (lease := ref()) is not None:
                 look = lease.deadline if id in self._renewing else lease.next_look()
                 self._planned = min(self._planned, look)
@@ -144,7 +150,7 @@ class Keeper:
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
-            looks = [lease.next_look() for ref in self._leases.values() if (lease := ref()) is not None]
+            looks = [lease.next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
             if not looks or min(looks) >= self._planned or self._wake is None:
                 return
             self._planned = min(looks)

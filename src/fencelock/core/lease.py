@@ -124,11 +124,6 @@ class LeaseCore:
         )
         return f"<Lease {self.name!r} token={self.token} {state}>"
 
-    def __del__(self) -> None:
-        # Left to run out rather than released: whoever dropped the object may still be at work under it.
-        if not getattr(self, "_released", True) and self.reason is None and self._renews:
-            self._client.keeper.forgotten(self.name, self.token, self.ttl)
-
     # ------------------------------------------------------------------ what changes it
 
     @property
@@ -225,22 +220,23 @@ class LeaseCore:
 
     async def give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
+        client = self._client
         lost = self.is_lost()
-        with self._client.mutex:
+        with client.mutex:
             if self._released:
                 return False
             if self._depth > 1:
                 self._depth -= 1
                 return not lost
             self._released = True
+            client.keeper.drop(self)
         if self.reentry is not None:
-            self._client.reentrant.pop(self.reentry, None)
+            client.reentrant.pop(self.reentry, None)
+        if self._event is not None:
+            self._event.set()
         if lost:
             await self._give_back_lost()
             return False
-        self._client.keeper.drop(self)
-        if self._event is not None:
-            self._event.set()
         return await self._release()
 
     async def _release(self) -> bool:

@@ -1,0 +1,42 @@
+"""How long `fencelock run x -- true` takes from start to end: cron starts it thousands of times."""
+
+from __future__ import annotations
+
+import compileall
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.harness import Goal, Run, interleaved, show
+
+
+def command(*argv: str, url: str) -> Run:
+    environment = {**os.environ, "FENCELOCK_URL": url}
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+    return run
+
+
+def main(folder: str, rounds: int) -> list[Goal]:
+    # PYTHONDONTWRITEBYTECODE may be set: then nobody else has compiled it.
+    compileall.compile_dir(str(Path(__file__).parent.parent / "src"), quiet=1)
+    url = f"sqlite://{folder}/startup.db"
+    script = str(Path(sys.executable).parent / "fencelock")
+    timings = interleaved(
+        {
+            "python -c 'import sqlite3, json'": command(sys.executable, "-c", "import sqlite3, json", url=url),
+            "python -c pass": command(sys.executable, "-c", "pass", url=url),
+            "fencelock run x -- true": command(script, "run", "x", "--", "true", url=url),
+            "fencelock ls": command(script, "ls", url=url),
+        },
+        rounds,
+        repetitions=3,
+    )
+    base = "python -c 'import sqlite3, json'"
+    show("Start-up, by wall time", timings, base=base)
+    ratio = timings["fencelock run x -- true"].median / timings[base].median
+    return [Goal("`fencelock run x -- true` ÷ `python -c 'import sqlite3, json'`", ratio, 3.0)]
