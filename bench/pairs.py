@@ -22,9 +22,9 @@ from fencelock.core.clock import boottime
 def bare(folder: str) -> Run:
     """Return the very statements of an uncontended pair, on a database with the same settings and checkpoints."""
     database = Database(os.path.join(folder, "bare.db"), boottime)
-    database.reserve(1)
-    connection = database._connection
-    assert connection is not None
+    connection = database._enter(1)
+    database._reserve(connection, 1)
+    database._leave()
     commits = 0
 
     def run(repetitions: int) -> None:

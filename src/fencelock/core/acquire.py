@@ -22,17 +22,31 @@ async def acquire(world: World, backend: Backend, claim: Claim, timeout: float |
 
     Whatever else happens (an error, a cancellation, a time-out), nothing of the claim is left on the engine.
     """
-    patience = Deadline(world.now, timeout)
+    patience: Deadline | None = None
     while True:
+        sent = world.now()
+        refused = False  # the engine said no, or could not be reached at all: there is nothing to undo
         try:
-            grant = await _wait_in_line(world, backend, claim, patience)
-            if grant is None or world.now() - grant.since <= claim.ttl / 3:
-                return grant
-            fresh = await _freshen(world, backend, grant)
+            outcome: Grant | Busy | None
+            try:
+                outcome = await backend.attempt(claim, queue=timeout != 0)
+            except Unanswered:
+                outcome = None
+            except FencelockError:
+                refused = True
+                raise
+            if not isinstance(outcome, Grant):
+                if patience is None:
+                    patience = Deadline(world.now, timeout, sent)
+                outcome = await _wait_in_line(world, backend, claim, patience, outcome, sent)
+            if outcome is None or world.now() - outcome.since <= claim.ttl / 3:
+                return outcome
+            fresh = await _freshen(world, backend, outcome)
             if fresh is not None:
                 return fresh
         except BaseException:
-            await undo(world, backend, claim)
+            if not refused:
+                await undo(world, backend, claim)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
         await undo(world, backend, claim)
@@ -50,25 +64,29 @@ async def undo(world: World, backend: Backend, claim: Claim) -> None:
         pass
 
 
-async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: Deadline) -> Grant | None:
-    queue = not patience.passed
-    busy: Busy | None = None
-    unanswered: float | None = None  # when the first attempt that got no answer was sent
-    heard: float | None = None  # when the engine was last known to answer
+async def _wait_in_line(
+    world: World, backend: Backend, claim: Claim, patience: Deadline, busy: Busy | None, sent: float
+) -> Grant | None:
+    """Wait for what the first attempt did not get. `busy` is None if it was not answered."""
+    queue = patience.seconds != 0
+    heard = sent  # when the engine was last known to answer
+    unanswered = sent if busy is None else None  # when the first attempt that got no answer was sent
     pause = FIRST_PAUSE
     while True:
+        if busy is not None:
+            if not queue and unanswered is None:
+                return None
+            if patience.passed:
+                await undo(world, backend, claim)
+                return None
+            heard, unanswered, pause = world.now(), None, FIRST_PAUSE
         sent = world.now()
-        if heard is None:
-            heard = sent
         try:
             if busy is None:
                 outcome = await backend.attempt(claim, queue=queue)
             else:
                 outcome = await backend.wait(busy, patience.at_most(claim.ttl / 3))
-        except EngineUnavailable as error:
-            # Nothing was ever answered and nothing was sent: the URL is wrong or the engine is down. Say so at once.
-            if busy is None and unanswered is None and not isinstance(error, Unanswered):
-                raise
+        except EngineUnavailable:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
             if patience.passed or world.now() - heard >= claim.ttl:
                 raise
@@ -77,17 +95,13 @@ async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: 
             await world.sleep(patience.at_most(pause * world.random()))
             pause = min(pause * 2, LONGEST_PAUSE)
             continue
-        if isinstance(outcome, Grant):
-            if unanswered is None:
-                return outcome
+        if isinstance(outcome, Busy):
+            busy = outcome
+        elif unanswered is None:
+            return outcome
+        else:
             # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
             return replace(outcome, since=min(outcome.since, unanswered))
-        if not queue and unanswered is None:
-            return None
-        if not queue or patience.passed:
-            await undo(world, backend, claim)
-            return None
-        busy, heard, unanswered, pause = outcome, world.now(), None, FIRST_PAUSE
 
 
 async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None:

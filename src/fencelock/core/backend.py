@@ -11,8 +11,8 @@ from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 class Backend(Protocol):
     """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
 
-    A method that raises `Unanswered` may or may not have been carried out; any other `EngineUnavailable` means that it
-    was not. Every method may be repeated with the same claim or grant without doing more than it did the first time.
+    A method that raises `Unanswered` may or may not have been carried out; any other FencelockError means that it was
+    not. Every method may be repeated with the same claim or grant without doing more than it did the first time.
     """
 
     traits: Traits

@@ -48,9 +48,7 @@ class Client(Generic[L]):
         self.closed = False
         _clients.add(self)
 
-    async def acquire(
-        self, claim: Claim, timeout: float | None, *, renew: bool = True, max_hold: float | None = None
-    ) -> L | None:
+    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
         self._check_open(claim.name)
         grant = await acquire(self.world, self.backend, claim, timeout)

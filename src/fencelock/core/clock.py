@@ -31,16 +31,12 @@ def boot_id() -> str:
 class Deadline:
     """A moment on the client's clock, or never."""
 
-    __slots__ = ("_now", "at")
+    __slots__ = ("_now", "at", "seconds")
 
-    def __init__(self, now: Callable[[], float], seconds: float | None) -> None:
+    def __init__(self, now: Callable[[], float], seconds: float | None, start: float | None = None) -> None:
         self._now = now
-        self.at = None if seconds is None else now() + seconds
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds left, not below 0, or None if there is no end."""
-        return None if self.at is None else max(0.0, self.at - self._now())
+        self.seconds = seconds
+        self.at = None if seconds is None else (now() if start is None else start) + seconds
 
     @property
     def passed(self) -> bool:

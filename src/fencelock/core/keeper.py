@@ -37,7 +37,8 @@ class Keeper:
     def add(self, lease: LeaseCore) -> None:
         """Look after a lease from now on."""
         with self._client.mutex:
-            self._leases[lease.id] = weakref.ref(lease, self._dropped), lease.grant
+            grant = lease.grant
+            self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
             look = lease.next_look()
             if look >= self._planned:
                 return

@@ -6,15 +6,15 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.acquire import FIRST_PAUSE, undo
-from fencelock.errors import EngineUnavailable, LeaseLost
+from fencelock.core.acquire import undo
+from fencelock.errors import EngineUnavailable, LeaseLost, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.world import Event, Guard
 
-RELEASE_TRIES = 3
+RELEASE_PAUSES = (0.02, 0.1)
 
 _HINTS = {
     Reason.EXPIRED: "its deadline passed before it could be renewed",
@@ -237,34 +237,37 @@ class LeaseCore:
         if lost:
             await self._give_back_lost()
             return False
-        return await self._release()
+        try:
+            return await client.backend.release(self._grant)
+        except EngineUnavailable:
+            return await self._release_again()
+        except BaseException:
+            await undo(client.world, client.backend, self._grant.claim)
+            raise
 
-    async def _release(self) -> bool:
+    async def _release_again(self) -> bool:
+        """Try some more: what an answer that got lost would have said makes no difference."""
         world, backend = self._client.world, self._client.backend
-        pause = FIRST_PAUSE
-        for left in reversed(range(RELEASE_TRIES)):
-            try:
-                return await backend.release(self._grant)
-            except EngineUnavailable as error:
-                if not left:
-                    raise EngineUnavailable(
-                        f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s",
-                        self.name,
-                    ) from error
-            except BaseException:
-                await undo(world, backend, self._grant.claim)
-                raise
-            await world.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last try either returns or raises")
+        try:
+            for pause in RELEASE_PAUSES:
+                await world.sleep(pause)
+                try:
+                    return await backend.release(self._grant)
+                except Unanswered:
+                    pass
+            return await backend.release(self._grant)
+        except EngineUnavailable as error:
+            raise EngineUnavailable(
+                f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s", self.name
+            ) from error
+        except BaseException:
+            await undo(world, backend, self._grant.claim)
+            raise
 
     async def _give_back_lost(self) -> None:
         """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
         if self.reason is Reason.MAX_HOLD:
-            try:
-                await self._release()
-            except EngineUnavailable:
-                pass
+            await undo(self._client.world, self._client.backend, self._grant.claim)
 
     # ------------------------------------------------------------------ the with block
 

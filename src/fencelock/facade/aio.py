@@ -118,7 +118,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._mutex.leave(error)
+        await self._mutex.leaving().leave(error)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

@@ -112,7 +112,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._mutex.leave(error))
+        drive(self._mutex.leaving().leave(error))
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

@@ -68,12 +68,15 @@ class Mutex(Generic[L]):
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
         lease = await self._acquire(patience)
         if lease is None:
-            raise LockTimeout(
-                f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
-                f"`fencelock show {self.name!r}`",
-                self.name,
-            )
+            raise self._too_late(patience)
         return lease
+
+    def _too_late(self, patience: float | None) -> LockTimeout:
+        return LockTimeout(
+            f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
+            f"`fencelock show {self.name!r}`",
+            self.name,
+        )
 
     async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
@@ -86,7 +89,7 @@ class Mutex(Generic[L]):
             return held
         client = self._client
         claim = Claim(self.name, self._ttl, client.owner)
-        lease = await client.acquire(claim, timeout, renew=self._renew, max_hold=self._max_hold)
+        lease = await client.acquire(claim, timeout, self._renew, self._max_hold)
         if self._reentrant and lease is not None:
             lease.reentry = (self.name, client.world.here())
             client.reentrant[lease.reentry] = weakref.ref(lease)
@@ -100,16 +103,18 @@ class Mutex(Generic[L]):
 
     async def enter(self) -> L:
         """Begin a `with` block."""
-        lease = await self.acquire()
+        lease = await self._acquire(self._timeout)
+        if lease is None:
+            raise self._too_late(self._timeout)
         lease.enter()
         self._entered.append((self._client.world.here(), lease))
         return lease
 
-    async def leave(self, error: BaseException | None) -> None:
-        """End the `with` block that this thread or task entered last."""
+    def leaving(self) -> L:
+        """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`."""
         entered, last = self._entered, -1
         if len(entered) > 1:
             here = self._client.world.here()
             # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
             last = next((index for index in reversed(range(len(entered))) if entered[index][0] == here), -1)
-        await entered.pop(last)[1].leave(error)
+        return entered.pop(last)[1]

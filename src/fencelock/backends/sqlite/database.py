@@ -48,11 +48,11 @@ _ADVICE = {
 
 
 class Occupied(Exception):
-    """Somebody else is writing at this moment: try again, where waiting does no harm."""
+    """It would take longer than there is patience: others are writing, or something has to be synced."""
 
 
 class NeedsReserve(Exception):
-    """The tokens that are safe to use are used up, or the machine was started anew."""
+    """The tokens that are safe to use are used up."""
 
 
 class Database:
@@ -62,7 +62,7 @@ class Database:
         self.path = path
         self.boot = boot_id()
         self.now = now
-        self._mutex = Lock()
+        self._new_mutex()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._look_again = 0.0
@@ -74,14 +74,25 @@ class Database:
         return int(self.now() * 1e6)
 
     def write(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
-        """Run a step in a transaction; raise Occupied if others keep us from it for longer than `patience`."""
+        """Run a step in a transaction; raise Occupied if that would take longer than `patience`.
+
+        Without any patience nothing is ever synced, so that an event loop can call it.
+        """
         connection = self._enter(patience)
         try:
+            result = self._transact(connection, patience, step, *args)
+            if patience and self._commits >= COMMITS_PER_CHECKPOINT:
+                self._checkpoint(connection)
+            return result
+        except NeedsReserve:
+            if not patience:
+                raise Occupied from None
+            self._reserve(connection, patience)
             return self._transact(connection, patience, step, *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._mutex.release()
+            self._leave()
 
     def read(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
@@ -91,21 +102,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._mutex.release()
-
-    def reserve(self, patience: float) -> None:
-        """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
-        self.read(patience, self._reserve, patience)
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether enough was committed that the log should go back into the database."""
-        return self._commits >= COMMITS_PER_CHECKPOINT
-
-    def checkpoint(self, patience: float) -> None:
-        """Move the log into the database as far as readers allow."""
-        self._commits = 0
-        self.read(patience, lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
+            self._leave()
 
     def close(self) -> None:
         """Close the connection for good, without waiting for ever: the interpreter may be on its way out."""
@@ -127,26 +124,34 @@ class Database:
         if child:
             _inherited.append(self._connection)  # None, unless a transaction hung for all of FORK_PATIENCE
             self._connection = None
-            self._mutex = Lock()
+            self._new_mutex()
         elif self._mutex.locked():
             self._mutex.release()
+
+    def _new_mutex(self) -> None:
+        self._mutex = Lock()
+        # Looked up once: next to a transaction, whose work empties the caches, every look-up can be measured.
+        self._acquire, self._leave = self._mutex.acquire, self._mutex.release
 
     # ------------------------------------------------------------------ under the mutex
 
     def _enter(self, patience: float) -> sqlite3.Connection:
         """Take the mutex and return the connection, opened if need be. The hot path of every operation."""
-        if not (self._mutex.acquire(timeout=patience) if patience else self._mutex.acquire(blocking=False)):
+        if not (self._acquire(True, patience) if patience else self._acquire(False)):
             raise Occupied
         connection = self._connection
         if connection is not None and self.now() < self._look_again:
-            return connection
+            if patience or self._commits < COMMITS_PER_CHECKPOINT:
+                return connection
+            self._leave()
+            raise Occupied
         try:
             return self._ready(patience)
         except sqlite3.Error as error:
-            self._mutex.release()
+            self._leave()
             raise self._translated(error) from error
         except BaseException:
-            self._mutex.release()
+            self._leave()
             raise
 
     def _transact(
@@ -190,11 +195,17 @@ class Database:
                 error = again
 
     def _reserve(self, connection: sqlite3.Connection, patience: float) -> None:
+        """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
         connection.execute("PRAGMA synchronous = FULL")
         try:
             self._transact(connection, patience, self._move_reserve)
         finally:
             connection.execute("PRAGMA synchronous = NORMAL")
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Move the log into the database, as far as readers allow."""
+        self._commits = 0
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _move_reserve(self, connection: sqlite3.Connection) -> None:
         token, reserved, boot = connection.execute("SELECT token, reserved, boot FROM counter").fetchone()

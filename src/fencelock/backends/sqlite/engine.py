@@ -87,9 +87,18 @@ class SqliteBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, ticket: int | None = None) -> Grant | Busy:
         """Take the lock or a place in line, in one transaction."""
-        return await self._attempt(claim, queue, None)
+        sent = self._world.now()
+        try:
+            token, ticket, retry_in = self._at_once(self._take, claim, queue, ticket)
+        except Occupied:
+            token, ticket, retry_in = await self._later(self._take, claim, queue, ticket)
+        if token is None:
+            return Busy(claim, sent, retry_in, ticket)
+        if self._bells:
+            self._silence(claim)
+        return Grant(claim, token, sent, ticket)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Sleep until the bell rings; look now and then, as rings may get lost."""
@@ -111,7 +120,7 @@ class SqliteBackend:
             if found[0] is not None:
                 self._silence(claim)
                 return Grant(claim, found[0], busy.since, ticket)
-        return await self._attempt(claim, True, ticket)
+        return await self.attempt(claim, queue=True, ticket=ticket)
 
     async def abandon(self, claim: Claim) -> None:
         """Leave the queue, or give back the lock."""
@@ -124,7 +133,10 @@ class SqliteBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock and hand it over, in one transaction."""
-        return await self._write(self._leave, grant.claim, grant.handle)
+        try:
+            return self._at_once(self._leave, grant.claim, grant.handle)
+        except Occupied:
+            return await self._later(self._leave, grant.claim, grant.handle)
 
     async def inspect(self, name: str) -> Snapshot:
         """Read the queue."""
@@ -156,14 +168,6 @@ class SqliteBackend:
             self._ringer.close()
 
     # ------------------------------------------------------------------ each a step of one transaction
-
-    async def _attempt(self, claim: Claim, queue: bool, ticket: int | None) -> Grant | Busy:
-        sent = self._world.now()
-        token, ticket, retry_in = await self._write(self._take, claim, queue, ticket)
-        if token is not None:
-            self._silence(claim)
-            return Grant(claim, token, sent, ticket)
-        return Busy(claim, sent, retry_in, ticket)
 
     def _take(
         self, db: sqlite3.Connection, rings: list[str], claim: Claim, queue: bool, ticket: int | None
@@ -207,11 +211,10 @@ class SqliteBackend:
         if ticket is None:
             found = db.execute(FIND, (self._space, claim.name, claim.id)).fetchone()
             ticket = None if found is None else found[0]
-        if (
-            ticket is not None
-            and db.execute(REFRESH, (expires, self._space, claim.name, ticket, claim.id, now)).rowcount
-        ):
-            return ticket
+        if ticket is not None:
+            if db.execute(REFRESH, (expires, self._space, claim.name, ticket, claim.id, now)).rowcount:
+                return ticket
+            db.execute(LEAVE, (self._space, claim.name, ticket, claim.id)).fetchall()  # it ran out: line up anew
         if claim.shared:
             other = db.execute(OTHER_LIMIT, (self._space, claim.name, claim.limit, now)).fetchone()
             if other is not None:
@@ -310,29 +313,31 @@ class SqliteBackend:
         return None if bell is None else bell.address
 
     def _silence(self, claim: Claim) -> None:
-        bell = self._bells.pop(claim.id, None) if self._bells else None
+        bell = self._bells.pop(claim.id, None)
         if bell is not None:
             bell.close()
 
-    async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step in a transaction, then ring whom it handed a lock.
-
-        Right here if nobody is in the way, as that is shorter than a change of threads; else where it may wait.
-        """
+    def _at_once(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step in a transaction right here, which is shorter than a change of threads, if nobody is in the way."""
         rings: list[str] = []
-        try:
-            try:
-                result = self._database.write(0, step, rings, *args)
-            except Occupied:
-                result = await self._insist(self._database.write, step, rings, *args)
-        except NeedsReserve:
-            await self._insist(self._database.reserve)
-            return await self._write(step, *args)
+        result = self._database.write(0, step, rings, *args)
         for address in rings:
             self._ringer.ring(address)
-        if self._database.wants_checkpoint:
-            await self._insist(self._database.checkpoint)
         return result
+
+    async def _later(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step where it may wait."""
+        rings: list[str] = []
+        result = await self._insist(self._database.write, step, rings, *args)
+        for address in rings:
+            self._ringer.ring(address)
+        return result
+
+    async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+        try:
+            return self._at_once(step, *args)
+        except Occupied:
+            return await self._later(step, *args)
 
     async def _read(self, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         try:
