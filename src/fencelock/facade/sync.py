@@ -129,7 +129,7 @@ class Locks:
     def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
         self._url = redact(url)
-        _open.add(self)
+        _clients.add(client)
 
     @property
     def traits(self) -> Traits:
@@ -243,11 +243,11 @@ def connect(
     return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)
 
 
-_open: weakref.WeakSet[Locks] = weakref.WeakSet()
+_clients: weakref.WeakSet[Client[Lease]] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """Spare others the wait for what an ending process still holds."""
-    for locks in list(_open):
-        locks.close()
+    for client in list(_clients):
+        drive(client.close())

@@ -61,7 +61,7 @@ class Mutex(Generic[L]):
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
-        self._entered: list[tuple[Hashable, L]] = []
+        self._entered: dict[Hashable, list[L]] = {}
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
@@ -107,14 +107,16 @@ class Mutex(Generic[L]):
         if lease is None:
             raise self._too_late(self._timeout)
         lease.enter()
-        self._entered.append((self._client.world.here(), lease))
+        self._entered.setdefault(self._client.world.here(), []).append(lease)
         return lease
 
     def leaving(self) -> L:
         """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`."""
-        entered, last = self._entered, -1
-        if len(entered) > 1:
-            here = self._client.world.here()
-            # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
-            last = next((index for index in reversed(range(len(entered))) if entered[index][0] == here), -1)
-        return entered.pop(last)[1]
+        here = self._client.world.here()
+        if here not in self._entered:
+            here = next(reversed(self._entered))  # entered elsewhere, as fixtures and exit stacks may do
+        leases = self._entered[here]
+        lease = leases.pop()
+        if not leases:
+            del self._entered[here]
+        return lease

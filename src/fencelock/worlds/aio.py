@@ -11,9 +11,9 @@ from functools import partial
 from random import random
 from typing import Any, TypeVar, TypeVarTuple
 
+from fencelock.core import doorbell
 from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
-from fencelock.worlds import doorbell
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -112,7 +112,10 @@ class TaskGuard:
 
     def interrupt(self) -> None:
         """Cancel the body, from any thread, at its next await: by way of the loop, as the body may be running now."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass  # the loop is closed, and the body with it
 
     def _cancel(self) -> None:
         if self._inside and not self._cancelled and not self._task.done():

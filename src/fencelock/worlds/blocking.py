@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterat
 from random import random
 from typing import Any, TypeVar, TypeVarTuple
 
+from fencelock.core import doorbell
 from fencelock.core.clock import boottime
-from fencelock.worlds import doorbell
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.database import Database, NeedsReserve, Occupied, sane_wall_us
 from fencelock.core.clock import Deadline
+from fencelock.core.doorbell import Ringer
 from fencelock.core.world import Doorbell, World
 from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import (
@@ -24,7 +25,6 @@ from fencelock.model import (
     contradiction,
     settle,
 )
-from fencelock.worlds.doorbell import Ringer
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
