@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import random
+from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
 from fencelock.core.clock import boottime
@@ -136,6 +137,7 @@ class AioWorld:
         self._pool: ThreadPoolExecutor | None = None
         self._socket: socket.socket | None = None
         self._socket_name = ""
+        self._socket_mutex = Lock()
         self._slots: dict[bytes, AioEvent] = {}
         self._numbers = itertools.count()
 
@@ -161,16 +163,21 @@ class AioWorld:
         return AioEvent(self._home())
 
     def doorbell(self) -> SlotBell | None:
-        """Return a slot of the one socket."""
+        """Return a slot of the one socket. Engines may ask for it in a thread of `block`, where no loop runs."""
         if not doorbell.AVAILABLE:
             return None
-        loop = self._home()
-        if self._socket is None:
-            self._socket, self._socket_name = doorbell.open_socket()
-            loop.add_reader(self._socket, self._rung)
+        loop = self._loop or self._home()
+        with self._socket_mutex:
+            if self._socket is None:
+                self._socket, self._socket_name = doorbell.open_socket()
+                loop.call_soon_threadsafe(self._listen, self._socket)
         slot = str(next(self._numbers))
         event = self._slots[slot.encode()] = AioEvent(loop)
         return SlotBell(f"{self._socket_name}/{slot}", event, partial(self._give_back, slot.encode()))
+
+    def _listen(self, sock: socket.socket) -> None:
+        if self._loop is not None and sock is self._socket:
+            self._loop.add_reader(sock, self._rung)
 
     def _give_back(self, slot: bytes) -> None:
         self._slots.pop(slot, None)
@@ -233,6 +240,7 @@ class AioWorld:
         if self._socket is not None:
             self._socket.close()
         self._loop = self._pool = self._socket = None
+        self._socket_mutex = Lock()
         self._slots.clear()
         self._tasks.clear()
 
