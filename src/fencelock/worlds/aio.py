@@ -211,9 +211,10 @@ class AioWorld:
 
     async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it in a thread of ours, so that a program that fills the loop's own pool does not starve renewals."""
+        loop = self._home()  # first: it forgets the pool of a loop that was closed
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fencelock")
-        future = self._home().run_in_executor(self._pool, partial(fn, *args))
+        future = loop.run_in_executor(self._pool, partial(fn, *args))
         return await _to_the_end(future, None)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
@@ -264,4 +265,6 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
         raise cancelled
     if not future.done():
         raise TimeoutError(f"not done within {timeout:g} s")
+    if future.cancelled():
+        raise TimeoutError("it was broken off: the client is being closed")
     return future.result()
