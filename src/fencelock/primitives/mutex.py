@@ -107,9 +107,10 @@ class Mutex(Generic[L]):
 
     async def leave(self, error: BaseException | None) -> None:
         """End the `with` block that this thread or task entered last."""
-        entered, last = self._entered, -1
-        if len(entered) > 1:
-            here = self._client.world.here()
-            # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
-            last = next((index for index in reversed(range(len(entered))) if entered[index][0] == here), -1)
-        await entered.pop(last)[1].leave(error)
+        here = self._client.world.here()
+        # Other threads come and go meanwhile (one whose lease was lost, say): look at a copy, remove by value.
+        entered = self._entered.copy()
+        # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+        entry = next((entry for entry in reversed(entered) if entry[0] == here), entered[-1])
+        self._entered.remove(entry)
+        await entry[1].leave(error)
