@@ -128,7 +128,7 @@ class Keeper:
             if (lease := ref()) is not None:
                 look = lease.deadline if id in self._renewing else lease.next_look()
                 self._planned = min(self._planned, look)
-        return max(0.0, self._planned - self._client.world.now())
+        return None if self._planned == inf else max(0.0, self._planned - self._client.world.now())
 
     async def _renew(self, due: list[LeaseCore]) -> None:
         sent = self._client.world.now()

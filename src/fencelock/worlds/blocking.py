@@ -46,7 +46,7 @@ class BlockingEvent(threading.Event):
     """A `threading.Event` whose wait is a coroutine that does not suspend."""
 
     async def wait(self, timeout: float | None) -> bool:  # type: ignore[override]
-        return super().wait(timeout)
+        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 class SocketBell:
