@@ -52,7 +52,7 @@ class Keeper:
             wake.set()
 
     def drop(self, lease: LeaseCore) -> None:
-        """Forget a lease; a renewal that is under way no longer matters."""
+        """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
         self._leases.pop(lease.id, None)
 
     def leases(self) -> list[LeaseCore]:
@@ -151,10 +151,11 @@ class Keeper:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
             looks = [lease.next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
-            if not looks or min(looks) >= self._planned or self._wake is None:
+            wake = self._wake
+            if not looks or min(looks) >= self._planned or wake is None:
                 return
             self._planned = min(looks)
-        self._wake.set()
+        wake.set()
 
     def stop(self, reason: Reason) -> None:
         """Give up every lease that is left, and end."""

@@ -183,7 +183,7 @@ class LeaseCore:
             if self.over:
                 return
             self.reason = reason
-        self._client.keeper.drop(self)
+            self._client.keeper.drop(self)
         if self._event is not None:
             self._event.set()
         if reason is Reason.FORKED:
