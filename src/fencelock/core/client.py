@@ -111,12 +111,17 @@ class Client(Generic[L]):
         for lease in leases:
             lease.lose(Reason.FORKED)
 
+    @property
+    def cares_about_loss(self) -> bool:
+        """Whether the user gave an `on_lost`."""
+        return self._on_lost is not None
+
     def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
         """Call the user's `on_lost`; its errors are logged and do not stop the keeper."""
         if self._on_lost is not None:
             try:
                 self._on_lost(lease, reason)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
                 self.complain(f"on_lost failed for {lease.name!r}", error)
 
     def complain(self, message: str, error: BaseException) -> None:

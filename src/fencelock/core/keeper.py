@@ -78,12 +78,7 @@ class Keeper:
     async def _run(self, wake: Event) -> None:
         try:
             while True:
-                due, overdue = self._look()
-                for lease in overdue:
-                    lease.is_lost()
-                if due:
-                    self._client.world.spawn(self._renew(due), "fencelock-renewal")
-                del due, overdue  # a reference kept while asleep would hide that the user dropped the lease
+                self._act(*self._look())  # no reference stays here while asleep: it would hide that the user dropped one
                 with self._client.mutex:
                     delay = self._plan()
                     if delay is None or self._wake is not wake:
@@ -95,6 +90,30 @@ class Keeper:
             with self._client.mutex:
                 self._ended(wake)  # its event loop was closed: the next lease starts it anew
             raise
+
+    def _act(self, due: list[LeaseCore], overdue: list[LeaseCore]) -> None:
+        told: list[tuple[LeaseCore, Reason]] = []
+        for lease in overdue:
+            lease.run_out(lambda lease, reason: told.append((lease, reason)))
+        if due:
+            try:
+                self._client.world.spawn(self._renew(due), "fencelock-renewal")
+            except RuntimeError as error:  # no more threads: the same as a renewal without an answer
+                self._client.complain("a renewal could not be started; it is tried again", error)
+                self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.world.now())
+        if told and self._client.cares_about_loss:
+            try:
+                # A user's function may take its time: not here, where the other leases wait to be renewed.
+                self._client.world.spawn(self._tell(told), "fencelock-on-lost")
+            except RuntimeError:
+                self._tell_now(told)
+
+    async def _tell(self, told: list[tuple[LeaseCore, Reason]]) -> None:
+        self._tell_now(told)
+
+    def _tell_now(self, told: list[tuple[LeaseCore, Reason]]) -> None:
+        for lease, reason in told:
+            self._client.tell_lost(lease, reason)
 
     def _ended(self, wake: Event) -> None:
         if self._wake is wake:
@@ -139,13 +158,22 @@ class Keeper:
         except Exception as error:
             self._client.complain("a renewal failed in a way that it never should; it is tried again", error)
             answers = [Renewal.UNKNOWN] * len(due)
-        finally:
-            with self._client.mutex:
-                self._renewing.difference_update(lease.id for lease in due)
+        except BaseException:
+            self._answered(due, [Renewal.UNKNOWN] * len(due), sent)
+            raise
+        self._tell_now(self._answered(due, answers, sent))
+
+    def _answered(
+        self, due: list[LeaseCore], answers: list[Renewal], sent: float
+    ) -> list[tuple[LeaseCore, Reason]]:
+        """Take in the answers; return the losses that are still to be told, after all leases know where they are."""
+        told: list[tuple[LeaseCore, Reason]] = []
         for lease, answer in zip(due, answers, strict=True):
-            lease.renewed(answer, sent)
-        del due
+            lease.renewed(answer, sent, lambda lease, reason: told.append((lease, reason)))
+        with self._client.mutex:
+            self._renewing.difference_update(lease.id for lease in due)
         self._replan()
+        return told
 
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
