@@ -176,7 +176,8 @@ class LeaseCore:
                 if answer is not Renewal.LOST:
                     # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.
                     self.pause = min(self.pause * 2 or self.ttl / 30, self.ttl / 6)
-                    self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
+                    if self.due != inf:  # renewed by hand only, or about to reach max_hold
+                        self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
                     return
         if answer is Renewal.LOST:
             self.lose(Reason.GONE, tell)
