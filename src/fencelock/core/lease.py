@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.acquire import FIRST_PAUSE, undo
-from fencelock.errors import EngineUnavailable, LeaseLost
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost
 from fencelock.model import Grant, Reason, Renewal, drift
 
 Tell = Callable[["LeaseCore", Reason], None]
@@ -228,10 +228,11 @@ class LeaseCore:
     async def give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
         client = self._client
-        lost = self.is_lost()
+        self.is_lost()
         with client.mutex:
             if self._released:
                 return False
+            lost = self.reason is not None
             if self._depth > 1:
                 self._depth -= 1
                 return not lost
@@ -251,18 +252,21 @@ class LeaseCore:
         pause = FIRST_PAUSE
         for left in reversed(range(RELEASE_TRIES)):
             try:
-                return await backend.release(self._grant)
-            except EngineUnavailable as error:
-                if not left:
-                    raise EngineUnavailable(
-                        f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s",
-                        self.name,
-                    ) from error
+                try:
+                    return await backend.release(self._grant)
+                except EngineUnavailable as error:
+                    if not left:
+                        raise EngineUnavailable(
+                            f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s",
+                            self.name,
+                        ) from error
+                await world.sleep(pause)
+                pause *= 2
+            except EngineUnavailable:
+                raise
             except BaseException:
                 await undo(world, backend, self._grant.claim)
                 raise
-            await world.sleep(pause)
-            pause *= 2
         raise AssertionError("the last try either returns or raises")
 
     async def _give_back_lost(self) -> None:
@@ -288,7 +292,7 @@ class LeaseCore:
         ours = self._guards.pop().leave() if self._guards else False
         try:
             await self.give_back()
-        except EngineUnavailable as failure:
+        except FencelockError as failure:
             if error is None:
                 raise
             error.add_note(f"Besides, {failure}.")
