@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from fencelock.core.acquire import acquire
+from fencelock.core.acquire import acquire, undo
 from fencelock.core.backend import Backend
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
@@ -45,6 +45,7 @@ class Client(Generic[L]):
         self.mutex = Lock()
         self.keeper = Keeper(self)
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
+        self._asking: dict[str, Claim] = {}
         self.closed = False
         _clients.add(self)
 
@@ -53,11 +54,22 @@ class Client(Generic[L]):
     ) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
         self._check_open(claim.name)
-        grant = await acquire(self.world, self.backend, claim, timeout)
-        if grant is None:
-            return None
-        lease = self._make_lease(self, grant, renew, max_hold)
-        self.keeper.add(lease)
+        self._asking[claim.id] = claim
+        try:
+            grant = await acquire(self.world, self.backend, claim, timeout)
+            if grant is None:
+                return None
+            lease = self._make_lease(self, grant, renew, max_hold)
+            try:
+                self.keeper.add(lease)
+            except BaseException:  # no thread to be had for the keeper, say
+                await undo(self.world, self.backend, grant.claim)
+                raise
+        finally:
+            self._asking.pop(claim.id, None)
+        if self.closed:
+            lease.lose(Reason.CLOSED)
+            self._check_open(claim.name)
         return lease
 
     async def inspect(self, name: str) -> Snapshot:
@@ -91,10 +103,12 @@ class Client(Generic[L]):
         self.keeper.stop(Reason.CLOSED)
         try:
             for lease in held:
-                try:
-                    await self.backend.release(lease.grant)
-                except FencelockError as error:
-                    self.complain(f"{lease.name!r} could not be released on close; it runs out by itself", error)
+                await self.backend.release(lease.grant)
+            for claim in list(self._asking.values()):
+                await self.backend.abandon(claim)
+        except FencelockError as error:
+            # Not one by one: an engine that does not answer would hold up the end of the process many times over.
+            self.complain("not everything could be released on close; the rest runs out by itself", error)
         finally:
             await self.backend.close()
             await self.world.close()
@@ -105,6 +119,7 @@ class Client(Generic[L]):
         leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
+        self._asking.clear()
         self.owner = self._given_owner or _default_owner()
         self.world.after_fork()
         self.backend.after_fork(child=True)

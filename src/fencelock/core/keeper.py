@@ -47,7 +47,13 @@ class Keeper:
                 self._wake = self._client.world.event()
             wake = self._wake
         if start:
-            self._client.world.spawn(self._run(wake), "fencelock-keeper")
+            try:
+                self._client.world.spawn(self._run(wake), "fencelock-keeper")
+            except BaseException:
+                with self._client.mutex:
+                    self._ended(wake)
+                    self.drop(lease)
+                raise
         else:
             wake.set()
 
