@@ -12,6 +12,7 @@ from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from fencelock.core.clock import boottime, wall_us
+from fencelock.core.urls import redact
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, InvalidURL, LimitMismatch
 from fencelock.model import (
@@ -307,7 +308,7 @@ def connect(world: World, url: str, namespace: str) -> MemoryBackend:
     """Open `memory://NAME`: all clients of this process that use one name and namespace share one store."""
     name = url.partition("://")[2]
     if any(character in name for character in "/?#@"):
-        raise InvalidURL(f"memory:// takes at most a name, as in memory://tests, not {url!r}")
+        raise InvalidURL(f"memory:// takes at most a name, as in memory://tests, not {redact(url)!r}")
     with _stores_mutex:
         store = _stores.get((name, namespace))
         if store is None:
