@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.acquire import FIRST_PAUSE, undo
+from fencelock.core.acquire import FIRST_PAUSE, name_it, undo
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost
 from fencelock.model import Grant, Reason, Renewal, drift
 
@@ -213,7 +213,11 @@ class LeaseCore:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
         self.check()
         sent = self._client.world.now()
-        (answer,) = await self._client.backend.renew([self._grant])
+        try:
+            (answer,) = await self._client.backend.renew([self._grant])
+        except FencelockError as error:
+            name_it(error, self.name)
+            raise
         self.renewed(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(
