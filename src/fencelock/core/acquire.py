@@ -17,6 +17,13 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
+class _NothingSent(Exception):
+    """The engine cannot be used, and nothing of the claim is there: no reason to try for seconds to undo it."""
+
+    def __init__(self, error: EngineUnavailable) -> None:
+        self.error = error
+
+
 async def acquire(world: World, backend: Backend, claim: Claim, timeout: float | None) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
@@ -31,6 +38,9 @@ async def acquire(world: World, backend: Backend, claim: Claim, timeout: float |
             fresh = await _freshen(world, backend, grant)
             if fresh is not None:
                 return fresh
+        except _NothingSent as nothing:
+            name_it(nothing.error, claim.name)
+            raise nothing.error from nothing.error.__cause__
         except BaseException as error:
             await undo(world, backend, claim)
             name_it(error, claim.name)
@@ -75,7 +85,7 @@ async def _wait_in_line(world: World, backend: Backend, claim: Claim, patience: 
         except EngineUnavailable as error:
             # Nothing was ever answered and nothing was sent: the URL is wrong or the engine is down. Say so at once.
             if busy is None and unanswered is None and not isinstance(error, Unanswered):
-                raise
+                raise _NothingSent(error) from None
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
             if patience.passed or world.now() - heard >= claim.ttl:
                 raise
