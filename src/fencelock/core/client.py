@@ -163,6 +163,7 @@ _clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
+    _fork_mutex.acquire()  # two threads may fork at the same time
     _forking.extend(_clients)
     for client in _forking:
         client.backend.before_fork()
@@ -171,14 +172,17 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _forking:
         _forking.pop().backend.after_fork(child=False)
+    _fork_mutex.release()
 
 
 def _after_fork_in_child() -> None:
     while _forking:
         _forking.pop().after_fork()
+    _fork_mutex.release()  # its holder is the thread that forked, and that is us
 
 
 _forking: list[Client[Any]] = []
+_fork_mutex = Lock()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

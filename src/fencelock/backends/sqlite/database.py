@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.place import network_file_system
@@ -62,7 +62,7 @@ class Database:
         self.path = path
         self.boot = boot_id()
         self.now = now
-        self._mutex = Lock()
+        self._mutex = RLock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._look_again = 0.0
@@ -75,23 +75,29 @@ class Database:
 
     def write(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction; raise Occupied if others keep us from it for longer than `patience`."""
-        connection = self._enter(patience)
+        mutex = self._mutex
         try:
-            return self._transact(connection, patience, step, *args)
+            return self._transact(self._enter(patience), patience, step, *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._mutex.release()
+            try:
+                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+            except RuntimeError:
+                pass  # Occupied: it was not ours
 
     def read(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
-        connection = self._enter(patience)
+        mutex = self._mutex
         try:
-            return step(connection, *args)
+            return step(self._enter(patience), *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._mutex.release()
+            try:
+                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+            except RuntimeError:
+                pass  # Occupied: it was not ours
 
     def reserve(self, patience: float) -> None:
         """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
@@ -127,27 +133,30 @@ class Database:
         if child:
             _inherited.append(self._connection)  # None, unless a transaction hung for all of FORK_PATIENCE
             self._connection = None
-            self._mutex = Lock()
-        elif self._mutex.locked():
-            self._mutex.release()
+            self._mutex = RLock()
+        else:
+            self._leave()
 
     # ------------------------------------------------------------------ under the mutex
 
     def _enter(self, patience: float) -> sqlite3.Connection:
-        """Take the mutex and return the connection, opened if need be. The hot path of every operation."""
+        """Take the mutex and return the connection, opened if need be. The hot path of every operation.
+
+        The caller gives it back whatever happens: Ctrl-C may come at any instruction, also at the one after `acquire`.
+        """
         if not (self._mutex.acquire(timeout=patience) if patience else self._mutex.acquire(blocking=False)):
             raise Occupied
         connection = self._connection
         if connection is not None and self.now() < self._look_again:
             return connection
+        return self._ready(patience)
+
+    def _leave(self) -> None:
+        """Give back the mutex if it is ours."""
         try:
-            return self._ready(patience)
-        except sqlite3.Error as error:
             self._mutex.release()
-            raise self._translated(error) from error
-        except BaseException:
-            self._mutex.release()
-            raise
+        except RuntimeError:
+            pass
 
     def _transact(
         self,
@@ -157,11 +166,16 @@ class Database:
         *args: *Ts,
     ) -> T:
         execute = connection.execute
-        try:
-            execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            self._begin(connection, patience, error)
-        try:
+        if connection.in_transaction:
+            raise EngineUnavailable(
+                f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
+                "or set a flag instead"
+            )
+        try:  # from before BEGIN: Ctrl-C may come right after it
+            try:
+                execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                self._begin(connection, patience, error)
             result = step(connection, *args)
             execute("COMMIT")
         except BaseException:
