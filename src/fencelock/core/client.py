@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, Generic, TypeVar
 
 from fencelock.core.acquire import acquire, undo
@@ -42,7 +42,7 @@ class Client(Generic[L]):
         """The label for people: what the user gave, else host and process id."""
         self._on_lost = on_lost
         self._make_lease = make_lease
-        self.mutex = Lock()
+        self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
         self.keeper = Keeper(self)
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
         self._asking: dict[str, Claim] = {}
@@ -115,7 +115,7 @@ class Client(Generic[L]):
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
-        self.mutex = Lock()  # the parent's may be held by a thread that does not exist here
+        self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
         leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
