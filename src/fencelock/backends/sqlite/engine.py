@@ -328,10 +328,15 @@ class SqliteBackend:
         except NeedsReserve:
             await self._insist(self._database.reserve)
             return await self._write(step, *args)
-        for address in rings:
-            self._ringer.ring(address)
+        finally:
+            # Also if we are cancelled: by then the step is done. A ring too many does no harm.
+            for address in rings:
+                self._ringer.ring(address)
         if self._database.wants_checkpoint:
-            await self._insist(self._database.checkpoint)
+            try:
+                await self._insist(self._database.checkpoint)
+            except EngineUnavailable:
+                pass  # what was asked for is done and committed; the log is tidied another time
         return result
 
     async def _read(self, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
