@@ -84,7 +84,9 @@ class Keeper:
     async def _run(self, wake: Event) -> None:
         try:
             while True:
-                self._act(*self._look())  # no reference stays here while asleep: it would hide that the user dropped one
+                self._act(
+                    *self._look()
+                )  # no reference stays here while asleep: it would hide that the user dropped one
                 with self._client.mutex:
                     delay = self._plan()
                     if delay is None or self._wake is not wake:
@@ -169,9 +171,7 @@ class Keeper:
             raise
         self._tell_now(self._answered(due, answers, sent))
 
-    def _answered(
-        self, due: list[LeaseCore], answers: list[Renewal], sent: float
-    ) -> list[tuple[LeaseCore, Reason]]:
+    def _answered(self, due: list[LeaseCore], answers: list[Renewal], sent: float) -> list[tuple[LeaseCore, Reason]]:
         """Take in the answers; return the losses that are still to be told, after all leases know where they are."""
         told: list[tuple[LeaseCore, Reason]] = []
         for lease, answer in zip(due, answers, strict=True):

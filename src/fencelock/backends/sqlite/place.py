@@ -28,7 +28,9 @@ def path_of(url: str) -> str:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost") or not slash:
-            raise InvalidURL(f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db")
+            raise InvalidURL(
+                f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db"
+            )
         rest = "/" + path.lstrip("/")
     if "?" in rest or "#" in rest:
         raise InvalidURL(f"{redact(url)!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
