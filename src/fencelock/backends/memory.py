@@ -12,8 +12,9 @@ from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from fencelock.core.clock import boottime, wall_us
+from fencelock.core.urls import redact
 from fencelock.core.world import Event, World
-from fencelock.errors import InvalidURL, LimitMismatch
+from fencelock.errors import ClientClosed, InvalidURL, LimitMismatch
 from fencelock.model import (
     Busy,
     Claim,
@@ -218,6 +219,7 @@ class MemoryBackend:
         self._world = world
         self._store = store
         self._bells: dict[str, Event] = {}
+        self._closed = False
 
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Ask the store; the ttl counts from before the question."""
@@ -273,7 +275,10 @@ class MemoryBackend:
         return await self._ask(self._store.force_release, name)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Send whoever still waits away."""
+        self._closed = True
+        for bell in list(self._bells.values()):
+            bell.set()
 
     def before_fork(self) -> None:
         """Nothing that must not be copied."""
@@ -286,6 +291,8 @@ class MemoryBackend:
 
     async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry a question to the store and the answer back. The simulated world has a network here."""
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
         return fn(*args, **kwargs)
 
     def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
@@ -301,7 +308,7 @@ def connect(world: World, url: str, namespace: str) -> MemoryBackend:
     """Open `memory://NAME`: all clients of this process that use one name and namespace share one store."""
     name = url.partition("://")[2]
     if any(character in name for character in "/?#@"):
-        raise InvalidURL(f"memory:// takes at most a name, as in memory://tests, not {url!r}")
+        raise InvalidURL(f"memory:// takes at most a name, as in memory://tests, not {redact(url)!r}")
     with _stores_mutex:
         store = _stores.get((name, namespace))
         if store is None:

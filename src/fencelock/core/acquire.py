@@ -44,13 +44,20 @@ async def acquire(world: World, backend: Backend, claim: Claim, timeout: float |
             fresh = await _freshen(world, backend, outcome)
             if fresh is not None:
                 return fresh
-        except BaseException:
+        except BaseException as error:
             if not refused:
                 await undo(world, backend, claim)
+            name_it(error, claim.name)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
         await undo(world, backend, claim)
         claim = claim.again()
+
+
+def name_it(error: BaseException, name: str) -> None:
+    """Say in an error of the engine as a whole which lock it kept from being had."""
+    if isinstance(error, FencelockError) and error.name is None:
+        error.name = name
 
 
 async def undo(world: World, backend: Backend, claim: Claim) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, Generic, TypeVar
 
-from fencelock.core.acquire import acquire
+from fencelock.core.acquire import acquire, undo
 from fencelock.core.backend import Backend
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
@@ -42,20 +42,32 @@ class Client(Generic[L]):
         """The label for people: what the user gave, else host and process id."""
         self._on_lost = on_lost
         self._make_lease = make_lease
-        self.mutex = Lock()
+        self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
         self.keeper = Keeper(self)
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
+        self._asking: dict[str, Claim] = {}
         self.closed = False
         _clients.add(self)
 
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
         self._check_open(claim.name)
-        grant = await acquire(self.world, self.backend, claim, timeout)
-        if grant is None:
-            return None
-        lease = self._make_lease(self, grant, renew, max_hold)
-        self.keeper.add(lease)
+        self._asking[claim.id] = claim
+        try:
+            grant = await acquire(self.world, self.backend, claim, timeout)
+            if grant is None:
+                return None
+            lease = self._make_lease(self, grant, renew, max_hold)
+            try:
+                self.keeper.add(lease)
+            except BaseException:  # no thread to be had for the keeper, say
+                await undo(self.world, self.backend, grant.claim)
+                raise
+        finally:
+            self._asking.pop(claim.id, None)
+        if self.closed:
+            lease.lose(Reason.CLOSED)
+            self._check_open(claim.name)
         return lease
 
     async def inspect(self, name: str) -> Snapshot:
@@ -89,32 +101,40 @@ class Client(Generic[L]):
         self.keeper.stop(Reason.CLOSED)
         try:
             for lease in held:
-                try:
-                    await self.backend.release(lease.grant)
-                except FencelockError as error:
-                    self.complain(f"{lease.name!r} could not be released on close; it runs out by itself", error)
+                await self.backend.release(lease.grant)
+            for claim in list(self._asking.values()):
+                await self.backend.abandon(claim)
+        except FencelockError as error:
+            # Not one by one: an engine that does not answer would hold up the end of the process many times over.
+            self.complain("not everything could be released on close; the rest runs out by itself", error)
         finally:
             await self.backend.close()
             await self.world.close()
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
-        self.mutex = Lock()  # the parent's may be held by a thread that does not exist here
+        self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
         leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
+        self._asking.clear()
         self.owner = self._given_owner or _default_owner()
         self.world.after_fork()
         self.backend.after_fork(child=True)
         for lease in leases:
             lease.lose(Reason.FORKED)
 
+    @property
+    def cares_about_loss(self) -> bool:
+        """Whether the user gave an `on_lost`."""
+        return self._on_lost is not None
+
     def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
         """Call the user's `on_lost`; its errors are logged and do not stop the keeper."""
         if self._on_lost is not None:
             try:
                 self._on_lost(lease, reason)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
                 self.complain(f"on_lost failed for {lease.name!r}", error)
 
     def complain(self, message: str, error: BaseException) -> None:
@@ -141,6 +161,7 @@ _clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
+    _fork_mutex.acquire()  # two threads may fork at the same time
     _forking.extend(_clients)
     for client in _forking:
         client.backend.before_fork()
@@ -149,14 +170,17 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _forking:
         _forking.pop().backend.after_fork(child=False)
+    _fork_mutex.release()
 
 
 def _after_fork_in_child() -> None:
     while _forking:
         _forking.pop().after_fork()
+    _fork_mutex.release()  # its holder is the thread that forked, and that is us
 
 
 _forking: list[Client[Any]] = []
+_fork_mutex = Lock()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -48,12 +48,18 @@ class Keeper:
                 self._wake = self._client.world.event()
             wake = self._wake
         if start:
-            self._client.world.spawn(self._run(wake), "fencelock-keeper")
+            try:
+                self._client.world.spawn(self._run(wake), "fencelock-keeper")
+            except BaseException:
+                with self._client.mutex:
+                    self._ended(wake)
+                    self.drop(lease)
+                raise
         else:
             wake.set()
 
     def drop(self, lease: LeaseCore) -> None:
-        """Forget a lease; a renewal that is under way no longer matters."""
+        """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
         self._leases.pop(lease.id, None)
 
     def leases(self) -> list[LeaseCore]:
@@ -79,12 +85,8 @@ class Keeper:
     async def _run(self, wake: Event) -> None:
         try:
             while True:
-                due, overdue = self._look()
-                for lease in overdue:
-                    lease.is_lost()
-                if due:
-                    self._client.world.spawn(self._renew(due), "fencelock-renewal")
-                del due, overdue  # a reference kept while asleep would hide that the user dropped the lease
+                # No reference may stay here while asleep: it would hide that the user dropped a lease.
+                self._act(*self._look())
                 with self._client.mutex:
                     delay = self._plan()
                     if delay is None or self._wake is not wake:
@@ -96,6 +98,30 @@ class Keeper:
             with self._client.mutex:
                 self._ended(wake)  # its event loop was closed: the next lease starts it anew
             raise
+
+    def _act(self, due: list[LeaseCore], overdue: list[LeaseCore]) -> None:
+        told: list[tuple[LeaseCore, Reason]] = []
+        for lease in overdue:
+            lease.run_out(lambda lease, reason: told.append((lease, reason)))
+        if due:
+            try:
+                self._client.world.spawn(self._renew(due), "fencelock-renewal")
+            except RuntimeError as error:  # no more threads: the same as a renewal without an answer
+                self._client.complain("a renewal could not be started; it is tried again", error)
+                self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.world.now())
+        if told and self._client.cares_about_loss:
+            try:
+                # A user's function may take its time: not here, where the other leases wait to be renewed.
+                self._client.world.spawn(self._tell(told), "fencelock-on-lost")
+            except RuntimeError:
+                self._tell_now(told)
+
+    async def _tell(self, told: list[tuple[LeaseCore, Reason]]) -> None:
+        self._tell_now(told)
+
+    def _tell_now(self, told: list[tuple[LeaseCore, Reason]]) -> None:
+        for lease, reason in told:
+            self._client.tell_lost(lease, reason)
 
     def _ended(self, wake: Event) -> None:
         if self._wake is wake:
@@ -129,7 +155,7 @@ class Keeper:
             if (lease := ref()) is not None:
                 look = lease.deadline if id in self._renewing else lease.next_look()
                 self._planned = min(self._planned, look)
-        return max(0.0, self._planned - self._client.world.now())
+        return None if self._planned == inf else max(0.0, self._planned - self._client.world.now())
 
     async def _renew(self, due: list[LeaseCore]) -> None:
         sent = self._client.world.now()
@@ -140,22 +166,30 @@ class Keeper:
         except Exception as error:
             self._client.complain("a renewal failed in a way that it never should; it is tried again", error)
             answers = [Renewal.UNKNOWN] * len(due)
-        finally:
-            with self._client.mutex:
-                self._renewing.difference_update(lease.id for lease in due)
+        except BaseException:
+            self._answered(due, [Renewal.UNKNOWN] * len(due), sent)
+            raise
+        self._tell_now(self._answered(due, answers, sent))
+
+    def _answered(self, due: list[LeaseCore], answers: list[Renewal], sent: float) -> list[tuple[LeaseCore, Reason]]:
+        """Take in the answers; return the losses that are still to be told, after all leases know where they are."""
+        told: list[tuple[LeaseCore, Reason]] = []
         for lease, answer in zip(due, answers, strict=True):
-            lease.renewed(answer, sent)
-        del due
+            lease.renewed(answer, sent, lambda lease, reason: told.append((lease, reason)))
+        with self._client.mutex:
+            self._renewing.difference_update(lease.id for lease in due)
         self._replan()
+        return told
 
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
             looks = [lease.next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
-            if not looks or min(looks) >= self._planned or self._wake is None:
+            wake = self._wake
+            if not looks or min(looks) >= self._planned or wake is None:
                 return
             self._planned = min(looks)
-        self._wake.set()
+        wake.set()
 
     def stop(self, reason: Reason) -> None:
         """Give up every lease that is left, and end."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.acquire import undo
-from fencelock.errors import EngineUnavailable, LeaseLost, Unanswered
+from fencelock.core.acquire import name_it, undo
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
+
+Tell = Callable[["LeaseCore", Reason], None]
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -101,7 +103,7 @@ class LeaseCore:
     def is_lost(self) -> bool:
         """Return whether the lease ended before it was released. It looks at the clock itself."""
         if self.reason is None and not self._released and self._client.world.now() >= self.deadline:
-            self.lose(self._overdue())
+            self.run_out()
         return self.reason is not None
 
     def check(self) -> None:
@@ -149,8 +151,9 @@ class LeaseCore:
         """Return when the keeper has to look at it again."""
         return min(self.due, self.deadline)
 
-    def _overdue(self) -> Reason:
-        return Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED
+    def run_out(self, tell: Tell | None = None) -> None:
+        """Lose it because its deadline has passed."""
+        self.lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
 
     def _extend(self, since: float) -> None:
         ttl = self._grant.claim.ttl
@@ -159,7 +162,7 @@ class LeaseCore:
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self.due = self._final, inf
 
-    def renewed(self, answer: Renewal, sent: float) -> None:
+    def renewed(self, answer: Renewal, sent: float, tell: Tell | None = None) -> None:
         """Take in what the engine said to a renewal that was sent at that time."""
         with self._client.mutex:
             if self.over:
@@ -173,17 +176,21 @@ class LeaseCore:
                 if answer is not Renewal.LOST:
                     # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.
                     self.pause = min(self.pause * 2 or self.ttl / 30, self.ttl / 6)
-                    self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
+                    if self.due != inf:  # renewed by hand only, or about to reach max_hold
+                        self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
                     return
-        self.lose(Reason.GONE if answer is Renewal.LOST else self._overdue())
+        if answer is Renewal.LOST:
+            self.lose(Reason.GONE, tell)
+        else:
+            self.run_out(tell)
 
-    def lose(self, reason: Reason) -> None:
-        """End the lease, once, and tell everybody who wants to know."""
+    def lose(self, reason: Reason, tell: Tell | None = None) -> None:
+        """End the lease, once, and tell everybody who wants to know; `tell` instead of the user's `on_lost`, if given."""
         with self._client.mutex:
             if self.over:
                 return
             self.reason = reason
-        self._client.keeper.drop(self)
+            self._client.keeper.drop(self)
         if self._event is not None:
             self._event.set()
         if reason is Reason.FORKED:
@@ -191,7 +198,7 @@ class LeaseCore:
         for guard in self._guards:
             guard.interrupt()
         if reason is not Reason.CLOSED:
-            self._client.tell_lost(self, reason)
+            (tell or self._client.tell_lost)(self, reason)
 
     async def wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
@@ -206,7 +213,11 @@ class LeaseCore:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
         self.check()
         sent = self._client.world.now()
-        (answer,) = await self._client.backend.renew([self._grant])
+        try:
+            (answer,) = await self._client.backend.renew([self._grant])
+        except FencelockError as error:
+            name_it(error, self.name)
+            raise
         self.renewed(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(
@@ -221,10 +232,11 @@ class LeaseCore:
     async def give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
         client = self._client
-        lost = self.is_lost()
+        self.is_lost()
         with client.mutex:
             if self._released:
                 return False
+            lost = self.reason is not None
             if self._depth > 1:
                 self._depth -= 1
                 return not lost
@@ -284,7 +296,7 @@ class LeaseCore:
         ours = self._guards.pop().leave() if self._guards else False
         try:
             await self.give_back()
-        except EngineUnavailable as failure:
+        except FencelockError as failure:
             if error is None:
                 raise
             error.add_note(f"Besides, {failure}.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite, isnan
-
 from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
 from fencelock.model import CORRECT, Traits
 
 NAME_MAX_BYTES = 1024
+LONGEST = 1e9
+"""Seconds that are as good as for ever."""
 PURPOSES = ("efficiency", "correctness")
 
 
@@ -36,9 +36,9 @@ def check_ttl(ttl: object, traits: Traits, name: str | None = None) -> float:
     """Return the ttl as a float, or raise InvalidTTL with the numbers that the engine can keep."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float):
         raise InvalidTTL(f"ttl must be a number of seconds, not {type(ttl).__name__}", name)
-    if not (isfinite(ttl) and traits.ttl_min <= ttl <= traits.ttl_max):
+    if not traits.ttl_min <= ttl <= traits.ttl_max:  # false for NaN, too
         raise InvalidTTL(
-            f"ttl must be between {traits.ttl_min:g} and {traits.ttl_max:g} seconds on {traits.engine}, not {ttl:g}",
+            f"ttl must be between {traits.ttl_min:g} and {traits.ttl_max:g} seconds on {traits.engine}, not {ttl!r:.40}",
             name,
         )
     return float(ttl)
@@ -48,11 +48,11 @@ def check_seconds(value: object, what: str, *, zero: bool) -> float | None:
     """Return a duration that may be None ("no end"), or raise ValueError."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value):
-        raise ValueError(f"{what} must be a number of seconds or None, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
+        raise ValueError(f"{what} must be a number of seconds or None, not {value!r:.40}")
     if value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value:g}")
-    return None if value == float("inf") else float(value)
+        raise ValueError(f"{what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r:.40}")
+    return float(value) if value <= LONGEST else None
 
 
 def check_purpose(purpose: str, traits: Traits, name: str) -> None:

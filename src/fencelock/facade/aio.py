@@ -189,7 +189,7 @@ class Locks:
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-            name_of = naming(name, function)
+            name_of = naming(name, function, awaited=True)
 
             @wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> T:

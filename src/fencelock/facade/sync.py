@@ -178,7 +178,7 @@ class Locks:
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            name_of = naming(name, function)
+            name_of = naming(name, function, awaited=False)
 
             @wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,10 +8,17 @@ from typing import Any
 from fencelock.errors import InvalidName
 
 
-def naming(template: str, function: Callable[..., Any]) -> Callable[..., str]:
-    """Return what makes the lock's name from a call's arguments; a template that cannot fit is refused at once."""
+def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
+    """Return what makes the lock's name from a call's arguments; a template that cannot fit is refused at once.
+
+    So is a coroutine function that nobody awaits under the lock, or a generator: its body would run after the release.
+    """
     import inspect  # only who decorates pays for it
 
+    generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if generator or (inspect.iscoroutinefunction(function) and not awaited):
+        why = "it is a generator" if generator else "it is an async def; use fencelock.aio for it"
+        raise TypeError(f"{function.__qualname__} would run without the lock: {why}")
     signature = inspect.signature(function)
     try:
         template.format_map(_AnyArgument(signature.parameters))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import random
+from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
 from fencelock.core import doorbell
@@ -139,6 +140,7 @@ class AioWorld:
         self._pool: ThreadPoolExecutor | None = None
         self._socket: socket.socket | None = None
         self._socket_name = ""
+        self._socket_mutex = Lock()
         self._slots: dict[bytes, AioEvent] = {}
         self._numbers = itertools.count()
 
@@ -164,16 +166,21 @@ class AioWorld:
         return AioEvent(self._home())
 
     def doorbell(self) -> SlotBell | None:
-        """Return a slot of the one socket."""
+        """Return a slot of the one socket. Engines may ask for it in a thread of `block`, where no loop runs."""
         if not doorbell.AVAILABLE:
             return None
-        loop = self._home()
-        if self._socket is None:
-            self._socket, self._socket_name = doorbell.open_socket()
-            loop.add_reader(self._socket, self._rung)
+        loop = self._loop or self._home()
+        with self._socket_mutex:
+            if self._socket is None:
+                self._socket, self._socket_name = doorbell.open_socket()
+                loop.call_soon_threadsafe(self._listen, self._socket)
         slot = str(next(self._numbers))
         event = self._slots[slot.encode()] = AioEvent(loop)
         return SlotBell(f"{self._socket_name}/{slot}", event, partial(self._give_back, slot.encode()))
+
+    def _listen(self, sock: socket.socket) -> None:
+        if self._loop is not None and sock is self._socket:
+            self._loop.add_reader(sock, self._rung)
 
     def _give_back(self, slot: bytes) -> None:
         self._slots.pop(slot, None)
@@ -207,9 +214,10 @@ class AioWorld:
 
     async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it in a thread of ours, so that a program that fills the loop's own pool does not starve renewals."""
+        loop = self._home()  # first: it forgets the pool of a loop that was closed
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fencelock")
-        future = self._home().run_in_executor(self._pool, partial(fn, *args))
+        future = loop.run_in_executor(self._pool, partial(fn, *args))
         return await _to_the_end(future, None)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
@@ -236,6 +244,7 @@ class AioWorld:
         if self._socket is not None:
             self._socket.close()
         self._loop = self._pool = self._socket = None
+        self._socket_mutex = Lock()
         self._slots.clear()
         self._tasks.clear()
 
@@ -259,4 +268,6 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
         raise cancelled
     if not future.done():
         raise TimeoutError(f"not done within {timeout:g} s")
+    if future.cancelled():
+        raise TimeoutError("it was broken off: the client is being closed")
     return future.result()

@@ -46,7 +46,7 @@ class BlockingEvent(threading.Event):
     """A `threading.Event` whose wait is a coroutine that does not suspend."""
 
     async def wait(self, timeout: float | None) -> bool:  # type: ignore[override]
-        return super().wait(timeout)
+        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 class SocketBell:
@@ -95,8 +95,8 @@ class BlockingWorld:
         """Any thread will do."""
 
     def here(self) -> Hashable:
-        """Return the thread."""
-        return threading.get_ident()
+        """Return the thread itself: its number is given to the next thread as soon as it ends."""
+        return threading.current_thread()
 
     def event(self) -> BlockingEvent:
         """Return a new event."""

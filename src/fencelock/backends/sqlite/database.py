@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.place import network_file_system
@@ -62,7 +62,7 @@ class Database:
         self.path = path
         self.boot = boot_id()
         self.now = now
-        self._new_mutex()
+        self._mutex = RLock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._look_again = 0.0
@@ -78,31 +78,39 @@ class Database:
 
         Without any patience nothing is ever synced, so that an event loop can call it.
         """
-        connection = self._enter(patience)
+        mutex = self._mutex
         try:
-            result = self._transact(connection, patience, step, *args)
+            connection = self._enter(patience)
+            try:
+                result = self._transact(connection, patience, step, *args)
+            except NeedsReserve:
+                if not patience:
+                    raise Occupied from None
+                self._reserve(connection, patience)
+                result = self._transact(connection, patience, step, *args)
             if patience and self._commits >= COMMITS_PER_CHECKPOINT:
                 self._checkpoint(connection)
             return result
-        except NeedsReserve:
-            if not patience:
-                raise Occupied from None
-            self._reserve(connection, patience)
-            return self._transact(connection, patience, step, *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._leave()
+            try:
+                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+            except RuntimeError:
+                pass  # Occupied: it was not ours
 
     def read(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
-        connection = self._enter(patience)
+        mutex = self._mutex
         try:
-            return step(connection, *args)
+            return step(self._enter(patience), *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
-            self._leave()
+            try:
+                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+            except RuntimeError:
+                pass  # Occupied: it was not ours
 
     def close(self) -> None:
         """Close the connection for good, without waiting for ever: the interpreter may be on its way out."""
@@ -124,35 +132,32 @@ class Database:
         if child:
             _inherited.append(self._connection)  # None, unless a transaction hung for all of FORK_PATIENCE
             self._connection = None
-            self._new_mutex()
-        elif self._mutex.locked():
-            self._mutex.release()
-
-    def _new_mutex(self) -> None:
-        self._mutex = Lock()
-        # Looked up once: next to a transaction, whose work empties the caches, every look-up can be measured.
-        self._acquire, self._leave = self._mutex.acquire, self._mutex.release
+            self._mutex = RLock()
+        else:
+            self._leave()
 
     # ------------------------------------------------------------------ under the mutex
 
     def _enter(self, patience: float) -> sqlite3.Connection:
-        """Take the mutex and return the connection, opened if need be. The hot path of every operation."""
-        if not (self._acquire(True, patience) if patience else self._acquire(False)):
+        """Take the mutex and return the connection, opened if need be. The hot path of every operation.
+
+        The caller gives it back whatever happens: Ctrl-C may come at any instruction, also at the one after `acquire`.
+        """
+        if not (self._mutex.acquire(True, patience) if patience else self._mutex.acquire(False)):
             raise Occupied
         connection = self._connection
-        if connection is not None and self.now() < self._look_again:
-            if patience or self._commits < COMMITS_PER_CHECKPOINT:
-                return connection
-            self._leave()
-            raise Occupied
-        try:
+        if connection is None or self.now() >= self._look_again:
             return self._ready(patience)
-        except sqlite3.Error as error:
-            self._leave()
-            raise self._translated(error) from error
-        except BaseException:
-            self._leave()
-            raise
+        if not patience and self._commits >= COMMITS_PER_CHECKPOINT:
+            raise Occupied
+        return connection
+
+    def _leave(self) -> None:
+        """Give back the mutex if it is ours."""
+        try:
+            self._mutex.release()
+        except RuntimeError:
+            pass
 
     def _transact(
         self,
@@ -162,11 +167,16 @@ class Database:
         *args: *Ts,
     ) -> T:
         execute = connection.execute
-        try:
-            execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            self._begin(connection, patience, error)
-        try:
+        if connection.in_transaction:
+            raise EngineUnavailable(
+                f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
+                "or set a flag instead"
+            )
+        try:  # from before BEGIN: Ctrl-C may come right after it
+            try:
+                execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                self._begin(connection, patience, error)
             result = step(connection, *args)
             execute("COMMIT")
         except BaseException:
@@ -203,9 +213,12 @@ class Database:
             connection.execute("PRAGMA synchronous = NORMAL")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Move the log into the database, as far as readers allow."""
+        """Move the log into the database, as far as readers allow. If it fails, another time will do."""
         self._commits = 0
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        try:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error:
+            pass
 
     def _move_reserve(self, connection: sqlite3.Connection) -> None:
         token, reserved, boot = connection.execute("SELECT token, reserved, boot FROM counter").fetchone()

@@ -320,18 +320,23 @@ class SqliteBackend:
     def _at_once(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction right here, which is shorter than a change of threads, if nobody is in the way."""
         rings: list[str] = []
-        result = self._database.write(0, step, rings, *args)
-        for address in rings:
-            self._ringer.ring(address)
-        return result
+        try:
+            return self._database.write(0, step, rings, *args)
+        finally:
+            self._ring(rings)
 
     async def _later(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
         """Run a step where it may wait."""
         rings: list[str] = []
-        result = await self._insist(self._database.write, step, rings, *args)
+        try:
+            return await self._insist(self._database.write, step, rings, *args)
+        finally:
+            self._ring(rings)  # also if we are cancelled: by then the step is done
+
+    def _ring(self, rings: list[str]) -> None:
+        """Ring whom a step handed a lock. One ring too many, after a step that was rolled back, does no harm."""
         for address in rings:
             self._ringer.ring(address)
-        return result
 
     async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from fencelock.core.urls import redact
 from fencelock.errors import InvalidURL
 
 NETWORK = """
@@ -27,16 +28,18 @@ def path_of(url: str) -> str:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost") or not slash:
-            raise InvalidURL(f"{url!r} names a host; a path has three slashes: sqlite:///{rest[2:]}")
+            raise InvalidURL(
+                f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db"
+            )
         rest = "/" + path.lstrip("/")
     if "?" in rest or "#" in rest:
-        raise InvalidURL(f"{url!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
+        raise InvalidURL(f"{redact(url)!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
     if "%" in rest:
         from urllib.parse import unquote  # 3 ms that a start without it should not pay
 
         rest = unquote(rest)
     if not rest.strip("/") or "\0" in rest:
-        raise InvalidURL(f"{url!r} names no file")
+        raise InvalidURL(f"{redact(url)!r} names no file")
     return os.path.abspath(os.path.expanduser(rest))
 
 

@@ -1,0 +1,32 @@
+"""Runs coroutine tests, and gives every test a bounded time: a hang is a failure that says where it hung."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+TEST_SECONDS = 100.0
+"""Below pytest-timeout's limit, so that a coroutine that hangs is cancelled and its traceback shown."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests in an event loop of their own; whatever among their arguments has `finish` is finished there."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(_run(pyfuncitem.obj, given))
+    return True
+
+
+async def _run(test: Any, given: dict[str, Any]) -> None:
+    try:
+        async with asyncio.timeout(TEST_SECONDS):
+            await test(**given)
+    finally:
+        for value in given.values():
+            if hasattr(value, "finish"):
+                await value.finish()

@@ -1,0 +1,46 @@
+"""Every test here runs for each engine and each colour. Marks narrow that; nothing is skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.colours import COLOURS, LocksView
+from tests.contract.engines import ENGINES, Engine
+from tests.contract.subject import Subject
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what the marks mean."""
+    config.addinivalue_line("markers", "processes: needs a second process, so for engines that others can reach")
+    config.addinivalue_line("markers", "colour(name): is about one colour only")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose engines and colours by the table and the marks."""
+    if "engine" in metafunc.fixturenames:
+        alone = not any(metafunc.definition.iter_markers("processes"))
+        engines = [engine for engine in ENGINES if alone or engine.processes]
+        metafunc.parametrize("engine", engines, ids=[engine.id for engine in engines])
+    if "colour" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("colour")
+        metafunc.parametrize("colour", mark.args if mark else COLOURS)
+
+
+@pytest.fixture
+def url(engine: Engine, tmp_path: Path) -> str:
+    """The URL of an engine of the test's own."""
+    return engine.url(tmp_path)
+
+
+@pytest.fixture
+def subject(url: str, colour: str) -> Subject:
+    """The engine in a colour."""
+    return Subject(url, colour)
+
+
+@pytest.fixture
+def locks(subject: Subject) -> LocksView:
+    """A client."""
+    return subject.connect()

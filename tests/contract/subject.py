@@ -1,0 +1,118 @@
+"""What a contract test is about: one engine, seen through one colour."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fencelock.core.backend import Backend
+from fencelock.core.urls import open_backend
+from fencelock.core.world import World
+from fencelock.worlds.aio import AioWorld
+from fencelock.worlds.blocking import BlockingWorld
+from tests.contract import colours
+from tests.contract.colours import LocksView, Threads
+from tests.contract.worker import Worker
+
+SOON = 15.0
+"""What "soon" may take on a machine that is busy with something else. Never a promise about speed."""
+
+
+class Subject:
+    """One engine, one colour, one URL; whatever is opened through it is closed at the end of the test."""
+
+    def __init__(self, url: str, colour: str) -> None:
+        self.url = url
+        self.colour = colour
+        self.call = Threads()
+        self._clients: list[LocksView] = []
+        self._workers: list[Worker] = []
+        self._backends: list[Backend] = []
+
+    def connect(self, **options: Any) -> LocksView:
+        """Return a new client."""
+        locks = colours.connect(self.colour, self.call, self.url, **options)
+        self._clients.append(locks)
+        return locks
+
+    def world(self) -> World:
+        """Return a new world of this colour. The blocking one never suspends, so its coroutines run in any loop."""
+        return AioWorld() if self.colour == "aio" else BlockingWorld()
+
+    def backend(self, namespace: str = "fencelock") -> Backend:
+        """Return the engine itself, for what the façade does not show yet (readers, permits)."""
+        backend = open_backend(self.world(), self.url, namespace)
+        self._backends.append(backend)
+        return backend
+
+    async def worker(self, **options: Any) -> Worker:
+        """Return another process, with a client `locks` of this engine in this colour."""
+        worker = await Worker.start(self.url, self.colour, **options)
+        self._workers.append(worker)
+        return worker
+
+    async def finish(self) -> None:
+        """Close and end whatever was opened."""
+        for worker in self._workers:
+            await worker.kill()
+        for locks in self._clients:
+            await locks.close()
+        for backend in self._backends:
+            await backend.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], what: str, within: float = SOON) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + within
+    while not await condition():
+        assert time.monotonic() < end, f"within {within:g} s it never was so that {what}"
+        await asyncio.sleep(0.005)
+
+
+async def waiting(locks: LocksView, name: str, number: int = 1) -> None:
+    """Wait until so many claims are in line."""
+
+    async def are() -> bool:
+        return len((await locks.inspect(name)).waiters) == number
+
+    await eventually(are, f"{number} wait for {name!r}")
+
+
+async def nobody(locks: LocksView, name: str, within: float = SOON) -> None:
+    """Wait until the name has neither holders nor waiters."""
+
+    async def free() -> bool:
+        seen = await locks.inspect(name)
+        return not seen.holders and not seen.waiters
+
+    await eventually(free, f"nobody holds or waits for {name!r}", within)
+
+
+@asynccontextmanager
+async def background(*work: Awaitable[Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Run these beside the body, and see to their end."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def take(locks: LocksView, name: str, within: float = SOON) -> int:
+    """Take the lock and give it back; return the token."""
+    async with locks.lock(name, timeout=within) as lease:
+        return lease.token
+
+
+async def is_free(locks: LocksView, name: str) -> bool:
+    """Return whether the lock can be had now; give it back."""
+    lease = await locks.lock(name).try_acquire()
+    if lease is not None:
+        await lease.release()
+    return lease is not None

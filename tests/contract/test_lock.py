@@ -1,0 +1,609 @@
+"""What a lock and its lease do when nothing goes wrong, and when the lease ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
+from fencelock.model import CORRECT
+from tests.contract.colours import LocksView, client_of, core_of
+from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, waiting
+
+
+async def test_one_holder(locks: LocksView) -> None:
+    """While one holds the name, nobody else gets it; after the release, the next does, with a higher token."""
+    first = await locks.lock("x").acquire()
+    assert not await is_free(locks, "x")
+    assert await first.release() is True
+    second = await locks.lock("x").try_acquire()
+    assert second is not None
+    assert second.token > first.token
+    await second.release()
+
+
+async def test_two_clients(subject: Subject) -> None:
+    """Two clients exclude each other, and so do two lock objects of one client."""
+    one, other = subject.connect(), subject.connect()
+    async with one.lock("x"):
+        assert not await is_free(other, "x")
+        assert not await is_free(one, "x")
+        assert await is_free(other, "y")
+
+
+async def test_first_words_on_a_busy_name(subject: Subject) -> None:
+    """A client whose very first request meets a lock that is held waits like any other."""
+    async with subject.connect().lock("x"):
+        with pytest.raises(LockTimeout):
+            await subject.connect().lock("x").acquire(timeout=0.05)
+
+
+async def test_release_twice(locks: LocksView) -> None:
+    """The first release answers True, the second False, and a successor is not touched."""
+    lease = await locks.lock("x").acquire()
+    assert await lease.release() is True
+    successor = await locks.lock("x").acquire()
+    assert await lease.release() is False
+    assert not await is_free(locks, "x")
+    assert await successor.release() is True
+
+
+async def test_timeout(locks: LocksView) -> None:
+    """LockTimeout carries the name, is a TimeoutError, comes no earlier than asked for, and leaves no waiter."""
+    async with locks.lock("x"):
+        begun = time.monotonic()
+        with pytest.raises(LockTimeout) as caught:
+            await locks.lock("x", timeout=0.2).acquire()
+        assert time.monotonic() - begun >= 0.2
+        assert caught.value.name == "x"
+        assert isinstance(caught.value, TimeoutError)
+        assert (await locks.inspect("x")).waiters == ()
+
+
+async def test_body_does_not_run_after_a_timeout(locks: LocksView) -> None:
+    """The body of a with block whose acquire timed out never runs."""
+    async with locks.lock("x"):
+        with pytest.raises(LockTimeout):
+            async with locks.lock("x", timeout=0.05):
+                pytest.fail("the body ran without the lock")
+
+
+async def test_acquire_overrides_the_locks_timeout(locks: LocksView) -> None:
+    """A timeout given to acquire counts instead of the lock's own; 0 asks once."""
+    lock = locks.lock("x", timeout=60)
+    async with lock:
+        for timeout in (0, 0.01):
+            with pytest.raises(LockTimeout):
+                await lock.acquire(timeout=timeout)
+
+
+async def test_waiter_gets_it(locks: LocksView) -> None:
+    """A waiter is granted the lock when its holder leaves."""
+    async with locks.lock("x") as first, background(locks.lock("x").acquire()) as (task,):
+        await waiting(locks, "x")
+        await first.release()
+        second = await task
+        assert second.token > first.token
+        assert await second.release()
+
+
+async def test_wait_longer_than_the_ttl(locks: LocksView) -> None:
+    """A wait of several ttls ends in a lease that has most of its ttl left."""
+    holder = await locks.lock("x", ttl=0.4).acquire()
+    async with background(locks.lock("x", ttl=0.3).acquire()) as (task,):
+        await asyncio.sleep(1.2)
+        assert not task.done()
+        await holder.release()
+        lease = await task
+        assert lease.remaining > 0.1
+        lease.check()
+        await lease.release()
+
+
+async def test_keeper_renews(locks: LocksView) -> None:
+    """A lease is kept for several ttls, and nobody else gets the name meanwhile."""
+    async with locks.lock("x", ttl=0.5) as lease:
+        end = time.monotonic() + 1.6
+        while time.monotonic() < end:
+            lease.check()
+            assert not await is_free(locks, "x")
+            await asyncio.sleep(0.05)
+        assert 0 < lease.remaining < 0.5
+
+
+async def test_remaining_counts_down(locks: LocksView) -> None:
+    """`remaining` falls, stays below the ttl, and is 0 after the release."""
+    lease = await locks.lock("x", ttl=30).acquire()
+    first = lease.remaining
+    await asyncio.sleep(0.02)
+    assert 0 < lease.remaining < first < 30
+    await lease.release()
+    assert lease.remaining == 0
+    assert not lease.lost.is_set()
+    with pytest.raises(LeaseLost):
+        lease.check()
+
+
+async def test_renew_false(locks: LocksView) -> None:
+    """Without renewal a lease runs out, says so itself, and only then does the next get the name."""
+    lease = await locks.lock("x", ttl=0.3, renew=False).acquire()
+    successor = await locks.lock("x").acquire(timeout=SOON)
+    assert lease.lost.is_set()
+    assert lease.reason is Reason.EXPIRED
+    assert successor.token > lease.token
+    assert await lease.release() is False
+    assert not await is_free(locks, "x")
+    await successor.release()
+
+
+async def test_renew_by_hand(locks: LocksView) -> None:
+    """`renew()` gives a whole ttl again, also to a lease that nobody else renews."""
+    lease = await locks.lock("x", ttl=1, renew=False).acquire()
+    await asyncio.sleep(0.3)
+    before = lease.remaining
+    await lease.renew()
+    assert lease.remaining > before
+    await lease.release()
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+
+
+async def test_lost_wait(locks: LocksView) -> None:
+    """`lost.wait` answers False when its time is over, True on a loss, False on a release."""
+    lease = await locks.lock("x", ttl=0.4, renew=False).acquire()
+    assert await lease.lost.wait(timeout=0.01) is False
+    assert await lease.lost.wait(timeout=SOON) is True
+    lease = await locks.lock("y").acquire()
+    async with background(lease.lost.wait()) as (task,):
+        await asyncio.sleep(0.05)
+        await lease.release()
+        assert await task is False
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e30])
+async def test_lost_wait_for_a_very_long_time(locks: LocksView, timeout: float) -> None:
+    """However long `lost.wait` may take, it waits for the loss."""
+    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+    assert await lease.lost.wait(timeout=timeout) is True
+
+
+async def test_max_hold(locks: LocksView) -> None:
+    """A lease is lost at max_hold, with that reason, and the name is free as soon as the block is left."""
+    with pytest.raises(LeaseLost) as caught:
+        async with locks.lock("x", ttl=60, max_hold=0.2) as lease:
+            assert await lease.lost.wait(timeout=SOON)
+    assert caught.value.reason == Reason.MAX_HOLD == lease.reason
+    assert caught.value.name == "x"
+    assert await take(locks, "x") > lease.token
+
+
+async def test_max_hold_beyond_many_renewals(locks: LocksView) -> None:
+    """max_hold counts across renewals: held for several ttls, lost at the end."""
+    lease = await locks.lock("x", ttl=0.3, max_hold=0.8).acquire()
+    await asyncio.sleep(0.5)
+    lease.check()
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.MAX_HOLD
+    assert await lease.release() is False
+    assert await take(locks, "x") > lease.token
+
+
+async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """A forced release needs a reason, is logged, tells the holder by its next renewal, and raises the token."""
+    lease = await locks.lock("x", ttl=0.6).acquire()
+    with pytest.raises(ValueError, match="reason"):
+        await locks.force_release("x", reason=" ")
+    lease.check()
+    with caplog.at_level(logging.WARNING, logger="fencelock"):
+        assert await locks.force_release("x", reason="the operator's wish") == 1
+    assert "the operator's wish" in caplog.text
+    successor = await locks.lock("x").acquire(timeout=SOON)
+    assert successor.token > lease.token + 1
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    assert await lease.release() is False
+    assert not await is_free(locks, "x")
+    await successor.release()
+    assert await locks.force_release("x", reason="nobody is there") == 0
+
+
+async def test_force_release_hands_over(locks: LocksView) -> None:
+    """A forced release lets the next in line in."""
+    lease = await locks.lock("x").acquire()
+    async with background(locks.lock("x").acquire(SOON)) as (task,):
+        await waiting(locks, "x")
+        await locks.force_release("x", reason="test")
+        assert (successor := await task).token > lease.token + 1
+        await successor.release()
+    await lease.release()
+
+
+async def test_on_lost(subject: Subject) -> None:
+    """`on_lost` is called once for a lease that is lost, never for one that is released."""
+    told: list[tuple[str, Reason]] = []
+    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+    async with locks.lock("released"):
+        pass
+    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+    assert await lease.lost.wait(timeout=SOON)
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        assert lease.lost.is_set()
+    assert told == [("x", Reason.EXPIRED)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("in on_lost"), SystemExit(3)])
+async def test_on_lost_that_raises(subject: Subject, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in `on_lost` is logged, and the other leases are still renewed and still told."""
+    told: list[str] = []
+
+    def on_lost(lease: Any, reason: Reason) -> None:
+        told.append(lease.name)
+        raise error
+
+    locks = subject.connect(on_lost=on_lost)
+    kept = await locks.lock("kept", ttl=0.5).acquire()
+    short = await locks.lock("short", ttl=0.2, renew=False).acquire()
+    await asyncio.sleep(1.5)
+    kept.check()
+    assert short.reason is Reason.EXPIRED
+    assert told == ["short"]
+    assert "on_lost failed" in caplog.text
+
+
+@pytest.mark.colour("blocking")
+async def test_on_lost_that_takes_long(subject: Subject) -> None:
+    """A slow `on_lost` does not keep the keeper from renewing the other leases (in asyncio it is on the caller's loop)."""
+    locks = subject.connect(on_lost=lambda lease, reason: time.sleep(1.2))
+    kept = await locks.lock("kept", ttl=0.6).acquire()
+    short = await locks.lock("short", ttl=0.15, renew=False).acquire()
+    await asyncio.sleep(1.6)
+    kept.check()
+    assert short.reason is Reason.EXPIRED
+    await asyncio.sleep(0.2)
+
+
+async def test_leaving_after_a_loss(locks: LocksView) -> None:
+    """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
+    with pytest.raises(LeaseLost) as caught:
+        async with locks.lock("x", ttl=0.2, renew=False):
+            time.sleep(0.3)  # no await: nothing can interrupt this body
+    assert caught.value.reason == Reason.EXPIRED
+
+
+async def test_error_in_the_body(locks: LocksView) -> None:
+    """An error in the body comes out as it is, and the lock is released."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with locks.lock("x"):
+            raise ZeroDivisionError
+    assert not getattr(caught.value, "__notes__", [])
+    assert await is_free(locks, "x")
+
+
+async def test_error_in_the_body_after_a_loss(locks: LocksView) -> None:
+    """The body's own error wins over the loss and gets a note about it."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with locks.lock("x", ttl=0.2, renew=False):
+            time.sleep(0.3)
+            raise ZeroDivisionError
+    assert "is lost" in caught.value.__notes__[0]
+
+
+async def test_check_in_the_body(locks: LocksView) -> None:
+    """The LeaseLost of the body's own check comes out once, without a note."""
+    with pytest.raises(LeaseLost) as caught:
+        async with locks.lock("x", ttl=0.2, renew=False) as lease:
+            time.sleep(0.3)
+            lease.check()
+    assert not getattr(caught.value, "__notes__", [])
+
+
+async def test_lease_as_a_context_manager(locks: LocksView) -> None:
+    """A lease that was acquired by a call can be used as a block of its own."""
+    async with await locks.lock("x").acquire() as lease:
+        lease.check()
+    assert await lease.release() is False
+    assert await is_free(locks, "x")
+
+
+async def test_release_inside_the_block(locks: LocksView) -> None:
+    """A lease may be released before its block ends; leaving is then silent and touches no successor."""
+    async with locks.lock("x") as lease:
+        await lease.release()
+        successor = await locks.lock("x").acquire(timeout=SOON)
+    assert await successor.release() is True
+
+
+async def test_one_lock_object_in_nested_use(locks: LocksView) -> None:
+    """A lock object that was entered twice after a loss gives each block its own lease back."""
+    lock = locks.lock("x", ttl=0.2, renew=False)
+    with pytest.raises(LeaseLost):
+        async with lock as outer:
+            time.sleep(0.3)
+            async with lock as inner:
+                assert inner.token > outer.token
+            assert await inner.release() is False
+
+
+async def test_lease_passed_on(locks: LocksView) -> None:
+    """A lease belongs to the object: another task or thread may release it."""
+    lease = await locks.lock("x").acquire()
+
+    async def elsewhere() -> bool:
+        return await lease.release()
+
+    assert await asyncio.create_task(elsewhere()) is True
+    assert await is_free(locks, "x")
+
+
+async def test_acquirer_ends(locks: LocksView) -> None:
+    """A lease outlives the task or thread that acquired it, and is still renewed."""
+
+    async def acquire() -> Any:
+        return await locks.lock("x", ttl=0.4).acquire()
+
+    lease = await asyncio.create_task(acquire())
+    await asyncio.sleep(0.8)
+    lease.check()
+    await lease.release()
+
+
+async def test_dropped_lease(locks: LocksView) -> None:
+    """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
+
+    async def acquire_and_drop() -> int:
+        lease = await locks.lock("x", ttl=0.5).acquire()
+        return lease.token
+
+    with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):
+        token = await asyncio.create_task(acquire_and_drop())
+        await asyncio.sleep(0)
+        gc.collect()
+        await asyncio.sleep(0.05)
+    assert await take(locks, "x") > token
+
+
+async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView) -> None:
+    """Leases that were dropped leave the renewal of the others alone."""
+    kept = await locks.lock("kept", ttl=0.4).acquire()
+    with pytest.warns(ResourceWarning):
+        for number in range(20):
+            await locks.lock(f"dropped {number}", ttl=0.2).acquire()
+            await asyncio.sleep(0.02)
+        gc.collect()
+        await asyncio.sleep(0.3)
+    kept.check()
+    await kept.release()
+    again = await locks.lock("kept", ttl=0.3).acquire()
+    await asyncio.sleep(0.6)
+    again.check()
+
+
+async def test_reentrant(locks: LocksView) -> None:
+    """A reentrant lock may be taken again by its holder, and is free after the last release only."""
+    lock = locks.lock("x", reentrant=True)
+    async with lock as outer:
+        async with locks.lock("x", reentrant=True) as inner:
+            assert inner.token == outer.token
+        outer.check()
+        again = await lock.try_acquire()
+        assert again is not None
+        assert await again.release() is True
+        assert not await is_free(locks, "x")
+    assert await is_free(locks, "x")
+
+
+async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
+    """Another task or thread does not get in through a reentrant lock, nor does a successor in the same thread."""
+    lock = locks.lock("x", reentrant=True)
+
+    async def other() -> Any:
+        return await lock.try_acquire()
+
+    async with lock:
+        assert await asyncio.create_task(other()) is None
+    lease = await asyncio.create_task(lock.acquire())  # type: ignore[arg-type]
+    for _ in range(5):  # threads' numbers are used again as soon as they are free
+        assert await asyncio.create_task(other()) is None
+    await lease.release()
+
+
+async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
+    """What a client remembers for reentrancy goes away with the leases."""
+
+    async def use(number: int) -> None:
+        async with locks.lock(f"x{number}", reentrant=True):
+            pass
+
+    for number in range(20):
+        await asyncio.create_task(use(number))
+    gc.collect()
+    assert len(client_of(locks).reentrant) <= 1
+
+
+async def test_not_reentrant_by_default(locks: LocksView) -> None:
+    """Without `reentrant` the holder itself has to wait like anybody else."""
+    lock = locks.lock("x")
+    async with lock:
+        assert await lock.try_acquire() is None
+
+
+async def test_purpose(locks: LocksView) -> None:
+    """`purpose="correctness"` is refused, when the lock is made, exactly where tokens could repeat."""
+    if locks.traits.strength in CORRECT:
+        async with locks.lock("x", purpose="correctness"):
+            pass
+    else:
+        with pytest.raises(fencelock.GuaranteeUnavailable) as caught:
+            locks.lock("x", purpose="correctness")
+        assert caught.value.name == "x"
+    with pytest.raises(ValueError, match="purpose"):
+        locks.lock("x", purpose="fun")
+
+
+async def test_inspect(subject: Subject) -> None:
+    """`inspect` shows who holds and who waits, with labels, tokens and times, in order."""
+    locks = subject.connect(owner="the holder")
+    assert await locks.inspect("x") == fencelock.Snapshot("x")
+    lease = await locks.lock("x", ttl=30).acquire()
+    others = [subject.connect(owner=f"waiter {number}") for number in range(3)]
+    tasks = []
+    for number, other in enumerate(others):
+        tasks.append(asyncio.create_task(other.lock("x", ttl=20).acquire()))  # type: ignore[arg-type]
+        await waiting(locks, "x", number + 1)
+    seen = await locks.inspect("x")
+    assert [holder.owner for holder in seen.holders] == ["the holder"]
+    assert seen.token == seen.holders[0].token == lease.token
+    assert 0 < seen.holders[0].expires_in <= 30.01
+    assert [waiter.owner for waiter in seen.waiters] == ["waiter 0", "waiter 1", "waiter 2"]
+    await lease.release()
+    for task in tasks:
+        await (await task).release()
+    assert await locks.inspect("x") == fencelock.Snapshot("x")
+
+
+async def test_default_owner(locks: LocksView) -> None:
+    """The default label names this host and process."""
+    async with locks.lock("x") as lease:
+        assert lease.owner == locks.owner == (await locks.inspect("x")).holders[0].owner
+        assert lease.owner.endswith(f":{os.getpid()}")
+
+
+async def test_closing(subject: Subject) -> None:
+    """Closing releases what is held, tells its holders, and everything after it is refused; again is harmless."""
+    locks, other = subject.connect(), subject.connect()
+    lease = await locks.lock("x").acquire()
+    await locks.close()
+    await locks.close()
+    assert lease.lost.is_set()
+    assert lease.reason is Reason.CLOSED
+    assert await lease.release() is False
+    assert await is_free(other, "x")
+    for use in (locks.lock("y").acquire, locks.lock("y").try_acquire, lambda: locks.inspect("y")):
+        with pytest.raises(ClientClosed):
+            await use()
+
+
+async def test_closing_with_waiters(subject: Subject) -> None:
+    """Whoever waits on a client that is closed is told, and its place in line is given up."""
+    locks, other = subject.connect(), subject.connect()
+    holder = await other.lock("x").acquire()
+    async with background(locks.lock("x").acquire()) as (task,):
+        await waiting(other, "x")
+        await locks.close()
+        assert (await other.inspect("x")).waiters == ()
+        with pytest.raises((ClientClosed, asyncio.CancelledError)):
+            await asyncio.wait_for(task, SOON)
+    await holder.release()
+    assert await is_free(other, "x")
+
+
+async def test_with_block_closes(subject: Subject) -> None:
+    """Leaving the client's own block closes it."""
+    other = subject.connect()
+    async with subject.connect() as locks:
+        await locks.lock("x").acquire()
+    await nobody(other, "x")
+    with pytest.raises(ClientClosed):
+        await locks.inspect("x")
+
+
+async def test_decorator(locks: LocksView) -> None:
+    """Each call of a decorated function holds the lock that its arguments name."""
+
+    @locks.locked("report:{day}", timeout=5)
+    async def report(day: str, copies: int = 1) -> tuple[str, int]:
+        return day, copies
+
+    assert await report("monday") == ("monday", 1)
+    assert await report(day="tuesday", copies=2) == ("tuesday", 2)
+    async with locks.lock("report:friday"):
+        late = locks.locked("report:{day}", timeout=0.01)(report)
+        with pytest.raises(LockTimeout):
+            await late("friday")
+    with pytest.raises(fencelock.InvalidName, match="no argument 'week'"):
+        locks.locked("report:{week}")(report)
+
+
+async def test_keeper_survives_churn(locks: LocksView) -> None:
+    """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
+    stays = await locks.lock("stays", ttl=0.4).acquire()
+    end = time.monotonic() + 2
+
+    async def churn(number: int) -> None:
+        while time.monotonic() < end:
+            async with locks.lock(f"churn {number}", ttl=0.1):
+                pass
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(churn(number) for number in range(8)))
+    stays.check()
+    await asyncio.sleep(0.5)
+    stays.check()
+    await stays.release()
+
+
+async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
+    world = client_of(locks).world
+
+    def spawn(work: Any, name: str) -> None:
+        work.close()
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "spawn", spawn)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await locks.lock("x", ttl=0.4).acquire()
+    lease = await locks.lock("x", ttl=0.4).try_acquire()
+    assert lease is not None
+    await asyncio.sleep(0.8)
+    lease.check()
+
+
+async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a renewal cannot be started it is tried again, and the lease is kept."""
+    world = client_of(locks).world
+    lease = await locks.lock("x", ttl=0.9).acquire()
+    real, failures = world.spawn, []
+
+    def spawn(work: Any, name: str) -> None:
+        if len(failures) < 2:
+            failures.append(name)
+            work.close()
+            raise RuntimeError("can't start new thread")
+        real(work, name)
+
+    monkeypatch.setattr(world, "spawn", spawn)
+    await asyncio.sleep(1.8)
+    lease.check()
+    assert len(failures) == 2
+
+
+async def test_lease_repr(locks: LocksView) -> None:
+    """A lease shows its name, token and state."""
+    lease = await locks.lock("x").acquire()
+    assert repr(core_of(lease)).startswith(f"<Lease 'x' token={lease.token} ")
+    await lease.release()
+    assert "released" in repr(core_of(lease))
+
+
+async def test_token_is_exact_in_json(locks: LocksView) -> None:
+    """Tokens are positive and below 2^53."""
+    async with locks.lock("x") as lease:
+        assert 0 < lease.token < 2**53
+
+
+async def test_free_name_leaves_nothing(locks: LocksView) -> None:
+    """After the last release, no name is listed."""
+    for number in range(5):
+        async with locks.lock(f"n{number}"):
+            pass
+    assert [name async for name in locks.names()] == []

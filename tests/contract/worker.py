@@ -1,0 +1,203 @@
+"""Another process, to be killed, stopped, interrupted and forked at known points.
+
+`python -m tests.contract.worker URL COLOUR OPTIONS` reads lines of JSON, each `{"do": source}`, runs the source with
+`locks` (a client, seen as in `colours.py`) and whatever earlier sources left, and answers `{"result": …}` with what the
+source called `result`, or `{"error": kind, "message": …}`. Everything runs in the main thread, where signals arrive.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from inspect import iscoroutine
+from types import CodeType, FunctionType
+from typing import Any
+
+from tests.contract import colours
+
+
+class WorkerFailed(Exception):
+    """What the worker was told to do raised an error there."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class Worker:
+    """The side of the test."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, url: str, colour: str, **options: Any) -> Worker:
+        """Start a process; `options` are those of `connect`."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-X", "dev", "-m", "tests.contract.worker", url, colour, json.dumps(options),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
+        )  # fmt: skip
+        worker = cls(process)
+        assert await worker.do("result = 'ready'") == "ready"
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def do(self, source: str, **values: Any) -> Any:
+        """Run the source there, with these values in sight; return its `result`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        async with self._turn:
+            self._process.stdin.write(json.dumps({"do": source, "values": values}).encode() + b"\n")
+            await self._process.stdin.drain()
+            line = await self._process.stdout.readline()
+        if not line:
+            raise WorkerFailed("Ended", "the worker ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerFailed(answer["error"], answer["message"])
+        return answer["result"]
+
+    async def acquire(self, name: str, **options: Any) -> int:
+        """Let it acquire `lease`; return the token."""
+        return int(
+            await self.do("lease = await locks.lock(name, **options).acquire(); result = lease.token",
+                          name=name, options=options)
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Stop it, as a debugger, a full machine or a closed lid would."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    async def ended(self, within: float = 15.0) -> int:
+        """Wait for its end; return the exit status."""
+        async with asyncio.timeout(within):
+            return await self._process.wait()
+
+    async def finish_input(self) -> int:
+        """Let it come to the end of its program, without a release; return the exit status."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return await self.ended()
+
+    async def kill(self) -> None:
+        """Kill it, if it still is there."""
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+# ---------------------------------------------------------------------------- the side of the process
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    """Run `work` in a forked child and return what it returned there, or the kind of its error."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            answer = work()
+            if iscoroutine(answer):
+                answer = drive(answer)
+            os.write(writer, json.dumps(answer).encode())
+            status = 0
+        except BaseException as error:
+            traceback.print_exc()
+            os.write(writer, json.dumps(f"{type(error).__name__}: {error}").encode())
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        answer = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    return answer
+
+
+def drive(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end in a child: in a loop of its own, or, if it never suspends, without one."""
+    return asyncio.run(work) if COLOUR == "aio" else _straight(work)
+
+
+def _straight(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("it suspended")
+
+
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<told>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+async def _serve(read: Callable[[], Any], namespace: dict[str, Any]) -> None:
+    while True:
+        line = await read()
+        if not line:
+            return
+        told = json.loads(line)
+        namespace.update(told["values"])
+        namespace["result"] = None
+        try:
+            outcome = FunctionType(_compiled(told["do"]), namespace)()
+            if iscoroutine(outcome):
+                await outcome
+            answer = {"result": namespace["result"]}
+        except BaseException as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        if answer.get("error") == "CancelledError":
+            return  # asyncio.run was interrupted by Ctrl-C
+
+
+async def _read_here() -> str:
+    while True:
+        try:
+            return sys.stdin.readline()
+        except KeyboardInterrupt:
+            continue  # it came too early or too late to interrupt anything
+
+
+async def _aio(namespace: dict[str, Any]) -> None:
+    reader = asyncio.StreamReader(limit=2**24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await _serve(reader.readline, namespace)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    url, options = sys.argv[1], json.loads(sys.argv[3])
+    namespace: dict[str, Any] = {"forked": forked, "drive": drive, "asyncio": asyncio, "os": os, "sys": sys}
+    namespace["locks"] = colours.connect(COLOUR, colours.direct, url, **options)
+    if COLOUR == "aio":
+        asyncio.run(_aio(namespace))
+    else:
+        _straight(_serve(_read_here, namespace))
+
+
+COLOUR = sys.argv[2] if __name__ == "__main__" else ""
+
+if __name__ == "__main__":
+    main()
