@@ -116,7 +116,7 @@ class Running:
         self._signal(self.pid, signal.SIGKILL)
         self._wait(10.0)
 
-    def stop(self, limit: float = 10.0) -> None:
+    def stop(self, limit: float) -> None:
         """Ask the server to end, and kill it when it does not."""
         self.resume()
         self._signal(self.pid, self._stop_signal)

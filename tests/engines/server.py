@@ -37,6 +37,7 @@ class Server(ABC):
     family: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     start_limit: ClassVar[float] = 60.0
+    stop_limit: ClassVar[float] = 10.0
     ports_needed: ClassVar[int] = 1
 
     host = places.HOST
@@ -202,7 +203,7 @@ class Server(ABC):
         """Let it end in order; killed when it takes too long."""
         with self._lock:
             if self._running is not None:
-                self._running.stop()
+                self._running.stop(self.stop_limit)
             self._paused = False
 
     def kill(self) -> None:
