@@ -10,7 +10,11 @@ from tests.engines.server import Server
 
 INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal", "--skip-name-resolve")
 # Small files, because they are copied for every server; what is promised about commits stays as it is by default.
-SMALL = {"innodb-log-file-size": "8M", "innodb-data-file-path": "ibdata1:8M:autoextend", "innodb-buffer-pool-size": "32M"}
+SMALL = {
+    "innodb-log-file-size": "8M",
+    "innodb-data-file-path": "ibdata1:8M:autoextend",
+    "innodb-buffer-pool-size": "32M",
+}
 
 
 class MariaDB(Server):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 from tests.engines import packages
+from tests.engines.cluster import Cluster
 from tests.engines.server import Server
 
 
@@ -56,6 +58,16 @@ class Redis(Server):
         reply = self.command("PING", timeout=timeout)
         if reply != b"+PONG":
             raise ConnectionError(reply.decode(errors="replace"))
+
+
+class RedisNodes(Cluster[Redis]):
+    """Independent nodes, as Redlock wants them."""
+
+    def __init__(self, count: int, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__([Redis(settings=settings) for _ in range(count)])
+
+    def url_at(self, address: str) -> str:
+        return f"redlock://{address}"
 
 
 def _encode(*words: str | bytes) -> bytes:

@@ -77,7 +77,7 @@ class Server(ABC):
         """The user to run as, when it is not ours."""
         return None
 
-    def _clean_up(self) -> None:
+    def _clean_up(self) -> None:  # noqa: B027 - most engines leave nothing
         """Give back what a killed server has left outside its folder."""
 
     # What a test may do.

@@ -14,7 +14,16 @@ from tests.engines import packages
 from tests.engines.cluster import Cluster
 from tests.engines.server import Server
 
-JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-log4j12", "log4j-1.2", "netty-all", "metrics-core", "snappy-java")
+JARS = (
+    "zookeeper",
+    "zookeeper-jute",
+    "slf4j-api",
+    "slf4j-log4j12",
+    "log4j-1.2",
+    "netty-all",
+    "metrics-core",
+    "snappy-java",
+)
 LOGGING = """\
 log4j.rootLogger=INFO, CONSOLE
 log4j.appender.CONSOLE=org.apache.log4j.ConsoleAppender
