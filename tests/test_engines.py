@@ -255,10 +255,10 @@ def test_taken_port_is_replaced_at_the_first_start() -> None:
 
 
 @pytest.mark.parametrize("cluster", [EtcdCluster, ZooKeeperCluster])
-def test_taken_port_gives_a_cluster_new_ports(cluster: type[Cluster[Any]]) -> None:
+def test_taken_port_gives_a_cluster_new_ports(cluster: Callable[[], Cluster[Any]]) -> None:
     """A cluster whose member finds its port taken starts afresh on other ports."""
     with Redis() as other:
-        engine: Cluster[Any] = cluster()
+        engine = cluster()
         engine.members[1].ports = (other.port, *range(10_001, 10_001 + engine.members[1].ports_needed - 1))
         with engine:
             assert other.port not in [member.port for member in engine.members]

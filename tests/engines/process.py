@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.engines.leash import descendants
 
 LEASH = Path(__file__).with_name("leash.py")
+LISTENING = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,17 @@ class Running:
         """How the server ended: its exit status, or 128 and the signal that killed it."""
         return self._leash.poll()
 
+    def listens_on(self, port: int) -> bool:
+        """Whether it is this server, and not a stranger who was quicker, that listens on the port."""
+        sockets = set()
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+        folder = f"/proc/{self.pid}/fd"
+        return any(_target(f"{folder}/{entry}") in sockets for entry in os.listdir(folder))
+
     def pause(self, limit: float = 5.0) -> None:
         """SIGSTOP the whole tree, and return when every thread of it stands still."""
         until = time.monotonic() + limit
@@ -146,6 +158,13 @@ class Running:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+
+def _target(link: str) -> str | None:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return None
 
 
 def _stands_still(pid: int) -> bool:

@@ -185,7 +185,7 @@ class Server(ABC):
         pause = 0.005
         while True:
             alive = self.is_alive
-            if alive and self.answers(timeout=1.0):
+            if alive and self._listens() and self.answers(timeout=1.0):
                 break
             if not alive:
                 status = self._running.status if self._running is not None else None
@@ -273,6 +273,12 @@ class Server(ABC):
         with (self.folder / "log").open("rb") as log:
             log.seek(self._log_start)
             return log.read()
+
+    def _listens(self) -> bool:
+        try:
+            return self._running is not None and self._running.listens_on(self.port)
+        except OSError:
+            return False
 
     def _port_was_taken(self) -> bool:
         return b"address already in use" in self._log().lower()
