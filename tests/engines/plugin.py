@@ -60,6 +60,9 @@ class Session:
             if capture is not None:
                 stack.enter_context(capture.global_and_fixture_disabled())
             reporter.ensure_newline()
+            if reporter.verbosity < 0:
+                # Quietly pytest writes dots without a file's name, and does not know that it is amid a line.
+                reporter.write_line("")
             while self._news:
                 reporter.write_line(f"engines: {self._news.pop(0)}")
 
