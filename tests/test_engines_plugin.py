@@ -24,7 +24,8 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "FENCELOCK_KEEP_ENGINES": ""}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), "FENCELOCK_KEEP_ENGINES": ""}
 
 
 @pytest.fixture

@@ -36,15 +36,9 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
 }
 
-PLACES = (
-    "usr/local/bin",
-    "usr/local/sbin",
-    "usr/bin",
-    "usr/sbin",
-    "usr/lib/postgresql/*/bin",
-    "usr/lib/jvm/*/bin",
-    "usr/share/java",
-)
+# Before PATH, where Debian has a Perl wrapper in psql's place that is slow and does not work when it is unpacked.
+VERSIONED = "usr/lib/postgresql/*/bin"
+PLACES = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/lib/jvm/*/bin", "usr/share/java")
 INSTALL_LIMIT = 900.0
 _one_at_a_time = threading.Lock()
 
@@ -97,19 +91,22 @@ def ensure(families: Iterable[str], say: Say = print) -> None:
         if os.geteuid() == 0:
             _install(wanted, say)
         else:
-            for family, names in wanted.items():
-                _unpack(family, names, say)
+            _unpack(wanted, say)
 
 
 def _look_up(family: str, name: str) -> Program | None:
+    machine, unpacked = Path("/"), UNPACKED / family
+    for prefix in (machine, unpacked):
+        # Of several versions, the newest: 15 sorts after 9 when the lengths are compared first.
+        found = sorted(glob(str(prefix / VERSIONED / name)), key=lambda path: (len(path), path))
+        if found:
+            return Program(Path(found[-1]), prefix)
     on_path = shutil.which(name)
     if on_path is not None:
-        return Program(Path(on_path), Path("/"))
-    for prefix in (Path("/"), UNPACKED / family):
+        return Program(Path(on_path), machine)
+    for prefix in (machine, unpacked):
         for place in PLACES:
-            # Of several versions, the newest: 15 sorts after 9 when the lengths are compared first.
-            found = sorted(glob(str(prefix / place / name)), key=lambda path: (len(path), path))
-            if found:
+            if found := sorted(glob(str(prefix / place / name))):
                 return Program(Path(found[-1]), prefix)
     return None
 
@@ -174,35 +171,46 @@ def _no_services() -> Iterator[None]:
             aside.rename(policy)
 
 
-def _unpack(family: str, names: list[str], say: Say) -> None:
-    packages = _packages(family, names)
-    say(f"unpacking {' '.join(packages)} into {UNPACKED.relative_to(ROOT)}/{family} …")
+def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
+    family, names = next(iter(wanted.items()))
     try:
         UNPACKED.mkdir(parents=True, exist_ok=True)
         with (CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if missing(family):
-                _unpack_locked(family, packages)
+            apt = _private_apt()
+            for family, names in wanted.items():
+                # Another run may have brought it while we waited for the lock.
+                if missing(family):
+                    packages = _packages(family, names)
+                    say(f"unpacking {' '.join(packages)} into {UNPACKED.relative_to(ROOT)}/{family} …")
+                    _unpack_one(apt, family, packages)
+            shutil.rmtree(CACHE / "apt", ignore_errors=True)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         raise EngineMissing(
             f"{_advice(family, names, 'its packages could not be unpacked without root')}\n{error}"
         ) from error
 
 
-def _unpack_locked(family: str, packages: list[str]) -> None:
+def _private_apt() -> list[str]:
+    """An apt-get that needs no root: /var/lib/apt may be locked, empty or closed to us, so it has a state of its own.
+
+    dpkg's status is the machine's, so that only what is not installed gets downloaded.
+    """
     apt = CACHE / "apt"
-    archives = apt / "cache" / "archives"
-    shutil.rmtree(archives, ignore_errors=True)
-    for folder in (apt / "state" / "lists" / "partial", archives / "partial"):
+    for folder in (apt / "state" / "lists" / "partial", apt / "cache" / "archives" / "partial"):
         folder.mkdir(parents=True, exist_ok=True)
-    # A state of our own, because /var/lib/apt may be locked, empty or closed to us; dpkg's status is the machine's, so
-    # that only what is not installed gets downloaded.
-    options = [f"Dir::State={apt / 'state'}", "Dir::State::status=/var/lib/dpkg/status", f"Dir::Cache={apt / 'cache'}"]
-    base = ["apt-get", "-q", *(part for option in [*options, "Debug::NoLocking=1"] for part in ("-o", option))]
-    _run([*base, "update"])
-    _run([*base, "install", "-y", "--no-install-recommends", "--download-only", *packages])
+    command = ["apt-get", "-q", "-o", f"Dir::State={apt / 'state'}", "-o", "Dir::State::status=/var/lib/dpkg/status"]
+    command += ["-o", f"Dir::Cache={apt / 'cache'}", "-o", "Debug::NoLocking=1"]
+    _run([*command, "update"])
+    return command
+
+
+def _unpack_one(apt: list[str], family: str, packages: list[str]) -> None:
+    archives = CACHE / "apt" / "cache" / "archives"
+    for archive in archives.glob("*.deb"):
+        archive.unlink()
+    _run([*apt, "install", "-y", "--no-install-recommends", "--download-only", *packages])
     partial = UNPACKED / f"{family}.partial"
-    final = UNPACKED / family
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for archive in sorted(archives.glob("*.deb")):
@@ -210,9 +218,9 @@ def _unpack_locked(family: str, packages: list[str]) -> None:
         if not archive.name.startswith(("libc6_", "libc-bin_")):
             _run(["dpkg", "-x", str(archive), str(partial)])
     _bend_links(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    shutil.rmtree(archives, ignore_errors=True)
+    # Only whole trees get the name under which programs are looked for.
+    shutil.rmtree(UNPACKED / family, ignore_errors=True)
+    partial.rename(UNPACKED / family)
 
 
 def _bend_links(prefix: Path) -> None:

@@ -31,7 +31,7 @@ log4j.appender.CONSOLE.layout=org.apache.log4j.PatternLayout
 log4j.appender.CONSOLE.layout.ConversionPattern=%d{ISO8601} %-5p %c{1} - %m%n
 """
 # The JVM is here to start quickly and to stay small, not to run for days.
-JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx192m", "-Djava.net.preferIPv4Stack=true")
+JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx192m", "-XX:-UsePerfData")
 
 
 class ZooKeeper(Server):
@@ -98,6 +98,7 @@ class ZooKeeper(Server):
         return [
             str(java.path),
             *JVM,
+            "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=1024",
             "-cp",
             os.pathsep.join([str(self.folder), *found]),
