@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +23,10 @@ from tests.engines import (
     StartFailed,
     ZooKeeper,
     ZooKeeperCluster,
+    places,
 )
 from tests.engines.leash import descendants
-from tests.engines.packages import ROOT
+from tests.engines.waiting import eventually, state
 
 Own = Callable[..., Any]
 
@@ -77,22 +75,6 @@ TALK = {
 EVERY_ENGINE = pytest.mark.parametrize("name", TALK)
 
 
-def eventually(question: Callable[[], bool], limit: float = 10.0) -> bool:
-    until = time.monotonic() + limit
-    while not question():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @EVERY_ENGINE
 def test_killed_server_comes_back_with_its_data(name: str) -> None:
     """After kill -9 and a restart on the same port, what was acknowledged is still there."""
@@ -132,29 +114,15 @@ def test_paused_server_is_silent_until_it_is_resumed(name: str) -> None:
     talk = TALK[name]
     with talk.make() as server:
         talk.put(server)
-        tree = [server.pid, *descendants(server.pid)]
         server.pause()
         assert server.is_alive
         assert server.is_paused
-        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in tree]
-        assert set(states) == {"T"}
+        assert state(server.pid) == "T"
+        assert {state(pid) for pid in descendants(server.pid)} <= {"T", "Z"}
         assert not server.answers(timeout=0.3)
         server.resume()
         assert server.answers(timeout=5.0)
         assert talk.get(server) == "yes"
-
-
-@EVERY_ENGINE
-def test_closed_server_leaves_nothing(name: str) -> None:
-    """After close, even of a paused server, its processes, its leash and its folder are gone."""
-    with TALK[name].make() as server:
-        leash = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
-        pids = [leash, *descendants(leash)]
-        assert server.pid in pids
-        folder = server.folder
-        server.pause()
-    assert not [pid for pid in pids if is_running(pid)]
-    assert not folder.exists()
 
 
 def test_data_folder_of_postgres_belongs_to_its_user(postgres: Postgres) -> None:
@@ -228,7 +196,7 @@ def test_settings_reach_the_server(own_redis: Own) -> None:
     """A test can have a server that differs, here one with a password and little memory."""
     server: Redis = own_redis(settings={"requirepass": "s3cret", "maxmemory": "3mb"})
     assert server.url == f"redis://:s3cret@127.0.0.1:{server.port}/0"
-    assert server.command("CONFIG", "GET", "maxmemory") == b"*2"
+    assert b"\r\nmaxmemory:3145728\r\n" in server.command("INFO", "memory")
 
 
 def test_failed_start_shows_the_log() -> None:
@@ -243,71 +211,37 @@ def test_failed_start_shows_the_log() -> None:
     assert time.monotonic() - began < 5.0
 
 
-def test_taken_port_is_replaced_at_the_first_start() -> None:
+@EVERY_ENGINE
+def test_taken_port_is_replaced_at_the_first_start(name: str) -> None:
     """When somebody listens on the chosen port before the server does, another one is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        server = TALK[name].make()
+        server.ports = (taken, *places.free_ports(server.ports_needed - 1))
+        with server:
+            assert server.port != taken
+            assert server.answers()
+
+
+def test_stranger_of_the_same_kind_is_not_taken_for_the_server() -> None:
+    """A probe that another server answers does not make ours ready."""
     with Redis() as other:
         server = Redis()
         server.ports = other.ports
         with server:
             assert server.port != other.port
-            assert server.answers()
-            assert other.answers()
+            assert server.pid != other.pid
 
 
+@pytest.mark.parametrize("which", ["clients", "peers"])
 @pytest.mark.parametrize("cluster", [EtcdCluster, ZooKeeperCluster])
-def test_taken_port_gives_a_cluster_new_ports(cluster: Callable[[], Cluster[Any]]) -> None:
-    """A cluster whose member finds its port taken starts afresh on other ports."""
-    with Redis() as other:
+def test_taken_port_gives_a_cluster_new_ports(cluster: Callable[[], Cluster[Any]], which: str) -> None:
+    """A cluster whose member finds one of its ports taken starts afresh on other ports."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
         engine = cluster()
-        engine.members[1].ports = (other.port, *range(10_001, 10_001 + engine.members[1].ports_needed - 1))
+        free = places.free_ports(engine.members[1].ports_needed - 1)
+        engine.members[1].ports = (taken, *free) if which == "clients" else (*free, taken)
         with engine:
-            assert other.port not in [member.port for member in engine.members]
+            assert not any(taken in member.ports for member in engine.members)
             assert engine.answers()
-
-
-def test_forked_child_cannot_end_its_parents_server() -> None:
-    """A child that a test forks has a copy of the server object, and closing that does nothing."""
-    with Redis() as server:
-        child = os.fork()
-        if child == 0:
-            try:
-                server.kill()
-                server.pause()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert server.answers()
-
-
-@EVERY_ENGINE
-def test_server_dies_with_the_tests(name: str, tmp_path: Path) -> None:
-    """When the process that started a server is killed -9, the server goes too, even a paused one, with its folder."""
-    kind = TALK[name].make
-    code = f"""
-import time
-from tests.engines import {kind.__name__}
-server = {kind.__name__}()
-server.start()
-server.pause()
-print(server.pid, server.folder, flush=True)
-time.sleep(600)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as tests:
-        assert tests.stdout is not None
-        pid, folder = tests.stdout.readline().split()
-        pids = [int(pid), *descendants(int(pid))]
-        tests.send_signal(signal.SIGKILL)
-    assert eventually(lambda: not any(is_running(pid) for pid in pids))
-    assert eventually(lambda: not Path(folder).exists())
-
-
-def test_server_dies_with_its_leash() -> None:
-    """Should the leash itself be killed, the kernel ends the server."""
-    with Redis() as server:
-        pid = server.pid
-        leash = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(leash, signal.SIGKILL)
-        assert eventually(lambda: not is_running(pid))
-        assert eventually(lambda: not server.is_alive)
-        server.start()
-        assert server.answers()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines import EtcdCluster, MariaDB, Postgres, Proxies, Proxy, Redis
+from tests.engines.waiting import eventually
 
 Own = Callable[..., Any]
 
@@ -31,21 +32,14 @@ def ping(wire: socket.socket) -> float:
     return time.monotonic() - began
 
 
-def eventually(question: Callable[[], bool], limit: float = 5.0) -> bool:
-    until = time.monotonic() + limit
-    while not question():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def silent(wire: socket.socket, seconds: float = 0.3) -> bool:
     wire.settimeout(seconds)
     try:
-        return not wire.recv(100) and False
+        wire.recv(100)
     except TimeoutError:
         return True
+    else:
+        return False
     finally:
         wire.settimeout(5.0)
 
@@ -67,15 +61,15 @@ def test_forwards_and_counts(through: Proxy, redis_node: Redis) -> None:
     assert eventually(lambda: through.stats().open == 0)
 
 
-@pytest.mark.parametrize(("direction", "expected"), [("to_server", 0.2), ("to_client", 0.2), ("both", 0.4)])
+@pytest.mark.parametrize(("direction", "expected"), [("to_server", 0.5), ("to_client", 0.5), ("both", 1.0)])
 def test_delays_each_direction(through: Proxy, direction: Any, expected: float) -> None:
     """Bytes arrive as much later as they should, each direction by itself, and not once it is healed."""
     with connected(through) as wire:
         ping(wire)
-        through.delay(0.2, direction)
-        assert expected <= ping(wire) < expected + 0.15
+        through.delay(0.5, direction)
+        assert expected <= ping(wire) < expected + 0.4
         through.heal()
-        assert ping(wire) < 0.1
+        assert ping(wire) < 0.4
 
 
 def test_delayed_bytes_do_not_wait_for_each_other(through: Proxy) -> None:
@@ -88,7 +82,7 @@ def test_delayed_bytes_do_not_wait_for_each_other(through: Proxy) -> None:
             time.sleep(0.005)
         answers = [replies.readline() + replies.readline() for _ in range(10)]
         assert answers == [b"$1\r\n%d\r\n" % number for number in range(10)]
-        assert time.monotonic() - began < 0.4
+        assert 0.2 <= time.monotonic() - began < 1.0
 
 
 def test_cut_to_the_server_holds_requests_back(through: Proxy, redis_node: Redis) -> None:
@@ -255,12 +249,14 @@ def test_back_pressure_reaches_the_sender_and_nothing_is_lost() -> None:
 def test_holding_the_gil_does_not_hold_up_the_network(through: Proxy) -> None:
     """The proxy is a process of its own, so bytes arrive in time whatever the tests' interpreter does."""
     with connected(through) as wire:
-        through.delay(0.1, "to_client")
+        ping(wire)
+        through.delay(0.4, "to_client")
         wire.sendall(b"PING\r\n")
-        sum(range(15_000_000))
+        # One call in C, which never lets go of the GIL.
+        sum(range(50_000_000))
         began = time.monotonic()
         assert wire.recv(100) == b"+PONG\r\n"
-        assert time.monotonic() - began < 0.05
+        assert time.monotonic() - began < 0.2
 
 
 def test_databases_work_through_a_proxy(postgres: Postgres, mariadb: MariaDB, proxy: Callable[[Any], Proxy]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.engines import packages
 from tests.engines.cluster import Cluster
-from tests.engines.server import Server
+from tests.engines.server import Server, StartFailed
+from tests.engines.waiting import eventually
 
 
 class Etcd(Server):
@@ -121,7 +122,10 @@ class EtcdCluster(Cluster[Etcd]):
 
     def replace(self, newcomer: Etcd) -> None:
         """Tell the others that this member has lost its data: the old one leaves, a new one joins."""
-        helper = next(member for member in self.members if member is not newcomer and member.answers(5.0))
+        others = [member for member in self.members if member is not newcomer]
+        if not eventually(lambda: any(member.answers(1.0) for member in others)):
+            raise StartFailed(f"{newcomer!r} was wiped and cannot join again: no majority of the others is there")
+        helper = next(member for member in others if member.answers(1.0))
         listed = helper.call("/v3/cluster/member/list", {})["members"]
         for entry in listed:
             if newcomer.peer_url in entry["peerURLs"]:

@@ -24,17 +24,22 @@ PR_SET_CHILD_SUBREAPER = 36
 GRACE = 1.0
 
 
+def stat(task: str) -> list[str]:
+    """What /proc says of a process or of a thread: its state first, then its parent."""
+    # The name in parentheses, which comes before, may itself hold spaces and parentheses.
+    return Path("/proc", task, "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def descendants(root: int) -> list[int]:
     """The processes below `root`, parents before their children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
+                parent = int(stat(entry)[1])
             except OSError:
                 continue
-            # The name in parentheses may itself hold spaces and parentheses.
-            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+            children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
     ahead = [root]
     while ahead:

@@ -145,12 +145,20 @@ def _install(wanted: dict[str, list[str]], say: Say) -> None:
     say(f"installing {' '.join(packages)} …")
     lock = ["-o", "DPkg::Lock::Timeout=300"]
     try:
-        _run(["apt-get", *lock, "update", "-q"])
+        _update(["apt-get", *lock], say)
         with _no_services():
             _run(["apt-get", *lock, "install", "-q", "-y", "--no-install-recommends", *packages])
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         family, names = next(iter(wanted.items()))
         raise EngineMissing(f"{_advice(family, names, 'apt-get could not install it')}\n{error}") from error
+
+
+def _update(apt: list[str], say: Say) -> None:
+    try:
+        _run([*apt, "-q", "update"])
+    except RuntimeError as error:
+        # One broken source among many is no reason to give up: the installation will show whether it mattered.
+        say(str(error))
 
 
 @contextmanager
@@ -177,7 +185,7 @@ def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
         UNPACKED.mkdir(parents=True, exist_ok=True)
         with (CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            apt = _private_apt()
+            apt = _private_apt(say)
             for family, names in wanted.items():
                 # Another run may have brought it while we waited for the lock.
                 if missing(family):
@@ -191,7 +199,7 @@ def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
         ) from error
 
 
-def _private_apt() -> list[str]:
+def _private_apt(say: Say) -> list[str]:
     """An apt-get that needs no root: /var/lib/apt may be locked, empty or closed to us, so it has a state of its own.
 
     dpkg's status is the machine's, so that only what is not installed gets downloaded.
@@ -201,7 +209,7 @@ def _private_apt() -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     command = ["apt-get", "-q", "-o", f"Dir::State={apt / 'state'}", "-o", "Dir::State::status=/var/lib/dpkg/status"]
     command += ["-o", f"Dir::Cache={apt / 'cache'}", "-o", "Debug::NoLocking=1"]
-    _run([*command, "update"])
+    _update(command, say)
     return command
 
 

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines.leash import descendants
+from tests.engines.leash import descendants, stat
 
 LEASH = Path(__file__).with_name("leash.py")
 LISTENING = "0A"
@@ -92,16 +92,17 @@ class Running:
         """How the server ended: its exit status, or 128 and the signal that killed it."""
         return self._leash.poll()
 
-    def listens_on(self, port: int) -> bool:
-        """Whether it is this server, and not a stranger who was quicker, that listens on the port."""
-        sockets = set()
+    def listens_on(self, ports: Collection[int]) -> bool:
+        """Whether it is this server, and not a stranger who was quicker, that listens on all these ports."""
+        listeners: dict[str, int] = {}
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{fields[9]}]")
+                if fields[3] == LISTENING:
+                    listeners[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
         folder = f"/proc/{self.pid}/fd"
-        return any(_target(f"{folder}/{entry}") in sockets for entry in os.listdir(folder))
+        mine = {listeners.get(_target(f"{folder}/{entry}")) for entry in os.listdir(folder)}
+        return mine.issuperset(ports)
 
     def pause(self, limit: float = 5.0) -> None:
         """SIGSTOP the whole tree, and return when every thread of it stands still."""
@@ -160,18 +161,17 @@ class Running:
                 self._fd = -1
 
 
-def _target(link: str) -> str | None:
+def _target(link: str) -> str:
     try:
         return os.readlink(link)
     except FileNotFoundError:
-        return None
+        return ""
 
 
 def _stands_still(pid: int) -> bool:
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            stat = Path(f"/proc/{pid}/task/{task}/stat").read_text(errors="replace")
-            if stat.rpartition(")")[2].split()[0] not in "TtZX":
+            if stat(f"{pid}/task/{task}")[0] not in "TtZX":
                 return False
     except (FileNotFoundError, ProcessLookupError):
         return not os.path.exists(f"/proc/{pid}")

@@ -53,6 +53,8 @@ class Server(ABC):
         self._running: Running | None = None
         self._paused = False
         self._was_ready = False
+        self._log_start = 0
+        self._launched_at = 0.0
         self._lock = threading.RLock()
 
     # What an engine has to say.
@@ -72,6 +74,10 @@ class Server(ABC):
     @abstractmethod
     def _probe(self, timeout: float) -> None:
         """Talk to the server; any exception means that it does not serve."""
+
+    def _listening_ports(self) -> tuple[int, ...]:
+        """The ports on which it must listen to be whole."""
+        return self.ports
 
     def _account(self) -> Account | None:
         """The user to run as, when it is not ours."""
@@ -263,25 +269,24 @@ class Server(ABC):
 
     def log_tail(self, lines: int = 30) -> str:
         """The last lines of what the server wrote since it was last started, for people."""
-        try:
-            text = self._log().decode(errors="replace")
-        except OSError:
-            return "(there is no log)"
-        return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+        return "\n".join(self._log().splitlines()[-lines:]) or "(the log is empty)"
 
-    def _log(self) -> bytes:
-        with (self.folder / "log").open("rb") as log:
-            log.seek(self._log_start)
-            return log.read()
+    def _log(self) -> str:
+        try:
+            with (self.folder / "log").open("rb") as log:
+                log.seek(self._log_start)
+                return log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def _listens(self) -> bool:
         try:
-            return self._running is not None and self._running.listens_on(self.port)
+            return self._running is not None and self._running.listens_on(self._listening_ports())
         except OSError:
             return False
 
     def _port_was_taken(self) -> bool:
-        return b"address already in use" in self._log().lower()
+        return "address already in use" in self._log().lower()
 
     def _owner(self) -> tuple[int, int] | None:
         account = self._account()

@@ -68,6 +68,10 @@ class ZooKeeper(Server):
         """The two ports at which the others reach this one: for data and for elections."""
         return f"{self.host}:{self.ports[1]}:{self.ports[2]}" if self.port else ""
 
+    def _listening_ports(self) -> tuple[int, ...]:
+        # The port for elections belongs to an ensemble; the one for data is the leader's alone.
+        return (self.ports[0], self.ports[2]) if self.ensemble is not None else (self.ports[0],)
+
     def _prepare(self) -> None:
         members = self.ensemble.members if self.ensemble is not None else ()
         settings = {
