@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from tests.engines import packages
+from tests.engines.managed import Startable
 from tests.engines.server import TRIES, PortTaken, Server
 
 S = TypeVar("S", bound=Server)
 
 
-class Cluster(Generic[S]):
+class Cluster(Startable, Generic[S]):
     """Members that start together; each can be broken by itself as `members[i]`."""
 
     def __init__(self, members: Sequence[S]) -> None:
@@ -147,19 +147,6 @@ class Cluster(Generic[S]):
 
     def _leads(self, member: S) -> bool:
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.members)}: {self.address}>"

@@ -23,14 +23,10 @@ class Etcd(Server):
     # A leader first tries to hand over, and takes seven seconds of it when all are stopped together.
     stop_limit = 2.0
 
-    def __init__(
-        self, *, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(settings=settings, environment=environment)
-        self.name = "m0"
-        self.cluster: EtcdCluster | None = None
-        self._must_join = False
-        self._state = "new"
+    name = "m0"
+    cluster: EtcdCluster | None = None
+    _must_join = False
+    _state = "new"
 
     def url_at(self, address: str) -> str:
         return f"etcd://{address}"

@@ -22,11 +22,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from tests.engines import places
 from tests.engines.cluster import Cluster
+from tests.engines.managed import Closable
 from tests.engines.server import TRIES, Server
 
 PROCESS = Path(__file__).with_name("proxy_process.py")
@@ -52,7 +52,7 @@ class Stats:
     to_client: Traffic
 
 
-class Proxy:
+class Proxy(Closable):
     """In front of one server, on a port of its own. Every call returns when it has taken effect."""
 
     host = places.HOST
@@ -156,19 +156,11 @@ class Proxy:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Proxy {self.address} to {self.server!r}>"
 
 
-class Proxies:
+class Proxies(Closable):
     """One proxy in front of each member of a cluster, or of several servers that belong together."""
 
     def __init__(self, servers: Cluster[Any] | Sequence[Server]) -> None:
@@ -195,11 +187,3 @@ class Proxies:
         """End every proxy."""
         for member in self.members:
             member.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,13 +6,13 @@ import os
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from tests.engines import packages, places
+from tests.engines.managed import Startable
 from tests.engines.process import Account, Order, Running
 
 KEEP = "FENCELOCK_KEEP_ENGINES"
@@ -27,7 +27,7 @@ class PortTaken(StartFailed):
     """Somebody else was quicker to listen on the port that had been free."""
 
 
-class Server(ABC):
+class Server(Startable):
     """One real server on a loopback port of its own, with a data folder of its own.
 
     `settings` are added to the engine's configuration and `environment` to the process's, for a test that needs a
@@ -83,7 +83,7 @@ class Server(ABC):
         """The user to run as, when it is not ours."""
         return None
 
-    def _clean_up(self) -> None:  # noqa: B027 - most engines leave nothing
+    def _clean_up(self) -> None:
         """Give back what a killed server has left outside its folder."""
 
     # What a test may do.
@@ -291,19 +291,6 @@ class Server(ABC):
     def _owner(self) -> tuple[int, int] | None:
         account = self._account()
         return None if account is None else (account.uid, account.gid)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         port = self.ports[0] if self.ports else "no port yet"

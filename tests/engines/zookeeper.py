@@ -7,11 +7,10 @@ import socket
 import struct
 from collections.abc import Mapping
 from glob import glob
-from types import TracebackType
-from typing import Self
 
 from tests.engines import packages
 from tests.engines.cluster import Cluster
+from tests.engines.managed import Closable
 from tests.engines.server import Server
 
 JARS = (
@@ -40,11 +39,7 @@ class ZooKeeper(Server):
     family = "zookeeper"
     ports_needed = 3
 
-    def __init__(
-        self, *, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(settings=settings, environment=environment)
-        self.ensemble: ZooKeeperCluster | None = None
+    ensemble: ZooKeeperCluster | None = None
 
     def url_at(self, address: str) -> str:
         return f"zookeeper://{address}"
@@ -131,7 +126,7 @@ class ZooKeeperCluster(Cluster[ZooKeeper]):
             return False
 
 
-class ZooKeeperSession:
+class ZooKeeperSession(Closable):
     """The few requests that a test of the engine itself needs, over ZooKeeper's own protocol."""
 
     def __init__(self, server: ZooKeeper, timeout: float) -> None:
@@ -194,14 +189,6 @@ class ZooKeeperSession:
                 raise ConnectionError("ZooKeeper closed the connection")
             taken += chunk
         return taken
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _text(content: bytes) -> bytes:
