@@ -76,3 +76,24 @@ def test_server_dies_with_its_leash() -> None:
         assert eventually(lambda: not server.is_alive)
         server.start()
         assert server.answers()
+
+
+def test_killed_postgres_leaves_no_shared_memory() -> None:
+    """The memory segment that PostgreSQL has outside its folder is gone after kill -9 and a wipe or a close."""
+
+    def segment() -> str:
+        return (server.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
+
+    def segments() -> set[str]:
+        return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+
+    with Postgres() as server:
+        first = segment()
+        assert first in segments()
+        server.kill()
+        server.wipe()
+        assert first not in segments()
+        server.start()
+        second = segment()
+        assert second in segments()
+    assert second not in segments()

@@ -32,7 +32,7 @@ def main() -> None:
             print(f"{KINDS[name].title}: {engine.url}", flush=True)
         print("running until Ctrl-C", flush=True)
         try:
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.pause()
         except KeyboardInterrupt:
             pass
 

@@ -21,7 +21,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE = 1.0
+IPC_RMID = 0
 
 
 def stat(task: str) -> list[str]:
@@ -47,6 +47,15 @@ def descendants(root: int) -> list[int]:
         found += below
         ahead += below
     return found
+
+
+def release_memory(data: Path) -> None:
+    """Give back the System V segment of a killed PostgreSQL, which it would find again only in the same folder."""
+    try:
+        segment = int((data / "postmaster.pid").read_text().splitlines()[6].split()[1])
+    except (OSError, IndexError, ValueError):
+        return
+    ctypes.CDLL(None).shmctl(segment, IPC_RMID, None)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -87,17 +96,6 @@ def _sweep() -> None:
         time.sleep(0.002)
 
 
-def _end_gently(server: int, server_fd: int, stop_signal: int) -> None:
-    """PostgreSQL gives back its System V memory only when it may shut down by itself."""
-    try:
-        for pid in descendants(os.getpid()):
-            os.kill(pid, signal.SIGCONT)
-        os.kill(server, stop_signal)
-    except ProcessLookupError:
-        pass
-    select.select([server_fd], [], [], GRACE)
-
-
 def main() -> int:
     order = json.loads(sys.argv[1])
     report = int(order["report"])
@@ -123,9 +121,9 @@ def main() -> int:
     select.select([tests_fd, server_fd], [], [])
     ended = os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
-        _end_gently(server, server_fd, order["stop_signal"])
         _sweep()
         if order["remove"]:
+            release_memory(Path(order["folder"], "data"))
             shutil.rmtree(order["folder"], ignore_errors=True)
         return 1
     status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import signal
@@ -10,10 +9,10 @@ import socket
 import struct
 
 from tests.engines import packages, places, template
+from tests.engines.leash import release_memory
 from tests.engines.process import Account
 from tests.engines.server import Server
 
-IPC_RMID = 0
 INITDB = ("--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
 
 
@@ -89,9 +88,4 @@ class Postgres(Server):
             wire.sendall(b"X\0\0\0\4")
 
     def _clean_up(self) -> None:
-        """A killed server leaves a small System V segment, which it would find again only in the same folder."""
-        try:
-            segment = int((self.data / "postmaster.pid").read_text().splitlines()[6].split()[1])
-        except (OSError, IndexError, ValueError):
-            return
-        ctypes.CDLL(None).shmctl(segment, IPC_RMID, None)
+        release_memory(self.data)

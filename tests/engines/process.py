@@ -51,7 +51,6 @@ class Running:
             "environment": dict(order.environment),
             "folder": str(order.folder),
             "account": [order.account.uid, order.account.gid] if order.account is not None else None,
-            "stop_signal": int(order.stop_signal),
             "remove": not order.keep,
             "tests": os.getpid(),
             "report": report_in_leash,
