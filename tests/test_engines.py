@@ -72,7 +72,9 @@ TALK = {
     "postgres": Talk(Postgres, _sql_put, _sql_get),
     "mariadb": Talk(MariaDB, _sql_put, _sql_get),
 }
-EVERY_ENGINE = pytest.mark.parametrize("name", TALK)
+EVERY_ENGINE = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.engine(name, own=True)) for name in TALK]
+)
 
 
 @EVERY_ENGINE
@@ -199,6 +201,7 @@ def test_settings_reach_the_server(own_redis: Own) -> None:
     assert b"\r\nmaxmemory:3145728\r\n" in server.command("INFO", "memory")
 
 
+@pytest.mark.engine("redis", own=True)
 def test_failed_start_shows_the_log() -> None:
     """A server that cannot start says so at once, with the last lines of its log."""
     server = Redis(settings={"maxmemory-policy": "nonsense"})
@@ -223,6 +226,7 @@ def test_taken_port_is_replaced_at_the_first_start(name: str) -> None:
             assert server.answers()
 
 
+@pytest.mark.engine("redis", own=True)
 def test_stranger_of_the_same_kind_is_not_taken_for_the_server() -> None:
     """A probe that another server answers does not make ours ready."""
     with Redis() as other:
@@ -234,7 +238,13 @@ def test_stranger_of_the_same_kind_is_not_taken_for_the_server() -> None:
 
 
 @pytest.mark.parametrize("which", ["clients", "peers"])
-@pytest.mark.parametrize("cluster", [EtcdCluster, ZooKeeperCluster])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param(EtcdCluster, marks=pytest.mark.engine("etcd", own=True)),
+        pytest.param(ZooKeeperCluster, marks=pytest.mark.engine("zookeeper", own=True)),
+    ],
+)
 def test_taken_port_gives_a_cluster_new_ports(cluster: Callable[[], Cluster[Any]], which: str) -> None:
     """A cluster whose member finds one of its ports taken starts afresh on other ports."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:

@@ -16,7 +16,13 @@ from tests.engines.leash import descendants
 from tests.engines.packages import ROOT
 from tests.engines.waiting import eventually, is_running, parent
 
-EVERY_ENGINE = pytest.mark.parametrize("make", [Redis, Etcd, ZooKeeper, Postgres, MariaDB])
+EVERY_ENGINE = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(kind, marks=pytest.mark.engine(kind.family, own=True))
+        for kind in (Redis, Etcd, ZooKeeper, Postgres, MariaDB)
+    ],
+)
 
 
 @EVERY_ENGINE
@@ -32,6 +38,7 @@ def test_closed_server_leaves_nothing(make: Callable[[], Server]) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.engine("redis", own=True)
 def test_forked_child_cannot_end_its_parents_server() -> None:
     """A child that a test forks has a copy of the server object, and closing that does nothing."""
     with Redis() as server:
@@ -67,6 +74,7 @@ time.sleep(600)
     assert eventually(lambda: not Path(folder).exists())
 
 
+@pytest.mark.engine("redis", own=True)
 def test_server_dies_with_its_leash() -> None:
     """Should the leash itself be killed, the kernel ends the server."""
     with Redis() as server:
@@ -78,6 +86,7 @@ def test_server_dies_with_its_leash() -> None:
         assert server.answers()
 
 
+@pytest.mark.engine("postgres", own=True)
 def test_killed_postgres_leaves_no_shared_memory() -> None:
     """The memory segment that PostgreSQL has outside its folder is gone after kill -9 and a wipe or a close."""
 

@@ -16,6 +16,7 @@ from tests.engines.leash import descendants
 from tests.engines.packages import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.engine("redis", own=True)
 
 
 def command(folder: Path, *options: str) -> list[str]:
@@ -106,17 +107,20 @@ def test_shared(redis_nodes): pass
 def test_own(own_redis): pass
 @pytest.mark.engine("redis")
 def test_marked(): pass
+@pytest.mark.engine("redis", own=True)
+def test_starts_it_by_itself(): pass
 def test_other(): pass
 """
     done = run(code, "--without-engine", "redis")
     assert done.returncode == 0, done.stdout
-    assert "1 passed, 3 deselected" in done.stdout
-    assert "left out by --without-engine" in done.stdout
+    assert "1 passed, 4 deselected" in done.stdout
+    assert "left out by --without-engine redis: 4 of the tests" in done.stdout
     wrong = run(code, "--without-engine", "oracle")
     assert wrong.returncode == 4
     assert "oracle" in wrong.stdout
 
 
+@pytest.mark.engine("etcd", own=True)
 def test_broken_shared_engine_is_whole_for_the_next_test(run: Run) -> None:
     """Whatever a test did to a shared engine, the next one finds it running and answering on the same port."""
     code = """
@@ -168,6 +172,7 @@ def test_keeps_folders_when_asked(tmp_path: Path) -> None:
     assert f"engines: kept {folder}" in done.stdout
 
 
+@pytest.mark.engine("etcd", "zookeeper", "postgres", "mariadb", own=True)
 def test_killed_run_leaves_nothing(tmp_path: Path) -> None:
     """When pytest is killed -9, every server and proxy it started is gone soon after, and their folders too."""
     (tmp_path / "test_it.py").write_text("""

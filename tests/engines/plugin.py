@@ -2,7 +2,8 @@
 
 The fixtures `redis_node`, `redis_nodes`, `etcd1`, `etcd3`, `zookeeper1`, `zookeeper3`, `postgres` and `mariadb` are
 shared by the whole run; `own_redis()` and its like make one for a single test to break. `engines.get("redis")` with
-`@pytest.mark.engine("redis")` is for tests that have the engine's name as a parameter.
+`@pytest.mark.engine("redis")` is for tests that have the engine's name as a parameter; with `own=True` the mark only
+says that the test starts such an engine by itself.
 """
 
 from __future__ import annotations
@@ -86,14 +87,16 @@ def needs(item: pytest.Item) -> tuple[set[str], set[str]]:
     """The shared engines that a test asks for, and the families of those and of its own ones."""
     fixtures = getattr(item, "fixturenames", ())
     names = {SHARED[name] for name in fixtures if name in SHARED}
+    families = {OWN[name] for name in fixtures if name in OWN}
     for marker in item.iter_markers("engine"):
         for word in marker.args:
             name = ALIASES.get(word, word)
             if name not in KINDS:
                 raise pytest.UsageError(f"{item.nodeid}: no engine is called {word!r}; there are {', '.join(KINDS)}")
-            names.add(name)
-    families = {KINDS[name].family for name in names} | {OWN[name] for name in fixtures if name in OWN}
-    return names, families
+            families.add(KINDS[name].family)
+            if not marker.kwargs.get("own"):
+                names.add(name)
+    return names, families | {KINDS[name].family for name in names}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -113,7 +116,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
-    config.addinivalue_line("markers", "engine(*names): this test needs these shared engines")
+    config.addinivalue_line("markers", "engine(*names, own=False): this test needs these engines, shared or its own")
     if config.getoption("--keep-engines"):
         os.environ[KEEP] = "1"
     config.stash[SESSION] = Session(config)
@@ -122,14 +125,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the caller does not want."""
     session = config.stash[SESSION]
-    unwanted_families = set(config.getoption("--without-engine")) & set(FAMILIES)
+    unwanted = config.getoption("--without-engine")
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
         names, families = needs(item)
-        refused = (names & session.without) or (families & unwanted_families)
+        refused = [name for name in unwanted if ALIASES.get(name, name) in names or name in families]
         (left_out if refused else kept).append(item)
-        session.left_out.update(list(refused)[:1])
+        session.left_out.update(refused[:1])
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
@@ -175,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say what was left out and what was kept."""
     session = config.stash[SESSION]
     for name, count in sorted(session.left_out.items()):
-        terminalreporter.write_line(f"engines: {count} tests that need {name} were left out by --without-engine")
+        terminalreporter.write_line(f"engines: left out by --without-engine {name}: {count} of the tests")
     for folder in session.kept:
         terminalreporter.write_line(f"engines: kept {folder}")
 
