@@ -1,0 +1,79 @@
+"""MariaDB."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from tests.engines import packages, template
+from tests.engines.server import Server
+
+INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal", "--skip-name-resolve")
+# Small files, because they are copied for every server; what is promised about commits stays as it is by default.
+SMALL = {
+    "innodb-log-file-size": "8M",
+    "innodb-data-file-path": "ibdata1:8M:autoextend",
+    "innodb-buffer-pool-size": "32M",
+}
+
+
+class MariaDB(Server):
+    """A MariaDB whose commits are on disk when they are acknowledged; `root` logs in without a password."""
+
+    family = "mariadb"
+
+    def url_at(self, address: str) -> str:
+        return f"mysql://root@{address}/fencelock"
+
+    def query(self, sql: str) -> str:
+        """Run a statement through the command-line client; the rows without decoration."""
+        where = ("--no-defaults", "--protocol=tcp", f"--host={self.host}", f"--port={self.port}", "--user=root")
+        words = (*where, "--batch", "--skip-column-names", "fencelock", "-e", sql)
+        return template.run(packages.find(self.family, "mariadb"), *words, folder=self.folder).strip()
+
+    def _prepare(self) -> None:
+        if not any(self.data.iterdir()):
+            server = packages.find(self.family, "mariadbd")
+            version = template.run(server, "--no-defaults", "--version", folder=self.folder)
+            recipe = [version, *INSTALL, *(f"{name}={value}" for name, value in SMALL.items())]
+            template.fill(self.data, self.family, recipe, lambda: self._initialise(server))
+            # As in every MariaDB, a database is a folder.
+            (self.data / "fencelock").mkdir(exist_ok=True)
+
+    def _initialise(self, server: packages.Program) -> None:
+        installer = packages.find(self.family, "mariadb-install-db")
+        words = ("--no-defaults", f"--basedir={server.prefix / 'usr'}", f"--datadir={self.data}", *INSTALL)
+        template.run(installer, *words, *self._options(), folder=self.folder)
+
+    def _options(self) -> list[str]:
+        settings = {**SMALL, "innodb-flush-method": "fsync", **self.settings}
+        # Asked for by name, because MariaDB would otherwise refuse to run as root.
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        return [*user, *(f"--{name}={value}" for name, value in settings.items())]
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        program = packages.find(self.family, "mariadbd")
+        return [
+            str(program.path),
+            "--no-defaults",
+            f"--basedir={program.prefix / 'usr'}",
+            f"--datadir={self.data}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--bind-address={self.host}",
+            f"--port={self.port}",
+            "--skip-name-resolve",
+            "--max-connections=200",
+            "--performance-schema=off",
+            *self._options(),
+        ], program
+
+    def _probe(self, timeout: float) -> None:
+        with socket.create_connection((self.host, self.port), timeout) as wire:
+            wire.settimeout(timeout)
+            with wire.makefile("rb") as replies:
+                header = replies.read(4)
+                greeting = replies.read(int.from_bytes(header[:3], "little"))
+        # Version 10 of the protocol; anything else is an error packet or a server that went away.
+        if not greeting.startswith(b"\x0a"):
+            raise ConnectionError(f"MariaDB greets with {greeting[:80]!r}")
