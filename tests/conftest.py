@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.engines.plugin"]
+
 TEST_SECONDS = 100.0
 """Below pytest-timeout's limit, so that a coroutine that hangs is cancelled and its traceback shown."""
 

@@ -1,0 +1,71 @@
+"""The README's code blocks are run as they stand, but for the paths, which are the test's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FENCELOCK_URL": f"sqlite://{folder}/locks.db",
+        "PYTHONWARNINGS": "error",
+    }
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_there_are_blocks_to_run() -> None:
+    """The README shows a lock in each colour, the fence and the command line."""
+    assert len(blocks("python")) >= 3
+    assert any("fencelock run" in block for block in blocks("sh"))
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_python_block(number: int, tmp_path: Path) -> None:
+    """Each Python block of the README runs, without a warning."""
+    script = tmp_path / "block.py"
+    script.write_text(blocks("python")[number].replace("/tmp/", f"{tmp_path}/"), "utf-8")
+    done = run([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_command_line_block(tmp_path: Path) -> None:
+    """Each `fencelock` command of the README works, one after the other, in one folder."""
+    report = tmp_path / "report.sh"
+    report.write_text('#!/bin/sh\ntest "$1" = --all && test "$FENCELOCK_TOKEN" -gt 0 && test -n "$FENCELOCK_ID"\n')
+    report.chmod(0o755)
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("fencelock ")]
+    assert len(lines) >= 4
+    for line in lines:
+        done = run(shlex.split(line), tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_make_targets_exist() -> None:
+    """Every `make` command that the README and CONTRIBUTING name is a target, with a line of help."""
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", README + (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M))
+    helped = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    assert {"demo", "test", "lint", "bench"} <= named & helped
+    assert named <= helped
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link in the README and in docs/ names a file that is there."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
