@@ -1,0 +1,40 @@
+"""`make torture`: minutes of it, with progress. Exit code 1 and the history's file if anything is broken."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fencelock.sim.check import Promises, check
+
+from tests.torture.director import TTL, Torture
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300, help="how long in all (default 300)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round; the director's choices")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    seed = options.seed
+    while time.monotonic() < end:
+        folder = Path(tempfile.mkdtemp(prefix="fencelock-torture-"))
+        torture = Torture(f"sqlite://{folder}/locks.db", folder, fenced=True, seed=seed)
+        history = torture.run(min(30.0, end - time.monotonic()))
+        violations = check(history, Promises(order=False, clean=False, ttl=TTL))
+        hurt = f"{len(torture.killed)} killed, {len(history.notes) - len(torture.killed)} stops"
+        print(f"seed {seed}: {len(history.ops)} operations, {len(history.writes)} writes, {hurt}: ", end="")
+        if violations:
+            (folder / "history.jsonl").write_text("\n".join(history.lines()))
+            print(f"BROKEN, see {folder}/history.jsonl", *violations[:10], sep="\n  ")
+            return 1
+        print("right", flush=True)
+        seed += 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

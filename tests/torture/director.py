@@ -1,0 +1,170 @@
+"""Starts the workers, stops and kills them at random, and turns their logs into a history."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
+
+import fencelock
+from fencelock.core.clock import boottime
+
+ROOT = Path(__file__).parent.parent.parent
+TTL = 0.4
+WORKERS = 6
+
+
+@dataclass
+class Running:
+    """A worker and what became of it."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    stopped_until: float | None = None
+
+
+@dataclass
+class Torture:
+    """One run on one engine, in one folder."""
+
+    url: str
+    folder: Path
+    fenced: bool
+    seed: int
+    history: History = field(default_factory=History)
+    killed: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.application = self.folder / "application.db"
+        self.running: list[Running] = []
+        self.logs: dict[str, Path] = {}
+        self.started = 0
+        database = sqlite3.connect(self.application, isolation_level=None)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE record (value INTEGER)")
+        database.execute("INSERT INTO record VALUES (0)")
+        database.execute("CREATE TABLE log (owner TEXT, token INTEGER, at REAL, saw INTEGER, value INTEGER)")
+        database.close()
+
+    def run(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> History:
+        """Torture them for so long, or until there is enough; heal everything; return what happened."""
+        try:
+            for _ in range(WORKERS):
+                self.start()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not enough():
+                self.wake(boottime())
+                self.hurt()
+                time.sleep(0.05 + self.random.random() * 0.2)
+            self.wake(float("inf"))
+            for worker in self.running:
+                worker.process.terminate()
+            for worker in self.running:
+                code = worker.process.wait(60)
+                assert code == 0, f"{worker.name} ended with {code}; see {worker.log}"
+        finally:
+            for worker in self.running:
+                worker.process.kill()
+                worker.process.wait()
+        self.history.quiet = boottime()
+        self.collect()
+        return self.history
+
+    def start(self) -> None:
+        self.started += 1
+        name = f"w{self.started}"
+        log = self.logs[name] = self.folder / f"{name}.log"
+        log.touch()  # it may be killed before it does that itself
+        argv = [sys.executable, "-m", "tests.torture.worker", self.url, str(self.application), str(log), name]
+        argv += ["fenced" if self.fenced else "bare", str(TTL)]
+        self.running.append(Running(name, subprocess.Popen(argv, cwd=ROOT), log))
+
+    def wake(self, now: float) -> None:
+        for worker in self.running:
+            if worker.stopped_until is not None and now >= worker.stopped_until:
+                os.kill(worker.process.pid, signal.SIGCONT)
+                worker.stopped_until = None
+
+    def hurt(self) -> None:
+        worker = self.random.choice(self.running)
+        if self.random.random() < 0.2:
+            self.killed[worker.name] = boottime()
+            worker.process.kill()
+            worker.process.wait()
+            self.note(worker.name, "killed")
+            self.running.remove(worker)
+            self.start()
+        elif worker.stopped_until is None:
+            length = self.random.choice((0.05, 0.2, 2 * TTL, 3 * TTL))
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            worker.stopped_until = boottime() + length
+            self.note(worker.name, f"stopped for {length:g} s")
+
+    def note(self, who: str, what: str) -> None:
+        self.history.add(Note(boottime(), who, what))
+
+    def accepted(self) -> list[Write]:
+        """The resource's own log, in the order of its transactions."""
+        database = sqlite3.connect(self.application, timeout=30)
+        rows = database.execute("SELECT owner, token, at, saw, value FROM log ORDER BY rowid").fetchall()
+        database.close()
+        return [
+            Write("record", owner, token, number, saw, value, True)
+            for number, (owner, token, _, saw, value) in enumerate(rows)
+        ]
+
+    def collect(self) -> None:
+        self.history.writes = self.accepted()
+        for name, log in self.logs.items():
+            for op in operations(name, log.read_text("utf-8"), self.killed.get(name)):
+                self.history.add(op)
+        time.sleep(TTL * 1.1)
+        with fencelock.connect(self.url) as locks:
+            for name in locks.names():
+                snapshot = locks.inspect(name)
+                for role, somebody in [("holder", h) for h in snapshot.holders] + [
+                    ("waiter", w) for w in snapshot.waiters
+                ]:
+                    self.history.add(Left(name, somebody.owner, role, boottime()))
+
+
+def operations(name: str, text: str, killed: float | None) -> list[Op]:
+    """Turn a worker's log into operations; the last line may be torn, and the last grant may have no end."""
+    ops: list[Op] = []
+    open_grant: Op | None = None
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        match entry["event"]:
+            case "timeout":
+                ops.append(Op("record", Kind.ACQUIRE, name, entry["called"], entry["at"], Outcome.FAILED))
+            case "grant":
+                # If it never says more, it was killed: it believed no longer than that, nor past its first deadline.
+                until = min(entry["deadline"], killed if killed is not None else entry["deadline"])
+                open_grant = Op(
+                    "record", Kind.ACQUIRE, name, entry["called"], entry["at"], Outcome.OK, entry["token"], None,
+                    entry["at"], until,
+                )  # fmt: skip
+            case "end" if open_grant is not None:
+                ops.append(replace(open_grant, valid_until=entry["until"]))
+                open_grant = None
+            case "release":
+                outcome = Outcome.OK if entry["ok"] else Outcome.FAILED
+                ops.append(Op("record", Kind.RELEASE, name, entry["called"], entry["at"], outcome, entry["token"]))
+    if open_grant is not None:
+        ops.append(open_grant)
+    return ops

@@ -1,0 +1,96 @@
+"""A worker of the torture: takes the lock, adds one to a record in steps, and logs what it believed, until SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import fencelock
+from fencelock.core.clock import boottime
+from fencelock.fences.sql import SqlFence
+
+
+class Worker:
+    """One process, one name for people, one file of log lines."""
+
+    def __init__(self, url: str, application: str, log: TextIO, name: str, fenced: bool, ttl: float) -> None:
+        self.name = name
+        self.fenced = fenced
+        self.log = log
+        self.random = random.Random(name)
+        self.locks = fencelock.connect(url, owner=name, ttl=ttl)
+        self.database = sqlite3.connect(application, timeout=30, isolation_level=None)
+        self.going_on = True
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def stop(self, *_: object) -> None:
+        self.going_on = False
+
+    def tell(self, **fields: Any) -> None:
+        self.log.write(json.dumps(fields) + "\n")
+        self.log.flush()
+
+    def run(self) -> None:
+        while self.going_on:
+            called = boottime()
+            self.tell(event="call", at=called)
+            try:
+                lease = self.locks.lock("record").acquire(timeout=2)
+            except fencelock.LockTimeout:
+                self.tell(event="timeout", called=called, at=boottime())
+                continue
+            returned = boottime()
+            self.tell(event="grant", called=called, at=returned, token=lease.token, deadline=lease.deadline)
+            try:
+                self.add_one(lease)
+            finally:
+                # What the holder believed: until it lets go, or until it would have been told, had it looked.
+                until = min(boottime(), lease.deadline)
+                self.tell(event="end", token=lease.token, until=until)
+                self.tell(event="release", token=lease.token, called=boottime(), ok=lease.release(), at=boottime())
+
+    def add_one(self, lease: fencelock.Lease) -> None:
+        try:
+            with self.transaction():
+                if self.fenced:
+                    SqlFence().check(self.database, "record", lease)
+                value = self.database.execute("SELECT value FROM record").fetchone()[0]
+            time.sleep(self.random.random() * 0.02)
+            with self.transaction():
+                if self.fenced:
+                    SqlFence().check(self.database, "record", lease)
+                self.database.execute("UPDATE record SET value = ?", (value + 1,))
+                self.database.execute(
+                    "INSERT INTO log VALUES (?, ?, ?, ?, ?)", (self.name, lease.token, boottime(), value, value + 1)
+                )
+        except fencelock.StaleToken:
+            self.tell(event="refused", token=lease.token, at=boottime())
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.database.execute("ROLLBACK")
+            raise
+        self.database.execute("COMMIT")
+
+
+def main() -> None:
+    url, application, log, name, fenced, ttl = sys.argv[1:]
+    with open(log, "w", encoding="utf-8") as file:
+        worker = Worker(url, application, file, name, fenced == "fenced", float(ttl))
+        worker.run()
+        worker.locks.close()
+
+
+if __name__ == "__main__":
+    main()
