@@ -16,19 +16,19 @@ TEST_SECONDS = 100.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in an event loop of their own; whatever among their arguments has `finish` is finished there."""
+    """Run `async def` tests in an event loop of their own; whatever fixture has `finish` is finished there."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(_run(pyfuncitem.obj, given))
+    asyncio.run(_run(pyfuncitem.obj, given, list(pyfuncitem.funcargs.values())))
     return True
 
 
-async def _run(test: Any, given: dict[str, Any]) -> None:
+async def _run(test: Any, given: dict[str, Any], fixtures: list[Any]) -> None:
     try:
         async with asyncio.timeout(TEST_SECONDS):
             await test(**given)
     finally:
-        for value in given.values():
+        for value in fixtures:
             if hasattr(value, "finish"):
                 await value.finish()

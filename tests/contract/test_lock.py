@@ -253,6 +253,7 @@ async def test_on_lost_that_raises(subject: Subject, error: BaseException, caplo
     short = await locks.lock("short", ttl=0.2, renew=False).acquire()
     await asyncio.sleep(1.5)
     kept.check()
+    await kept.release()
     assert short.reason is Reason.EXPIRED
     assert told == ["short"]
     assert "on_lost failed" in caplog.text
@@ -266,6 +267,7 @@ async def test_on_lost_that_takes_long(subject: Subject) -> None:
     short = await locks.lock("short", ttl=0.15, renew=False).acquire()
     await asyncio.sleep(1.6)
     kept.check()
+    await kept.release()
     assert short.reason is Reason.EXPIRED
     await asyncio.sleep(0.2)
 
@@ -384,6 +386,7 @@ async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView) -> None:
     again = await locks.lock("kept", ttl=0.3).acquire()
     await asyncio.sleep(0.6)
     again.check()
+    await again.release()
 
 
 async def test_reentrant(locks: LocksView) -> None:
@@ -509,7 +512,8 @@ async def test_with_block_closes(subject: Subject) -> None:
     """Leaving the client's own block closes it."""
     other = subject.connect()
     async with subject.connect() as locks:
-        await locks.lock("x").acquire()
+        lease = await locks.lock("x").acquire()
+    assert lease.reason is Reason.CLOSED
     await nobody(other, "x")
     with pytest.raises(ClientClosed):
         await locks.inspect("x")
@@ -518,24 +522,24 @@ async def test_with_block_closes(subject: Subject) -> None:
 async def test_decorator(locks: LocksView) -> None:
     """Each call of a decorated function holds the lock that its arguments name."""
 
-    @locks.locked("report:{day}", timeout=5)
-    async def report(day: str, copies: int = 1) -> tuple[str, int]:
+    async def plain(day: str, copies: int = 1) -> tuple[str, int]:
         return day, copies
 
+    report = locks.locked("report:{day}", timeout=5)(plain)
     assert await report("monday") == ("monday", 1)
     assert await report(day="tuesday", copies=2) == ("tuesday", 2)
     async with locks.lock("report:friday"):
-        late = locks.locked("report:{day}", timeout=0.01)(report)
+        late = locks.locked("report:{day}", timeout=0.01)(plain)
         with pytest.raises(LockTimeout):
             await late("friday")
     with pytest.raises(fencelock.InvalidName, match="no argument 'week'"):
-        locks.locked("report:{week}")(report)
+        locks.locked("report:{week}")(plain)
 
 
 async def test_keeper_survives_churn(locks: LocksView) -> None:
     """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
     stays = await locks.lock("stays", ttl=0.4).acquire()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1.2
 
     async def churn(number: int) -> None:
         while time.monotonic() < end:
@@ -566,6 +570,7 @@ async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.Mo
     assert lease is not None
     await asyncio.sleep(0.8)
     lease.check()
+    await lease.release()
 
 
 async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,6 +589,7 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
     monkeypatch.setattr(world, "spawn", spawn)
     await asyncio.sleep(1.8)
     lease.check()
+    await lease.release()
     assert len(failures) == 2
 
 

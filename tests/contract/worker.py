@@ -189,7 +189,7 @@ async def _aio(namespace: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until the input ends."""
     url, options = sys.argv[1], json.loads(sys.argv[3])
-    namespace: dict[str, Any] = {"forked": forked, "drive": drive, "asyncio": asyncio, "os": os, "sys": sys}
+    namespace = NAMESPACE
     namespace["locks"] = colours.connect(COLOUR, colours.direct, url, **options)
     if COLOUR == "aio":
         asyncio.run(_aio(namespace))
@@ -197,6 +197,8 @@ def main() -> None:
         _straight(_serve(_read_here, namespace))
 
 
+NAMESPACE: dict[str, Any] = {"forked": forked, "drive": drive, "asyncio": asyncio, "os": os, "sys": sys}
+"""What sources see. It lives as long as the module, as the globals of a program do."""
 COLOUR = sys.argv[2] if __name__ == "__main__" else ""
 
 if __name__ == "__main__":

@@ -250,7 +250,8 @@ class MemoryBackend:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
-        self._bells.pop(claim.id, None)
+        if (bell := self._bells.pop(claim.id, None)) is not None:
+            bell.set()  # on close, somebody may be waiting for it
         await self._ask(self._store.abandon, claim)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:

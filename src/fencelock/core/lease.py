@@ -302,7 +302,8 @@ class LeaseCore:
             error.add_note(f"Besides, {failure}.")
         if self.reason is None:
             return
-        if error is None or ours:
+        own = isinstance(error, Exception | KeyboardInterrupt | SystemExit)  # not just our interruption of the body
+        if error is None or (ours and not own):
             raise self.loss() from error
         if not (isinstance(error, LeaseLost) and error.name == self.name):
             error.add_note(f"Besides, {self.loss()}.")

@@ -72,6 +72,8 @@ class SocketBell:
                 rung = True
         except BlockingIOError:
             return rung
+        except OSError:
+            return True  # the client was closed under a waiter: let it look, and learn of that
 
     def close(self) -> None:
         """Give it back for the next wait."""

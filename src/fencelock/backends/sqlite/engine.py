@@ -53,6 +53,9 @@ RENEW = REFRESH + " AND token IS NOT NULL"
 FIND = "SELECT ticket FROM claim WHERE space = ? AND name = ? AND id = ?"
 HAND_OVER = "UPDATE claim SET token = ?, expires = ? WHERE space = ? AND name = ? AND ticket = ?"
 LOOK = "SELECT token FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
+# The same, and whether a holder has run out: who should have noticed, the first in line, may have died as well.
+PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ?1 AND name = ?2 AND token IS NOT NULL AND expires <= ?5)
+          FROM claim WHERE space = ?1 AND name = ?2 AND ticket = ?3 AND id = ?4 AND expires > ?5"""
 BURY = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
 LEAVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
 LEAVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
@@ -114,8 +117,8 @@ class SqliteBackend:
             else:
                 await self._world.sleep(until.at_most(poll * (0.5 + self._world.random() / 2)))
                 poll = min(poll * 2, POLL_LAST)
-            found = await self._read(self._look, claim, ticket)
-            if found is None:
+            found = await self._read(self._peek, claim, ticket)
+            if found is None or found[1]:
                 break
             if found[0] is not None:
                 self._silence(claim)
@@ -244,6 +247,10 @@ class SqliteBackend:
         """Return the claim's token, None in its place while it waits, or None if the claim is no longer there."""
         args = (self._space, claim.name, ticket, claim.id, self._database.now_us())
         return db.execute(LOOK, args).fetchone()  # type: ignore[no-any-return]
+
+    def _peek(self, db: sqlite3.Connection, claim: Claim, ticket: int) -> tuple[int | None, int] | None:
+        args = (self._space, claim.name, ticket, claim.id, self._database.now_us())
+        return db.execute(PEEK, args).fetchone()  # type: ignore[no-any-return]
 
     def _force(self, db: sqlite3.Connection, rings: list[str], name: str) -> int:
         now = self._database.now_us()

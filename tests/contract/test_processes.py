@@ -1,0 +1,476 @@
+"""Holders and waiters in other processes: killed, stopped, interrupted, forked, and ending without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from tests.contract.colours import LocksView
+from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, waiting
+from tests.contract.worker import WorkerFailed
+
+pytestmark = pytest.mark.processes
+
+
+async def test_excluded(subject: Subject, locks: LocksView) -> None:
+    """Processes exclude each other, and tokens rise across them."""
+    worker = await subject.worker()
+    token = await worker.acquire("x")
+    assert not await is_free(locks, "x")
+    assert await worker.do("result = await lease.release()") is True
+    async with locks.lock("x", timeout=SOON) as lease:
+        assert lease.token > token
+        assert await worker.do("result = await locks.lock('x').try_acquire() is None")
+    assert await worker.acquire("x") > lease.token
+
+
+async def test_killed_holder(subject: Subject, locks: LocksView) -> None:
+    """A holder that is killed is replaced once its ttl is over, not before."""
+    worker = await subject.worker()
+    token = await worker.acquire("x", ttl=1)
+    await asyncio.sleep(0.5)  # renewed meanwhile
+    killed = time.monotonic()
+    await worker.kill()
+    async with locks.lock("x", timeout=SOON) as lease:
+        assert time.monotonic() - killed > 0.3
+        assert lease.token > token
+
+
+async def test_stopped_holder(subject: Subject, locks: LocksView) -> None:
+    """A holder that is stopped past its ttl knows, at its next look, that it lost the lease; the successor's token is higher."""
+    told = "told = []; locks_ = locks"
+    worker = await subject.worker()
+    await worker.do(told)
+    token = await worker.acquire("x", ttl=0.5)
+    worker.stop()
+    async with locks.lock("x", timeout=SOON) as lease:
+        assert lease.token > token
+        worker.resume()
+        seen = await worker.do(
+            """
+before = lease.lost.is_set(), lease.remaining
+try:
+    lease.check()
+    outcome = "it believes to hold the lock"
+except Exception as error:
+    outcome = type(error).__name__
+result = [*before, outcome, str(lease.reason), await lease.release()]
+"""
+        )
+        assert seen == [True, 0, "LeaseLost", "expired", False]
+        lease.check()
+        assert not await is_free(locks, "x")
+
+
+async def test_stopped_in_its_block(subject: Subject, locks: LocksView) -> None:
+    """A holder that was stopped inside its block comes out of it with LeaseLost."""
+    worker = await subject.worker()
+    async with background(
+        worker.do(
+            """
+import time
+async with locks.lock('x', ttl=0.4) as lease:
+    while not lease.lost.is_set():
+        await asyncio.sleep(0.01) if 'aio' in sys.argv else time.sleep(0.01)
+"""
+        )
+    ) as (task,):
+        await eventually(lambda: _held(locks, "x"), "the worker holds it")
+        worker.stop()
+        assert await take(locks, "x") > 0
+        worker.resume()
+        with pytest.raises(WorkerFailed, match="LeaseLost"):
+            await asyncio.wait_for(task, SOON)
+    assert await is_free(locks, "x")
+
+
+async def _held(locks: LocksView, name: str) -> bool:
+    return bool((await locks.inspect(name)).holders)
+
+
+async def test_killed_waiter(subject: Subject, locks: LocksView) -> None:
+    """When a waiter is killed the others still get the lock."""
+    victim, other = await subject.worker(), await subject.worker()
+    lease = await locks.lock("x").acquire()
+    async with background(victim.acquire("x", ttl=0.5)):
+        await waiting(locks, "x", 1)
+        async with background(other.acquire("x", ttl=0.5)) as (task,):
+            await waiting(locks, "x", 2)
+            await victim.kill()
+            await lease.release()
+            assert await asyncio.wait_for(task, SOON) > lease.token
+
+
+async def test_killed_holder_and_killed_waiter(subject: Subject, locks: LocksView) -> None:
+    """Those who wait behind a dead holder and a dead waiter get on when these run out, however long their own ttl is."""
+    holder, first, second = await subject.worker(), await subject.worker(), await subject.worker()
+    await holder.acquire("x", ttl=0.5)
+    async with background(first.acquire("x", ttl=0.5)):
+        await waiting(locks, "x", 1)
+        async with background(second.acquire("x", ttl=600)) as (task,):
+            await waiting(locks, "x", 2)
+            await holder.kill()
+            await first.kill()
+            await asyncio.wait_for(task, SOON)
+
+
+async def test_stopped_waiter(subject: Subject, locks: LocksView) -> None:
+    """A waiter that is stopped, handed the lock, and resumed after its ttl does not believe to hold it."""
+    worker = await subject.worker()
+    lease = await locks.lock("x").acquire()
+    async with background(worker.acquire("x", ttl=0.5)) as (task,):
+        await waiting(locks, "x")
+        worker.stop()
+        await lease.release()
+        async with locks.lock("x", timeout=SOON) as successor:  # after the ttl of the one that is stopped
+            worker.resume()
+            await asyncio.sleep(0.3)
+            assert not task.done()
+            successor.check()
+        assert await asyncio.wait_for(task, SOON) > successor.token
+    assert await worker.do("result = lease.remaining") > 0
+
+
+async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) -> None:
+    """A waiter that is handed the lock while stopped for less than its ttl gets a lease that it can trust."""
+    worker = await subject.worker()
+    lease = await locks.lock("x").acquire()
+    async with background(worker.acquire("x", ttl=3)) as (task,):
+        await waiting(locks, "x")
+        worker.stop()
+        await lease.release()
+        await asyncio.sleep(1.5)
+        worker.resume()
+        await asyncio.wait_for(task, SOON)
+    assert await worker.do("result = lease.remaining") > 1
+    assert len((await locks.inspect("x")).holders) == 1
+
+
+async def test_first_come_first_served(subject: Subject, locks: LocksView) -> None:
+    """Waiters in several processes, and several in one, are served in the order in which they came."""
+    workers = [await subject.worker() for _ in range(3)]
+    served: list[int] = []
+    lease = await locks.lock("x").acquire()
+
+    async def elsewhere(number: int) -> None:
+        await workers[number % 4 - 1].do("mine = await locks.lock('x').acquire()")
+        served.append(number)
+        await workers[number % 4 - 1].do("await mine.release()")
+
+    async def here(number: int) -> None:
+        async with locks.lock("x"):
+            served.append(number)
+
+    tasks = []
+    for number in range(4):
+        tasks.append(asyncio.create_task(elsewhere(number) if number % 4 else here(number)))
+        await waiting(locks, "x", number + 1)
+    for number in (4, 8):
+        tasks.append(asyncio.create_task(here(number)))
+        await waiting(locks, "x", len(tasks))
+    await lease.release()
+    async with asyncio.timeout(SOON):
+        await asyncio.gather(*tasks)
+    assert served == [0, 1, 2, 3, 4, 8]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signal_while_holding(subject: Subject, locks: LocksView, number: int) -> None:
+    """Ctrl-C in a block releases; a plain SIGTERM leaves the lease to run out. Neither hangs."""
+    worker = await subject.worker()
+    async with background(
+        worker.do(
+            """
+import time
+async with locks.lock('x', ttl=1) as lease:
+    await asyncio.sleep(60) if 'aio' in sys.argv else time.sleep(60)
+"""
+        )
+    ) as (task,):
+        await eventually(lambda: _held(locks, "x"), "the worker holds it")
+        worker.signal(number)
+        with pytest.raises(WorkerFailed, match="KeyboardInterrupt|CancelledError|Ended"):
+            await asyncio.wait_for(task, SOON)
+    if number == signal.SIGINT:
+        assert await is_free(locks, "x")
+    assert await take(locks, "x") > 0
+
+
+async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> None:
+    """Ctrl-C while waiting gives up the place in line."""
+    worker = await subject.worker()
+    async with locks.lock("x") as lease:
+        async with background(worker.acquire("x", ttl=30)) as (task,):
+            await waiting(locks, "x")
+            worker.signal(signal.SIGINT)
+            with pytest.raises(WorkerFailed, match="KeyboardInterrupt|CancelledError"):
+                await asyncio.wait_for(task, SOON)
+        assert (await locks.inspect("x")).waiters == ()
+        lease.check()
+
+
+@pytest.mark.colour("blocking")
+async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
+    """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
+    worker = await subject.worker()
+    async with background(
+        worker.do(
+            """
+import signal, time
+interrupts, grants, names = 0, 0, ['x', 'y']
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        while time.monotonic() < end:
+            with locks.raw.lock(names[grants % 2], ttl=0.2, timeout=5):
+                grants += 1
+    except KeyboardInterrupt:
+        interrupts += 1
+    except Exception as error:
+        if 'Lost' not in type(error).__name__ and 'Timeout' not in type(error).__name__:
+            raise
+time.sleep(0.3)
+result = [interrupts, grants]
+"""
+        )
+    ) as (task,):
+        begun = time.monotonic()
+        await asyncio.sleep(0.05)
+        while time.monotonic() - begun < 2.7:
+            worker.signal(signal.SIGINT)
+            await asyncio.sleep(0.003)
+        interrupts, grants = await asyncio.wait_for(task, SOON)
+    assert interrupts > 50
+    assert grants > 50
+    await nobody(locks, "x")
+    await nobody(locks, "y")
+    assert await worker.acquire("x") > 0
+
+
+async def test_signal_handler_that_looks(subject: Subject) -> None:
+    """A signal handler may look at a lease, whatever it interrupts."""
+    worker = await subject.worker()
+    async with background(
+        worker.do(
+            """
+import signal, time
+lease = await locks.lock('x', ttl=0.5).acquire()
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append((lease.remaining, lease.lost.is_set(), repr(lease))))
+result = 'ready'
+"""
+        )
+    ) as (task,):
+        await task
+    async with background(
+        worker.do(
+            """
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    await lease.renew()
+    other = await locks.lock('y').acquire()
+    await other.release()
+lease.check()
+result = len(seen)
+"""
+        )
+    ) as (task,):
+        for _ in range(300):
+            worker.signal(signal.SIGUSR1)
+            await asyncio.sleep(0.003)
+        assert await asyncio.wait_for(task, SOON) > 50
+
+
+@pytest.mark.parametrize("how", ["holding", "waiting in a thread", "closed"])
+async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: str) -> None:
+    """A program that ends without a release neither hangs nor keeps the name for longer than its ttl."""
+    worker = await subject.worker()
+    if how == "waiting in a thread":
+        holder = await locks.lock("x").acquire()
+        waits = (
+            "task = asyncio.create_task(locks.lock('x', ttl=1).acquire()); await asyncio.sleep(0.3)"
+            if subject.colour == "aio"
+            else "import threading; threading.Thread(target=locks.raw.lock('x', ttl=1).acquire, daemon=True).start()"
+        )
+        await worker.do(waits)
+        await waiting(locks, "x")
+        assert await worker.finish_input() == 0
+        await holder.release()
+    else:
+        await worker.acquire("x", ttl=1)
+        if how == "closed":
+            await worker.do("await locks.close()")
+            assert await is_free(locks, "x")
+        assert await worker.finish_input() == 0
+    assert await take(locks, "x") > 0
+
+
+@pytest.mark.colour("blocking")
+async def test_end_of_the_interpreter_releases(subject: Subject, locks: LocksView) -> None:
+    """A blocking program that ends in order releases what it holds."""
+    worker = await subject.worker()
+    await worker.acquire("x", ttl=600)
+    assert await worker.finish_input() == 0
+    assert await is_free(locks, "x")
+
+
+FORKED_LEASE = """
+def child():
+    return [lease.lost.is_set(), str(lease.reason), lease.remaining]
+result = forked(child)
+"""
+
+FORKED_RELEASE = """
+async def child():
+    return await lease.release()
+result = forked(child)
+"""
+
+FORKED_ACQUIRE = """
+async def child():
+    one = await locks.lock('other', ttl=1).acquire()
+    busy = await locks.lock('x').try_acquire()
+    held = (await locks.inspect('other')).holders[0].owner
+    answer = [busy is None, held == locks.owner, held.endswith(f':{os.getpid()}'), await one.release()]
+    await locks.close()
+    return answer
+result = forked(child)
+"""
+
+FORKED_BY_MULTIPROCESSING = """
+import multiprocessing
+
+def child(queue):
+    async def work():
+        mine = await locks.lock('other', ttl=1).acquire()
+        token = mine.token
+        await mine.release()
+        return [lease.lost.is_set(), token]
+    queue.put(drive(work()))
+
+context = multiprocessing.get_context('fork')
+queue = context.SimpleQueue()
+process = context.Process(target=child, args=(queue,))
+process.start()
+result = queue.get()
+process.join(15)
+assert process.exitcode == 0, process.exitcode
+"""
+
+
+async def test_fork_while_holding(subject: Subject, locks: LocksView) -> None:
+    """The child's copy of a lease is lost; the parent's goes on, renewed; the child may use the client for others."""
+    worker = await subject.worker()
+    token = await worker.acquire("x", ttl=0.6)
+    assert await worker.do(FORKED_LEASE) == [True, "forked", 0]
+    assert await worker.do(FORKED_RELEASE) is False
+    assert await worker.do(FORKED_ACQUIRE) == [True, True, True, True]
+    lost, other = await worker.do(FORKED_BY_MULTIPROCESSING)
+    assert lost
+    assert other > token
+    await asyncio.sleep(1)
+    assert not await is_free(locks, "x")
+    assert await worker.do("lease.check(); result = await lease.release()") is True
+    assert await is_free(locks, "x")
+
+
+@pytest.mark.colour("blocking")
+async def test_fork_in_a_block(subject: Subject, locks: LocksView) -> None:
+    """A child that leaves its parent's block gets LeaseLost there, and the parent still holds the lock."""
+    worker = await subject.worker()
+    outcome = await worker.do(
+        """
+lock = locks.raw.lock('x', ttl=1)
+lease = lock.__enter__()
+def child():
+    try:
+        lock.__exit__(None, None, None)
+    except Exception as error:
+        return [type(error).__name__, error.reason]
+outcome = forked(child)
+lease.check()
+result = [*outcome, locks.raw.lock('x').try_acquire() is None]
+lock.__exit__(None, None, None)
+"""
+    )
+    assert outcome == ["LeaseLost", "forked", True]
+    assert await is_free(locks, "x")
+
+
+@pytest.mark.colour("blocking")
+async def test_fork_while_waiting(subject: Subject, locks: LocksView) -> None:
+    """A fork while another thread waits leaves that wait alone, and the child owns nothing of it."""
+    worker = await subject.worker()
+    holder = await locks.lock("x").acquire()
+    await worker.do(
+        """
+import threading
+got = []
+thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=0.6).acquire()))
+thread.start()
+"""
+    )
+    await waiting(locks, "x")
+    assert await worker.do(FORKED_ACQUIRE) == [True, True, True, True]
+    assert len((await locks.inspect("x")).waiters) == 1
+    await asyncio.sleep(0.8)
+    await holder.release()
+    assert await worker.do("thread.join(15); got[0].check(); result = got[0].release()") is True
+
+
+@pytest.mark.colour("blocking")
+async def test_forks_under_load(subject: Subject) -> None:
+    """Forks in several threads at once, while others use the client, disturb nobody."""
+    worker = await subject.worker()
+    children, pairs = await worker.do(
+        """
+import threading, time
+end, children, pairs, failed = time.monotonic() + 2, [], [], []
+kept = locks.raw.lock('kept', ttl=0.8).acquire()
+def fork():
+    while time.monotonic() < end:
+        try:
+            children.append(forked(lambda: kept.reason))
+        except BaseException as error:
+            failed.append(repr(error))
+def use(number):
+    while time.monotonic() < end:
+        try:
+            with locks.raw.lock(f'n{number % 2}', ttl=5):
+                pairs.append(number)
+        except BaseException as error:
+            failed.append(repr(error))
+threads = [threading.Thread(target=fork) for _ in range(2)] + [threading.Thread(target=use, args=(n,)) for n in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+kept.check()
+assert not failed, failed[:3]
+assert set(children) == {'forked'}, set(children)
+result = [len(children), len(pairs)]
+"""
+    )
+    assert children > 5
+    assert pairs > 5
+
+
+@pytest.mark.colour("blocking")
+async def test_child_ends_by_itself(subject: Subject, locks: LocksView) -> None:
+    """A forked child that runs to the end of the program releases nothing of its parent's."""
+    worker = await subject.worker()
+    await worker.acquire("x", ttl=30)
+    status = await worker.do(
+        """
+import atexit
+pid = os.fork()
+if pid == 0:
+    atexit._run_exitfuncs()
+    os._exit(0)
+result = os.waitpid(pid, 0)[1]
+"""
+    )
+    assert status == 0
+    assert not await is_free(locks, "x")
+    assert await worker.do("result = await lease.release()") is True
