@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from math import isfinite
 
 from fencelock.cli.codes import USAGE
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """With the width given, argparse does not import shutil (5 ms) for every argument that is added."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_width())
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,12 +28,20 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
         )
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Say it in one line."""
         self.exit(USAGE, f"fencelock: {message}; see {self.prog} --help\n")
+
+
+def _width() -> int:
+    try:
+        columns = int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(1).columns
+    except (OSError, ValueError):
+        columns = 80
+    return max(columns - 2, 40)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +50,17 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--url", help="the engine; by default $FENCELOCK_URL, which is the place for a URL with a password"
     )
     parser.add_argument("--namespace", default="fencelock", help="keeps applications on one engine apart (%(default)s)")
+
+
+def engine_url(options: argparse.Namespace) -> str:
+    """Return the URL that is meant; refuse a password among the arguments, which everybody on the machine can read."""
+    from fencelock.core.urls import redact, resolve
+    from fencelock.errors import InvalidURL
+
+    url = resolve(options.url)
+    if options.url is not None and redact(url) != url:
+        raise InvalidURL(f"{redact(url)!r}: a password in an argument shows in `ps`; put the URL into $FENCELOCK_URL")
+    return url
 
 
 def seconds(text: str) -> float:

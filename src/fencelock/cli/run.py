@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
 from fencelock.cli.guard import explain, say
-from fencelock.cli.options import Parser, add_engine, seconds
+from fencelock.cli.options import Parser, add_engine, engine_url, seconds
 from fencelock.cli.signals import Signals
 
 if TYPE_CHECKING:
@@ -97,14 +97,19 @@ def _run(options: argparse.Namespace, child: Child, signals: Signals) -> int:
     from fencelock.core.client import Client
     from fencelock.core.lease import LeaseCore
     from fencelock.core.names import check_name
-    from fencelock.core.urls import open_backend, resolve
+    from fencelock.core.urls import open_backend
+    from fencelock.errors import GuaranteeUnavailable
+    from fencelock.model import Strength
     from fencelock.primitives.mutex import Mutex
 
+    def told(*_: object) -> None:
+        signals.poke()
+
     world = WaitingWorld(signals)
-    backend = open_backend(world, resolve(options.url), check_name(options.namespace, "a namespace"))
-    client = Client(
-        world, backend, LeaseCore, ttl=options.ttl, owner=options.owner, on_lost=lambda lease, reason: signals.poke()
-    )
+    backend = open_backend(world, engine_url(options), check_name(options.namespace, "a namespace"))
+    if backend.traits.strength is Strength.MEMORY:
+        raise GuaranteeUnavailable("locks in memory end with the process: no two `fencelock run` would see each other")
+    client = Client(world, backend, LeaseCore, ttl=options.ttl, owner=options.owner, on_lost=told)
     mutex = Mutex(
         client,
         options.name,
@@ -131,23 +136,22 @@ def _acquire(world: WaitingWorld, client: Client, mutex: Mutex, options: argpars
 
     try:
         with world:
-            if options.verbose:
-                lease = drive(mutex.try_acquire())
-                if lease is not None or options.no_wait:
-                    return lease or _refused(client, mutex.name)
-                say(f"waiting for {_holders(client, mutex.name)}")
+            if options.verbose and not options.no_wait:
+                if (lease := drive(mutex.try_acquire())) is not None:
+                    return lease
+                say(f"{_held(client, mutex.name)}; waiting")
             return drive(mutex.acquire())
     except LockTimeout as error:
         if not options.quiet:
-            say(_holders(client, mutex.name) if options.no_wait else str(error))
+            say(
+                f"{_held(client, mutex.name)}; come back later, or wait with --timeout"
+                if options.no_wait
+                else str(error)
+            )
         return None
 
 
-def _refused(client: Client, name: str) -> None:
-    say(_holders(client, name))
-
-
-def _holders(client: Client, name: str) -> str:
+def _held(client: Client, name: str) -> str:
     from fencelock.errors import FencelockError
     from fencelock.worlds.blocking import drive
 
@@ -156,7 +160,7 @@ def _holders(client: Client, name: str) -> str:
     except FencelockError:
         return f"{name!r} is not free"
     who = ", ".join(f"{holder.owner} (token {holder.token})" for holder in snapshot.holders)
-    return f"{name!r}, held by {who or 'nobody just now'}; {len(snapshot.waiters)} waiting"
+    return f"{name!r} is held by {who or 'nobody any more'}, with {len(snapshot.waiters)} in line"
 
 
 def _hold(options: argparse.Namespace, child: Child, signals: Signals, world: WaitingWorld, lease: LeaseCore) -> int:
