@@ -87,7 +87,7 @@ class Child:
     @property
     def alive(self) -> bool:
         """Whether anybody is left in the group, the leader or whom it left behind."""
-        return self.send(0)
+        return self.send(0) and _any_living(self.pid)
 
     def failure(self) -> tuple[int, str] | None:
         """Return the exit code and the sentence if the command could not be started. For after its end."""
@@ -141,6 +141,23 @@ class Child:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
         except OSError:
             return False
+
+
+def _any_living(group: int) -> bool:
+    """Return whether a group has more than corpses: where process 1 is slow to bury orphans, signals still find them."""
+    try:
+        pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
+    except OSError:
+        return True  # no /proc: believe the signal
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, _, pgrp = file.read().rpartition(b") ")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # gone meanwhile
+        if int(pgrp) == group and state not in (b"Z", b"X"):
+            return True
+    return False
 
 
 def _our_terminal() -> int | None:

@@ -22,7 +22,8 @@ def guarded(command: str, arguments: list[str]) -> int:
     """Run a command; whatever goes wrong comes out as a line and a code."""
     try:
         code = import_module(f"fencelock.cli.{command}").main(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return int(code)
     except KeyboardInterrupt:
         return SIGNALLED + 2

@@ -14,6 +14,7 @@ from fencelock.cli.signals import Signals
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from fencelock.cli.waiting import WaitingWorld
     from fencelock.core.client import Client
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 RELEASE_PATIENCE = 5.0
 """The command has ended: its exit code should not wait for an engine that is away. The lock runs out by itself."""
+
+SHORTEST_PATIENCE = 0.1
 
 DESCRIPTION = """\
 Run a command while holding a lock. The command gets FENCELOCK_NAME, FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID
@@ -72,6 +75,12 @@ def main(argv: list[str]) -> NoReturn:
     if not command:
         say(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
         _exit(USAGE)
+    for fd in (0, 1, 2):
+        # A stream that was closed is taken by the next thing that is opened. What stands in for it here is closed on exec.
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     child = Child(command)
     signals = Signals()
     try:
@@ -88,7 +97,8 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os._exit(code)
 
 
@@ -124,13 +134,15 @@ def _run(options: argparse.Namespace, child: Child, signals: Signals) -> int:
     if lease is None:
         return NOT_ACQUIRED
     if (number := signals.giving_up()) is not None:
-        _release(lease)
+        _release(lease, world.now)
         return SIGNALLED + number
     signals.take()
     return _hold(options, child, signals, world, lease)
 
 
-def _acquire(world: WaitingWorld, client: Client, mutex: Mutex, options: argparse.Namespace) -> LeaseCore | None:
+def _acquire(
+    world: WaitingWorld, client: Client[LeaseCore], mutex: Mutex[LeaseCore], options: argparse.Namespace
+) -> LeaseCore | None:
     from fencelock.errors import LockTimeout
     from fencelock.worlds.blocking import drive
 
@@ -151,7 +163,7 @@ def _acquire(world: WaitingWorld, client: Client, mutex: Mutex, options: argpars
         return None
 
 
-def _held(client: Client, name: str) -> str:
+def _held(client: Client[LeaseCore], name: str) -> str:
     from fencelock.errors import FencelockError
     from fencelock.worlds.blocking import drive
 
@@ -181,12 +193,12 @@ def _hold(options: argparse.Namespace, child: Child, signals: Signals, world: Wa
     child.give_back_foreground()
     if not buried:
         say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
-    if supervisor.stopped_it:
-        _release(lease)
+    if not supervisor.ended_by_itself:
+        _release(lease, world.now)
         say(f"{_loss(lease)}; the command was stopped")
         return LOST
     assert child.status is not None
-    if lease.is_lost() or not _release(lease):
+    if lease.is_lost() or not _release(lease, world.now):
         say(f"{_loss(lease)}; the command ended with code {child.status}")
         return LOST
     if (failure := child.failure()) is not None:
@@ -201,7 +213,7 @@ def _loss(lease: LeaseCore) -> str:
     return str(lease.loss())
 
 
-def _release(lease: LeaseCore) -> bool:
+def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
     """Release within a bounded time; return False if the lock was no longer ours. A failure is only worth a warning."""
     from threading import Thread
 
@@ -219,7 +231,7 @@ def _release(lease: LeaseCore) -> bool:
 
     thread = Thread(target=release, daemon=True)
     thread.start()
-    thread.join(RELEASE_PATIENCE)
+    thread.join(min(max(lease.deadline - now(), SHORTEST_PATIENCE), RELEASE_PATIENCE))
     if answers:
         return answers[0]
     say(errors[0] if errors else f"{lease.name!r} could not be released; it runs out within {lease.ttl:g} s")

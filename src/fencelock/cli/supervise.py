@@ -55,25 +55,23 @@ class Supervisor:
         self._plan = plan(lease.ttl, max_hold)
         self._kill_at: float | None = None
         self._killed_at: float | None = None
-
-    @property
-    def stopped_it(self) -> bool:
-        """Whether the command was stopped because the lease was ending."""
-        return self._kill_at is not None
+        self.ended_by_itself = False
+        """Whether the command ended before anybody asked it to."""
 
     def watch(self) -> bool:
         """Return when the command has ended: True, or False if something of it could not be killed."""
         self._signals.note(signal.SIGTSTP)
         while True:
+            self._child.look()
+            if self._kill_at is None and self._child.status is not None:
+                self.ended_by_itself = True
+                if not self._lease.is_lost():
+                    return True  # what it left in the background is its own business
             self._look_at_lease()  # before a SIGCONT is passed on: what outlived its lease must not wake up
             for number in self._signals.take():
                 self._pass_on(number)
-            self._child.look()
             if self._kill_at is None:
-                if self._child.status is not None:
-                    return True
-                if self._child.stopped is not None:
-                    self._stop_too()
+                self._stop_too()
             elif self._child.status is not None and not self._child.alive:
                 return True
             elif self._killed_at is not None and self._now() > self._killed_at + BURIAL:
@@ -117,6 +115,8 @@ class Supervisor:
         A command that somebody stopped with SIGSTOP stays under its lock: nobody waits at a terminal for that.
         """
         child = self._child
+        if child.stopped is None:
+            return
         if child.wants_terminal():
             child.take_foreground(asked=True)
         elif child.stopped in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):

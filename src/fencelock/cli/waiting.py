@@ -6,14 +6,14 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from fencelock.cli.signals import Signals
 from fencelock.worlds import doorbell
 from fencelock.worlds.blocking import BlockingWorld, SocketBell
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 
 class GaveUp(BaseException):
@@ -59,10 +59,10 @@ class WaitingWorld(BlockingWorld):
         else:
             await super().sleep(seconds)
 
-    async def block(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here."""
         self.look()
-        return fn(*args, **kwargs)
+        return fn(*args)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it right here; signals that come meanwhile wait."""
