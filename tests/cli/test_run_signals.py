@@ -68,6 +68,20 @@ def test_signal_while_acquiring(cli: Cli) -> None:
     assert not cli.file("ran").exists()
 
 
+def test_second_signal_while_acquiring(cli: Cli) -> None:
+    """Whoever asks twice need not wait for an engine that does not answer; the process of the command goes too."""
+    assert cli("run", "x", "--", "true").returncode == 0
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        process = cli.start("run", "x", "--", "touch", "ran")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(1) == -signal.SIGINT
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
 def test_signal_while_holding(cli: Cli, name: str) -> None:
     """A signal is passed on to the command, whose own code comes out."""

@@ -39,6 +39,12 @@ class Signals:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _noted)
 
+    def let_go(self) -> None:
+        """Let the next signal end the process as if nobody had noted anything."""
+        for number in GIVING_UP:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
     def poke(self) -> None:
         """Wake whoever waits, from any thread."""
         try:

@@ -42,6 +42,7 @@ class WaitingWorld(BlockingWorld):
     def look(self) -> None:
         """Raise GaveUp if a signal came and this is the thread that waits: the keeper's go on."""
         if self._waiter == threading.get_ident() and (number := self._signals.giving_up()) is not None:
+            self._signals.let_go()  # whoever asks twice does not care about what is left behind
             raise GaveUp(number)
 
     def doorbell(self) -> SocketBell | None:
