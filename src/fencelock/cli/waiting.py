@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import select
-import socket
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from fencelock.cli.signals import Signals
 from fencelock.worlds import doorbell
 from fencelock.worlds.blocking import BlockingWorld, SocketBell
+
+if TYPE_CHECKING:
+    import socket
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
