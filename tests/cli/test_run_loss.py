@@ -64,6 +64,21 @@ def test_dead_before_the_deadline(cli: Cli) -> None:
     assert float(out.split()[0]) > max(last_beats(cli).values())
 
 
+def test_dead_before_the_deadline_of_a_stopped_fencelock(cli: Cli) -> None:
+    """Also when fencelock itself is stopped, the command is dead before the deadline, and the exit code says "lost"."""
+    cli.script("beats.py", BEATS)
+    process = cli.hold("x", "--ttl", "1", command="exec python3 beats.py")
+    eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
+    process.send_signal(signal.SIGSTOP)
+    end = deadline(cli, "x")
+    successor = cli("run", "x", "--timeout", "5", "--", "sh", "-c", "cat /proc/uptime")
+    assert max(last_beats(cli).values()) < end
+    assert float(successor.stdout.split()[0]) > max(last_beats(cli).values())
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(5) == 76
+    assert session_members(process.pid) == []
+
+
 def test_asked_before_it_is_killed(cli: Cli) -> None:
     """The command is asked with a third of the ttl left and can clean up; its own code does not hide the loss."""
     trap = "trap 'cat /proc/uptime > asked; sleep 0.1; touch cleaned; exit 0' TERM"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,10 @@ for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"):
 open("held", "w").close()
 time.sleep(60)
 """
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -96,7 +101,7 @@ def test_signal_while_holding(cli: Cli, name: str) -> None:
 def test_signal_reaches_the_whole_group(cli: Cli) -> None:
     """What the command has started gets the signal too."""
     process = cli.hold("x", command="sleep 60 & sleep 60 & touch held; wait")
-    assert len(session_members(process.pid)) == 4
+    assert len(session_members(process.pid)) == 5  # fencelock, its warden, a shell and two sleeps
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     eventually(lambda: session_members(process.pid) == [], 2)
@@ -124,6 +129,24 @@ def test_killed_with_its_command(cli: Cli) -> None:
     assert time.monotonic() - begin < 2
 
 
+def test_killed_with_all_that_it_started(cli: Cli) -> None:
+    """When fencelock is killed, what the command has started dies too, not only the command itself."""
+    process = cli.hold("x", command="(trap '' TERM HUP; sleep 60) & (sleep 60 &) & touch held; wait")
+    process.kill()
+    process.wait()
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
+def test_killed_together_with_its_warden(cli: Cli) -> None:
+    """When both processes of fencelock are killed (`pkill -9 fencelock`), the kernel still kills the command."""
+    process = cli.hold("x")
+    warden = next(pid for pid in session_members(process.pid) if pid != process.pid and "fencelock" in arguments(pid))
+    os.kill(warden, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
 def test_killed_while_waiting(cli: Cli) -> None:
     """When fencelock is killed while it waits, the process that was to become the command goes too."""
     cli.hold("x")
@@ -140,8 +163,8 @@ def test_stopped_past_its_ttl(cli: Cli) -> None:
     script = "trap '' TERM; touch held; while :; do sleep 0.02; done"
     process = cli.hold("x", "--ttl", "0.6", command=script)
     process.send_signal(signal.SIGSTOP)
-    successor = cli.start("run", "x", "--timeout", "5", "--", "sleep", "2")
-    eventually(lambda: cli.json("show", "x")["waiters"] == [])
+    successor = cli.start("run", "x", "--timeout", "5", "--owner", "next", "--", "sleep", "2")
+    eventually(lambda: "held by next" in cli("show", "x").stdout)
     process.send_signal(signal.SIGCONT)
     begin = time.monotonic()
     _, err = process.communicate(timeout=5)
@@ -205,7 +228,10 @@ class Terminal:
                 pass
             return text in self.seen
 
-        eventually(look)
+        try:
+            eventually(look)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not in {self.seen!r}") from None
         before, _, self.seen = self.seen.partition(text)
         return before
 

@@ -54,6 +54,11 @@ class Child:
             pass  # somebody killed it; its status tells
         os.close(self._go)
 
+    def let_go(self) -> None:
+        """Close our ends of the pipes, in another fork: the process must notice when its parent is gone."""
+        os.close(self._go)
+        os.close(self._failed)
+
     def dismiss(self) -> None:
         """End the process that never became the command."""
         os.kill(self.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
 from fencelock.cli.guard import explain, say
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
 from fencelock.cli.signals import Signals
+from fencelock.cli.warden import Warden
 
 if TYPE_CHECKING:
     import argparse
@@ -82,15 +83,17 @@ def main(argv: list[str]) -> NoReturn:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     child = Child(command)
+    warden = Warden(child)
     signals = Signals()
     try:
-        code = _run(options, child, signals)
+        code = _run(options, child, warden, signals)
     except Exception as error:
         if os.environ.get("FENCELOCK_DEBUG"):
             import traceback
 
             traceback.print_exc()
         code = explain(error)
+    warden.dismiss()
     if not child.started:
         child.dismiss()
     _exit(code)
@@ -102,7 +105,7 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(options: argparse.Namespace, child: Child, signals: Signals) -> int:
+def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Signals) -> int:
     from fencelock.cli.waiting import GaveUp, WaitingWorld
     from fencelock.core.client import Client
     from fencelock.core.lease import LeaseCore
@@ -137,7 +140,7 @@ def _run(options: argparse.Namespace, child: Child, signals: Signals) -> int:
         _release(lease, world.now)
         return SIGNALLED + number
     signals.take()
-    return _hold(options, child, signals, world, lease)
+    return _hold(options, child, warden, signals, world, lease)
 
 
 def _acquire(
@@ -175,11 +178,19 @@ def _held(client: Client[LeaseCore], name: str) -> str:
     return f"{name!r} is held by {who or 'nobody any more'}, with {len(snapshot.waiters)} in line"
 
 
-def _hold(options: argparse.Namespace, child: Child, signals: Signals, world: WaitingWorld, lease: LeaseCore) -> int:
+def _hold(
+    options: argparse.Namespace,
+    child: Child,
+    warden: Warden,
+    signals: Signals,
+    world: WaitingWorld,
+    lease: LeaseCore,
+) -> int:
     from fencelock.cli.supervise import Supervisor
 
     if options.verbose:
         say(f"holding {lease.name!r} with token {lease.token}")
+    supervisor = Supervisor(lease, child, warden, signals, world.now, options.max_hold)
     child.start(
         {
             "FENCELOCK_NAME": lease.name,
@@ -188,7 +199,6 @@ def _hold(options: argparse.Namespace, child: Child, signals: Signals, world: Wa
             "FENCELOCK_OWNER": lease.owner,
         }
     )
-    supervisor = Supervisor(lease, child, signals, world.now, options.max_hold)
     buried = supervisor.watch()
     child.give_back_foreground()
     if not buried:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fencelock.cli.child import Child
     from fencelock.cli.signals import Signals
+    from fencelock.cli.warden import Warden
     from fencelock.core.lease import LeaseCore
 
 LONGEST_SLEEP = 1.0
@@ -46,14 +47,22 @@ class Supervisor:
     """Runs in the main thread, from the start of the command to the end of its process group or of its leader."""
 
     def __init__(
-        self, lease: LeaseCore, child: Child, signals: Signals, now: Callable[[], float], max_hold: float | None
+        self,
+        lease: LeaseCore,
+        child: Child,
+        warden: Warden,
+        signals: Signals,
+        now: Callable[[], float],
+        max_hold: float | None,
     ) -> None:
         self._lease = lease
         self._child = child
+        self._warden = warden
         self._signals = signals
         self._now = now
         self._plan = plan(lease.ttl, max_hold)
         self._kill_at: float | None = None
+        self._tell_warden()
         self._killed_at: float | None = None
         self.ended_by_itself = False
         """Whether the command ended before anybody asked it to."""
@@ -89,9 +98,15 @@ class Supervisor:
             elif now >= deadline - self._plan.ask:
                 # From here on there is no way back: a renewal that succeeds after all does not untell the command.
                 self._ask(deadline - self._plan.kill)
+            else:
+                self._tell_warden()
         if self._kill_at is not None and now >= self._kill_at:
             self._child.send(signal.SIGKILL)  # again and again, as a process may fork while the signal goes round
             self._killed_at = self._killed_at or now
+
+    def _tell_warden(self) -> None:
+        # It strikes only where we should have: halfway between our own last blow and the deadline.
+        self._warden.tell(self._lease.deadline - self._plan.kill / 2)
 
     def _ask(self, kill_at: float) -> None:
         self._kill_at = kill_at
@@ -122,9 +137,10 @@ class Supervisor:
         elif child.stopped in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
             child.send(signal.SIGSTOP)  # all of it: nothing may go on while we cannot watch
             child.give_back_foreground()
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+            os.killpg(0, signal.SIGTSTP)  # whoever shares our group, as the shell script that started us does
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.killpg(0, signal.SIGTSTP)
-            # Here we sleep until somebody sends SIGCONT.
+            signal.raise_signal(signal.SIGTSTP)  # to this very thread, which therefore sleeps here until SIGCONT comes
             self._signals.note(signal.SIGTSTP)
             self._look_at_lease()
             if self._killed_at is not None:
