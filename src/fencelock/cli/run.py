@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
 from fencelock.cli.guard import explain, say
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
-from fencelock.cli.signals import Signals
+from fencelock.cli.signals import GIVING_UP, Signals
 from fencelock.cli.warden import Warden
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ def main(argv: list[str]) -> NoReturn:
 
             traceback.print_exc()
         code = explain(error)
+        if child.started:
+            child.send(signal.SIGKILL)
     warden.dismiss()
     if not child.started:
         child.dismiss()
@@ -136,10 +140,10 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
         return SIGNALLED + gave_up.number
     if lease is None:
         return NOT_ACQUIRED
-    if (number := signals.giving_up()) is not None:
-        _release(lease, world.now)
-        return SIGNALLED + number
-    signals.take()
+    for number in signals.take():  # the others are not for a command that does not run yet
+        if number in GIVING_UP:
+            _release(lease, world.now)
+            return SIGNALLED + number
     return _hold(options, child, warden, signals, world, lease)
 
 
@@ -200,6 +204,7 @@ def _hold(
         }
     )
     buried = supervisor.watch()
+    warden.dismiss()  # before the release, which may last beyond the deadline that it knows
     child.give_back_foreground()
     if not buried:
         say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
@@ -218,6 +223,8 @@ def _hold(
 
 
 def _loss(lease: LeaseCore) -> str:
+    if lease.reason is None and lease.due == inf:
+        return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
         return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
     return str(lease.loss())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from fencelock.cli.signals import Signals
-from fencelock.worlds import doorbell
+from fencelock.core import doorbell
 from fencelock.worlds.blocking import BlockingWorld, SocketBell
 
 if TYPE_CHECKING:

@@ -45,12 +45,11 @@ class Warden:
                 pass  # somebody killed the warden, or stopped it: we are still here
 
     def dismiss(self) -> None:
-        """The command has ended, or was never started."""
-        try:
-            os.kill(self._pid, signal.SIGKILL)
+        """The command has ended, or was never started. Calling again is harmless."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)  # if it is dead, its corpse is still ours to bury
             os.waitpid(self._pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+            self._pid = 0
 
 
 def _watch(group: int, listen: int) -> NoReturn:
