@@ -9,23 +9,25 @@ True
 The asyncio twin is `fencelock.aio`.
 """
 
-from fencelock.errors import (
-    ClientClosed,
-    DifferentLoop,
-    EngineUnavailable,
-    FencelockError,
-    GuaranteeUnavailable,
-    InvalidName,
-    InvalidTTL,
-    InvalidURL,
-    LeaseLost,
-    LimitMismatch,
-    LockTimeout,
-    MissingDependency,
-    StaleToken,
-)
-from fencelock.facade.sync import Lease, Lock, Locks, Lost, connect
-from fencelock.model import Holder, Reason, Snapshot, Strength, Traits, Waiter
+TYPE_CHECKING = False  # as in typing, without importing it
+if TYPE_CHECKING:
+    from fencelock.errors import (
+        ClientClosed,
+        DifferentLoop,
+        EngineUnavailable,
+        FencelockError,
+        GuaranteeUnavailable,
+        InvalidName,
+        InvalidTTL,
+        InvalidURL,
+        LeaseLost,
+        LimitMismatch,
+        LockTimeout,
+        MissingDependency,
+        StaleToken,
+    )
+    from fencelock.facade.sync import Lease, Lock, Locks, Lost, connect
+    from fencelock.model import Holder, Reason, Snapshot, Strength, Traits, Waiter
 
 __version__ = "0.1.0"
 
@@ -55,3 +57,21 @@ __all__ = [
     "Waiter",
     "connect",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for a public one
+
+    def __getattr__(name: str) -> object:
+        """Import the public names when they are first asked for: `fencelock run` starts without most of them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        for module in ("fencelock.errors", "fencelock.model", "fencelock.facade.sync"):
+            found = vars(import_module(module)).get(name)
+            if found is not None:
+                globals()[name] = found
+                return found
+        raise AssertionError(f"{name!r} is public and nowhere to be found")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

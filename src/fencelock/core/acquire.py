@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fencelock.core.backend import Backend
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
@@ -108,7 +106,7 @@ async def _wait_in_line(
             return outcome
         else:
             # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
-            return replace(outcome, since=min(outcome.since, unanswered))
+            return outcome._replace(since=min(outcome.since, unanswered))
 
 
 async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None:
@@ -122,7 +120,7 @@ async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None
         return None
     if answer is not Renewal.RENEWED:
         return None
-    grant = replace(grant, since=sent)
+    grant = grant._replace(since=sent)
     return grant if world.now() < grant.deadline else None
 
 

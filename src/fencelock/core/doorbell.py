@@ -7,14 +7,19 @@ client do. Whoever rings does not wait and does not care: the bell is a hint, th
 from __future__ import annotations
 
 import os
-import socket
 import sys
+from typing import TYPE_CHECKING
 
-AVAILABLE = sys.platform.startswith("linux") and hasattr(socket, "AF_UNIX")
+if TYPE_CHECKING:
+    import socket  # 4 ms that only who has to wait, or hands over, should pay
+
+AVAILABLE = sys.platform.startswith("linux")
 
 
 def open_socket() -> tuple[socket.socket, str]:
     """Return a bound, non-blocking socket and its name."""
+    import socket
+
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     name = f"fencelock-{os.urandom(12).hex()}"
     sock.bind(f"\0{name}")
@@ -30,6 +35,8 @@ class Ringer:
     def ring(self, address: str) -> None:
         """Ring; a bell that is gone, or full of rings already, needs none."""
         if self._socket is None:
+            import socket
+
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         name, _, slot = address.partition("/")
         try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import select
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
-from random import random
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from fencelock.core import doorbell
 from fencelock.core.clock import boottime
+
+if TYPE_CHECKING:
+    import socket
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -89,12 +90,17 @@ class BlockingWorld:
 
     def __init__(self) -> None:
         self.now = boottime
-        self.random = random
         self._bells: list[SocketBell] = []
         self._closed = False
 
     def ready(self) -> None:
         """Any thread will do."""
+
+    def random(self) -> float:
+        """Return a number for jitter."""
+        from random import random  # 2 ms that only a wait or a failure should pay
+
+        return random()
 
     def here(self) -> Hashable:
         """Return the thread itself: its number is given to the next thread as soon as it ends."""

@@ -1,0 +1,26 @@
+"""The command line: `fencelock COMMAND …`. One file a command, imported when it is asked for.
+
+Cron starts `fencelock run` thousands of times a day, so nothing is imported here that `run` does not need.
+"""
+
+import sys
+
+COMMANDS = {
+    "run": "run a command while holding a lock",
+    "ls": "list the locks that are held or waited for",
+    "show": "show who holds a lock and who waits for it",
+    "release": "take a lock away from its holder",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command that the arguments name; return the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command = arguments[0] if arguments else "--help"
+    if command in COMMANDS:
+        from fencelock.cli.guard import guarded
+
+        return guarded(command, arguments[1:])
+    from fencelock.cli.top import top
+
+    return top(command)

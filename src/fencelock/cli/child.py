@@ -1,0 +1,209 @@
+"""The command's process: forked before there is any thread or connection, told to go once the lock is held.
+
+A fork copies a process as it is, with mutexes held and sockets shared, so it happens first. While the lock is waited for,
+the copy makes itself ready: a process group of its own, and death with its parent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from fencelock.cli.codes import BUG, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
+
+PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A process group with the command as its leader."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.command = command
+        self.started = False
+        self.status: int | None = None
+        """The exit code, once the leader has ended, as a shell would give it."""
+        self.stopped: int | None = None
+        """The signal that stopped the leader, while it is stopped."""
+        ready, self._go = os.pipe()
+        self._failed, failed = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._go)
+            _stub(command, parent, ready, failed)
+        os.close(ready)
+        os.close(failed)
+        try:
+            os.setpgid(self.pid, self.pid)
+        except OSError:
+            pass  # it did so itself and is already gone
+        self._terminal = _our_terminal()
+        self._has_terminal = False
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Let the command run, with these additions to its environment."""
+        self.started = True
+        self.take_foreground()
+        message = "\0".join(f"{key}={value}" for key, value in environment.items())
+        try:
+            os.write(self._go, os.fsencode(message))
+        except BrokenPipeError:
+            pass  # somebody killed it; its status tells
+        os.close(self._go)
+
+    def let_go(self) -> None:
+        """Close our ends of the pipes, in another fork: the process must notice when its parent is gone."""
+        os.close(self._go)
+        os.close(self._failed)
+
+    def dismiss(self) -> None:
+        """End the process that never became the command."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def look(self) -> None:
+        """Take in what happened to the leader."""
+        while self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not pid:
+                return
+            if os.WIFSTOPPED(status):
+                self.stopped = os.WSTOPSIG(status)
+            elif os.WIFCONTINUED(status):
+                self.stopped = None
+            else:
+                self.stopped = None
+                self.status = SIGNALLED + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def send(self, *numbers: int) -> bool:
+        """Send signals to the whole group; return whether anybody is left in it."""
+        try:
+            for number in numbers:
+                os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it changed its user: alive, and out of our reach
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is left in the group, the leader or whom it left behind."""
+        return self.send(0) and _any_living(self.pid)
+
+    def failure(self) -> tuple[int, str] | None:
+        """Return the exit code and the sentence if the command could not be started. For after its end."""
+        code = os.read(self._failed, 16)
+        if not code:
+            return None
+        number, command = int(code), self.command[0]
+        if number in (errno.ENOENT, errno.ENOTDIR):
+            return (
+                NOT_FOUND,
+                f"{command!r} was not found; is it installed, and on $PATH? (a script: is its #! line right?)",
+            )
+        if number == errno.ENOEXEC:
+            return NOT_EXECUTABLE, f"{command!r} is not a program; a script needs a #! line, as no shell is involved"
+        if number == errno.EACCES:
+            return NOT_EXECUTABLE, f"{command!r} is not executable; try chmod +x"
+        return NOT_EXECUTABLE, f"{command!r} could not be started: {os.strerror(number)}"
+
+    # ------------------------------------------------------------------ the terminal
+
+    def take_foreground(self, *, asked: bool = False) -> None:
+        """Give the command the terminal if it is ours to give: its Ctrl-C, its Ctrl-Z, and the right to read from it.
+
+        In a pipeline, which others may read the keyboard in, only when the command asks for it.
+        """
+        if self._terminal is None or not (asked or (os.isatty(0) and os.isatty(1))):
+            return
+        try:
+            if os.tcgetpgrp(self._terminal) == os.getpgrp():
+                os.tcsetpgrp(self._terminal, self.pid)
+                self._has_terminal = True
+        except OSError:
+            pass  # the terminal is gone
+
+    def give_back_foreground(self) -> None:
+        """Take the terminal back, if the command still has it."""
+        if self._terminal is None or not self._has_terminal:
+            return
+        self._has_terminal = False
+        try:
+            if os.tcgetpgrp(self._terminal) == self.pid:
+                os.tcsetpgrp(self._terminal, os.getpgrp())
+        except OSError:
+            pass
+
+    def wants_terminal(self) -> bool:
+        """Return whether the leader is stopped because it needs the terminal, and we could give it."""
+        if self.stopped not in (signal.SIGTTIN, signal.SIGTTOU) or self._terminal is None:
+            return False
+        try:
+            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+        except OSError:
+            return False
+
+
+def _any_living(group: int) -> bool:
+    """Return whether a group has more than corpses: where process 1 is slow to bury orphans, signals still find them."""
+    try:
+        pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
+    except OSError:
+        return True  # no /proc: believe the signal
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, _, pgrp = file.read().rpartition(b") ")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # gone meanwhile
+        if int(pgrp) == group and state not in (b"Z", b"X"):
+            return True
+    return False
+
+
+def _our_terminal() -> int | None:
+    return next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+
+
+def _stub(command: list[str], parent: int, ready: int, failed: int) -> NoReturn:
+    """Be the child: wait for the word, then become the command. Nothing of Python's own may come out of here."""
+    code = BUG
+    try:
+        os.setpgid(0, 0)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Python ignores these two, and what is ignored stays so in the command.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        _die_with(parent)
+        message = b""
+        while part := os.read(ready, 65536):
+            message += part
+        if message:
+            environment = dict(os.environb)
+            for line in message.split(b"\0"):
+                key, _, value = line.partition(b"=")
+                environment[key] = value
+            os.execvpe(command[0], command, environment)
+    except OSError as error:
+        os.write(failed, str(error.errno or 0).encode())
+        code = NOT_FOUND
+    finally:
+        os._exit(code)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill us when our parent dies, however it dies."""
+    if sys.platform == "linux":
+        try:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        except (ImportError, OSError, AttributeError):
+            pass  # a Python without ctypes
+    if os.getppid() != parent:
+        os._exit(BUG)

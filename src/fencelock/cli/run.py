@@ -1,0 +1,255 @@
+"""`fencelock run NAME … -- COMMAND …`: a command under a lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from math import inf
+from typing import TYPE_CHECKING, NoReturn
+
+from fencelock.cli.child import Child
+from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
+from fencelock.cli.guard import explain, say
+from fencelock.cli.options import Parser, add_engine, engine_url, seconds
+from fencelock.cli.signals import GIVING_UP, Signals
+from fencelock.cli.warden import Warden
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from fencelock.cli.waiting import WaitingWorld
+    from fencelock.core.client import Client
+    from fencelock.core.lease import LeaseCore
+    from fencelock.primitives.mutex import Mutex
+
+RELEASE_PATIENCE = 5.0
+"""The command has ended: its exit code should not wait for an engine that is away. The lock runs out by itself."""
+
+SHORTEST_PATIENCE = 0.1
+
+DESCRIPTION = """\
+Run a command while holding a lock. The command gets FENCELOCK_NAME, FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID
+(what fences compare besides the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals are passed on.
+If the lock is about to be lost, the command's whole process group gets SIGTERM with a third of the ttl left and SIGKILL
+in time to be gone before anybody else can hold the lock."""
+
+EXAMPLE = "fencelock run nightly-report --ttl 30 --no-wait -- ./report.sh --all"
+
+
+def parser() -> Parser:
+    """Return the parser of the arguments before the `--`."""
+    parser = Parser(
+        "run",
+        DESCRIPTION,
+        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h\n\n{TABLE}\n\nexample: {EXAMPLE}",
+        usage="fencelock run NAME [options] -- COMMAND [ARGUMENT ...]",
+    )
+    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    add_engine(parser)
+    parser.add_argument(
+        "--ttl", type=seconds, default=30.0, help="others may have the lock so long after this process died (30)"
+    )
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("--timeout", type=seconds, help="give up after waiting so long; by default, wait for ever")
+    waiting.add_argument("--no-wait", action="store_true", help="give up at once if the lock is not free")
+    parser.add_argument(
+        "--max-hold", type=seconds, metavar="TIME", help="stop the command after so long even if all is well"
+    )
+    parser.add_argument("--owner", help="the label that others see (host:pid)")
+    parser.add_argument(
+        "--purpose",
+        choices=("efficiency", "correctness"),
+        default="efficiency",
+        help="correctness: refuse an engine whose tokens could repeat after a failure",
+    )
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--verbose", action="store_true", help="say on stderr what happens to the lock")
+    loudness.add_argument("--quiet", action="store_true", help="do not say that the lock was not free")
+    return parser
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Run it. The process ends here, without the interpreter's own farewell, which takes as long as the lock did."""
+    split = argv.index("--") if "--" in argv else None
+    options = parser().parse_args(argv[:split])
+    command = [] if split is None else argv[split + 1 :]
+    if not command:
+        say(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
+        _exit(USAGE)
+    for fd in (0, 1, 2):
+        # A stream that was closed is taken by the next thing that is opened. What stands in for it here is closed on exec.
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    child = Child(command)
+    warden = Warden(child)
+    signals = Signals()
+    try:
+        code = _run(options, child, warden, signals)
+    except Exception as error:
+        if os.environ.get("FENCELOCK_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        code = explain(error)
+        if child.started:
+            child.send(signal.SIGKILL)
+    warden.dismiss()
+    if not child.started:
+        child.dismiss()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Signals) -> int:
+    from fencelock.cli.waiting import GaveUp, WaitingWorld
+    from fencelock.core.client import Client
+    from fencelock.core.lease import LeaseCore
+    from fencelock.core.names import check_name
+    from fencelock.core.urls import open_backend
+    from fencelock.errors import GuaranteeUnavailable
+    from fencelock.model import Strength
+    from fencelock.primitives.mutex import Mutex
+
+    def told(*_: object) -> None:
+        signals.poke()
+
+    world = WaitingWorld(signals)
+    backend = open_backend(world, engine_url(options), check_name(options.namespace, "a namespace"))
+    if backend.traits.strength is Strength.MEMORY:
+        raise GuaranteeUnavailable("locks in memory end with the process: no two `fencelock run` would see each other")
+    client = Client(world, backend, LeaseCore, ttl=options.ttl, owner=options.owner, on_lost=told)
+    mutex = Mutex(
+        client,
+        options.name,
+        timeout=0.0 if options.no_wait else options.timeout,
+        max_hold=options.max_hold,
+        purpose=options.purpose,
+    )
+    try:
+        lease = _acquire(world, client, mutex, options)
+    except GaveUp as gave_up:
+        return SIGNALLED + gave_up.number
+    if lease is None:
+        return NOT_ACQUIRED
+    for number in signals.take():  # the others are not for a command that does not run yet
+        if number in GIVING_UP:
+            _release(lease, world.now)
+            return SIGNALLED + number
+    return _hold(options, child, warden, signals, world, lease)
+
+
+def _acquire(
+    world: WaitingWorld, client: Client[LeaseCore], mutex: Mutex[LeaseCore], options: argparse.Namespace
+) -> LeaseCore | None:
+    from fencelock.errors import LockTimeout
+    from fencelock.worlds.blocking import drive
+
+    try:
+        with world:
+            if options.verbose and not options.no_wait:
+                if (lease := drive(mutex.try_acquire())) is not None:
+                    return lease
+                say(f"{_held(client, mutex.name)}; waiting")
+            return drive(mutex.acquire())
+    except LockTimeout as error:
+        if not options.quiet:
+            say(
+                f"{_held(client, mutex.name)}; come back later, or wait with --timeout"
+                if options.no_wait
+                else str(error)
+            )
+        return None
+
+
+def _held(client: Client[LeaseCore], name: str) -> str:
+    from fencelock.errors import FencelockError
+    from fencelock.worlds.blocking import drive
+
+    try:
+        snapshot = drive(client.inspect(name))
+    except FencelockError:
+        return f"{name!r} is not free"
+    who = ", ".join(f"{holder.owner} (token {holder.token})" for holder in snapshot.holders)
+    return f"{name!r} is held by {who or 'nobody any more'}, with {len(snapshot.waiters)} in line"
+
+
+def _hold(
+    options: argparse.Namespace,
+    child: Child,
+    warden: Warden,
+    signals: Signals,
+    world: WaitingWorld,
+    lease: LeaseCore,
+) -> int:
+    from fencelock.cli.supervise import Supervisor
+
+    if options.verbose:
+        say(f"holding {lease.name!r} with token {lease.token}")
+    supervisor = Supervisor(lease, child, warden, signals, world.now, options.max_hold)
+    child.start(
+        {
+            "FENCELOCK_NAME": lease.name,
+            "FENCELOCK_TOKEN": str(lease.token),
+            "FENCELOCK_ID": lease.id,
+            "FENCELOCK_OWNER": lease.owner,
+        }
+    )
+    buried = supervisor.watch()
+    warden.dismiss()  # before the release, which may last beyond the deadline that it knows
+    child.give_back_foreground()
+    if not buried:
+        say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
+    if not supervisor.ended_by_itself:
+        _release(lease, world.now)
+        say(f"{_loss(lease)}; the command was stopped")
+        return LOST
+    assert child.status is not None
+    if lease.is_lost() or not _release(lease, world.now):
+        say(f"{_loss(lease)}; the command ended with code {child.status}")
+        return LOST
+    if (failure := child.failure()) is not None:
+        say(failure[1])
+        return failure[0]
+    return child.status
+
+
+def _loss(lease: LeaseCore) -> str:
+    if lease.reason is None and lease.due == inf:
+        return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
+    if lease.reason is None:
+        return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
+    return str(lease.loss())
+
+
+def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
+    """Release within a bounded time; return False if the lock was no longer ours. A failure is only worth a warning."""
+    from threading import Thread
+
+    from fencelock.errors import FencelockError
+    from fencelock.worlds.blocking import drive
+
+    answers: list[bool] = []
+    errors: list[str] = []
+
+    def release() -> None:
+        try:
+            answers.append(drive(lease.give_back()))
+        except FencelockError as error:
+            errors.append(str(error))
+
+    thread = Thread(target=release, daemon=True)
+    thread.start()
+    thread.join(min(max(lease.deadline - now(), SHORTEST_PATIENCE), RELEASE_PATIENCE))
+    if answers:
+        return answers[0]
+    say(errors[0] if errors else f"{lease.name!r} could not be released; it runs out within {lease.ttl:g} s")
+    return True

@@ -1,0 +1,89 @@
+"""The blocking world of `fencelock run`: a signal ends the wait for a lock at the next moment at which it waits."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from fencelock.cli.signals import Signals
+from fencelock.core import doorbell
+from fencelock.worlds.blocking import BlockingWorld, SocketBell
+
+if TYPE_CHECKING:
+    import socket
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class GaveUp(BaseException):
+    """A signal came before the lock did. The acquire loop takes its claim back, as it does on any exception."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class WaitingWorld(BlockingWorld):
+    """Like asyncio's cancellation, the end of the wait comes out of an await and nowhere else."""
+
+    def __init__(self, signals: Signals) -> None:
+        super().__init__()
+        self._signals = signals
+        self._waiter: int | None = None
+
+    def __enter__(self) -> WaitingWorld:
+        self._waiter = threading.get_ident()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._waiter = None
+
+    def look(self) -> None:
+        """Raise GaveUp if a signal came and this is the thread that waits: the keeper's go on."""
+        if self._waiter == threading.get_ident() and (number := self._signals.giving_up()) is not None:
+            self._signals.let_go()  # whoever asks twice does not care about what is left behind
+            raise GaveUp(number)
+
+    def doorbell(self) -> SocketBell | None:
+        """Return a bell that signals ring as well."""
+        if not doorbell.AVAILABLE:
+            return None
+        return _Bell(*doorbell.open_socket(), self, self._signals.fd)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, unless a signal comes."""
+        if self._waiter == threading.get_ident():
+            self.look()
+            self._signals.wait(seconds)
+            self.look()
+        else:
+            await super().sleep(seconds)
+
+    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run it right here."""
+        self.look()
+        return fn(*args)
+
+    async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run it right here; signals that come meanwhile wait."""
+        waiter, self._waiter = self._waiter, None
+        try:
+            return await super().shield(work, timeout)
+        finally:
+            self._waiter = waiter
+
+
+class _Bell(SocketBell):
+    def __init__(self, sock: socket.socket, name: str, world: WaitingWorld, fd: int) -> None:
+        super().__init__(sock, name, SocketBell.destroy)
+        self._world = world
+        self._poll.register(fd, select.POLLIN)
+
+    async def wait(self, timeout: float) -> bool:
+        self._world.look()
+        self._poll.poll(max(0.0, timeout) * 1000)
+        self._world.look()
+        return self.silence()

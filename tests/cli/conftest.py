@@ -1,0 +1,114 @@
+"""Real processes: every `fencelock` here is one, in a session of its own that is gone when the test ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FENCELOCK = (sys.executable, "-m", "fencelock")
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def eventually(condition: Callable[[], Any], timeout: float = 10) -> Any:
+    """Wait for a condition and return its value."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+    return value
+
+
+def session_members(session: int) -> list[int]:
+    """Return the processes of a session that are not dead."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            if int(stat[3]) == session and stat[0] not in "ZX":
+                members.append(int(entry))
+    return members
+
+
+def state(pid: int) -> str:
+    """Return the state letter of a process, Z for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "Z"
+
+
+class Cli:
+    """Starts `fencelock` on a database of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = folder / "locks.db"
+        self.env = {**os.environ, "FENCELOCK_URL": f"sqlite://{self.database}", "COLUMNS": "100"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start it in a session of its own."""
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen(
+            [*FENCELOCK, *arguments], env=self.env, cwd=self.folder, text=True, start_new_session=True, **options
+        )
+        self.started.append(process)
+        return process
+
+    def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        process = self.start(*arguments, **options)
+        out, err = process.communicate(timeout=30)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def json(self, *arguments: str) -> Any:
+        result = self(*arguments, "--json")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def script(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def hold(self, name: str, *options: str, command: str = "touch held; exec sleep 60") -> subprocess.Popen[str]:
+        """Start a command that holds a lock, and wait until it does."""
+        self.file("held").unlink(missing_ok=True)
+        process = self.start("run", name, *options, "--", "sh", "-c", command)
+        eventually(lambda: self.file("held").exists() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            for pid in session_members(process.pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            process.communicate()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    cli = Cli(tmp_path)
+    yield cli
+    cli.close()

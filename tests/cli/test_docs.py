@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fencelock.cli import COMMANDS, codes
+from tests.cli.conftest import Cli
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_documented(cli: Cli, command: str) -> None:
+    """docs/cli.md has the --help output of every command, word for word."""
+    help = cli(*command.split(), "--help").stdout
+    assert f"```console\n$ fencelock {command + ' ' if command else ''}--help\n{help}```\n" in DOCS.read_text()
+
+
+def test_exit_codes_are_documented() -> None:
+    """docs/cli.md has every exit code, with the number that the code has."""
+    documented = set(map(int, re.findall(r"^\| (\d+) +\|", DOCS.read_text(), re.MULTILINE)))
+    ours = {value for name, value in vars(codes).items() if isinstance(value, int) and name != "SIGNALLED"}
+    assert documented == ours
+
+
+def test_json_keys_are_documented() -> None:
+    """docs/cli.md names every key of the JSON output."""
+    text = DOCS.read_text()
+    for key in (
+        "locks",
+        "name",
+        "token",
+        "holders",
+        "waiters",
+        "owner",
+        "expires_in",
+        "shared",
+        "limit",
+        "dropped",
+        "reason",
+    ):
+        assert f"`{key}`" in text

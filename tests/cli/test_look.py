@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import subprocess
+
+from fencelock import connect
+from tests.cli.conftest import FENCELOCK, Cli, eventually
+
+
+def test_ls(cli: Cli) -> None:
+    """`ls` lists what is held, with holder, token, time left and waiters; a prefix selects."""
+    assert cli("ls").stdout == ""
+    cli.hold("jobs:b", "--owner", "worker 1")
+    cli.hold("other", "--owner", "worker 2")
+    cli.start("run", "jobs:b", "--owner", "next", "--", "true")
+    eventually(lambda: cli.json("show", "jobs:b")["waiters"])
+    header, first, second = cli("ls").stdout.splitlines()
+    assert header.split("  ")[0] == "NAME"
+    assert header.split() == ["NAME", "STATE", "HOLDER", "TOKEN", "EXPIRES", "IN", "WAITERS"]
+    assert first.startswith("jobs:b  held   worker 1  1")
+    assert first.endswith(" s      1")
+    assert second.startswith("other   held   worker 2  1")
+    assert len(cli("ls", "jobs:").stdout.splitlines()) == 2
+    assert cli("ls", "--namespace", "elsewhere").stdout == ""
+
+
+def test_ls_json(cli: Cli) -> None:
+    """`ls --json` has the documented keys."""
+    assert cli.json("ls") == {"locks": []}
+    cli.hold("x", "--owner", "me", "--ttl", "20")
+    (lock,) = cli.json("ls")["locks"]
+    (holder,) = lock["holders"]
+    assert 0 < holder.pop("expires_in") <= 20
+    assert holder.pop("token") == lock.pop("token") > 0
+    assert holder == {"owner": "me", "shared": False, "limit": None}
+    assert lock == {"name": "x", "holders": [holder], "waiters": []}
+
+
+def test_show(cli: Cli) -> None:
+    """`show` tells about holders and waiters in order, and about a name that is free."""
+    assert cli("show", "x").stdout == "x: free\n"
+    cli.hold("x", "--owner", "me")
+    for owner in ("first", "second"):
+        cli.start("run", "x", "--owner", owner, "--", "true")
+        eventually(lambda: f": {owner}\n" in cli("show", "x").stdout)  # noqa: B023
+    lines = cli("show", "x").stdout.splitlines()
+    assert lines[0] == "x: held"
+    assert lines[1].startswith("  held by me, token 1")
+    assert lines[2:] == ["  waiting, 1. in line: first", "  waiting, 2. in line: second"]
+    document = cli.json("show", "x")
+    assert sorted(document) == ["holders", "name", "token", "waiters"]
+    assert [sorted(waiter) for waiter in document["waiters"]] == [["expires_in", "limit", "owner", "shared"]] * 2
+
+
+def test_release_needs_force_and_reason(cli: Cli) -> None:
+    """Without --force, or without a reason, nothing is released, and one line says what is missing."""
+    holder = cli.hold("x")
+    for arguments, words in (
+        (["x"], "--force"),
+        (["x", "--force"], "--reason"),
+        (["x", "--force", "--reason", " "], "--reason"),
+    ):
+        refused = cli("release", *arguments)
+        assert refused.returncode == 64
+        assert words in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert len(cli.json("show", "x")["holders"]) == 1
+    assert holder.poll() is None
+
+
+def test_release(cli: Cli) -> None:
+    """A forced release says whom it dropped, logs who did it and why, and later tokens are higher."""
+    cli.hold("x", "--owner", "stuck")
+    token = cli.json("show", "x")["token"]
+    released = cli("release", "x", "--force", "--reason", "host is gone", "--owner", "admin")
+    assert released.returncode == 0
+    assert released.stdout.startswith(f"x: released by force\n  dropped stuck, token {token}, expires in ")
+    assert released.stderr == "fencelock: admin released 'x' by force, dropping 1 holder(s): host is gone\n"
+    out = cli("run", "x", "--no-wait", "--", "sh", "-c", "echo $FENCELOCK_TOKEN").stdout
+    assert int(out) > token
+    assert cli("release", "x", "--force", "--reason", "again").stdout == "x: nobody held it\n"
+
+
+def test_release_json(cli: Cli) -> None:
+    """`release --json` has the documented keys."""
+    cli.hold("x", "--owner", "stuck")
+    document = cli.json("release", "x", "--force", "--reason", "why")
+    (holder,) = document.pop("holders")
+    assert document == {"name": "x", "dropped": 1, "reason": "why"}
+    assert holder["owner"] == "stuck"
+
+
+def test_library_and_command_line_exclude_each_other(cli: Cli) -> None:
+    """A lock that a program holds through the library is the one that `run` waits for and `show` shows."""
+    with connect(cli.env["FENCELOCK_URL"], owner="lib") as locks, locks.lock("x"):
+        assert cli.json("show", "x")["holders"][0]["owner"] == "lib"
+        assert cli("run", "x", "--no-wait", "--", "true").returncode == 75
+
+
+def test_name_that_would_move_the_cursor(cli: Cli) -> None:
+    """A name with characters that change how text is shown is escaped for people, and exact for programs."""
+    name = "a\u202eb"
+    cli.hold(name)
+    assert cli("ls").stdout.splitlines()[1].startswith("'a\\u202eb'")
+    assert cli("show", name).stdout.startswith("'a\\u202eb': held")
+    assert cli.json("ls")["locks"][0]["name"] == name
+
+
+def test_top(cli: Cli) -> None:
+    """Help, version, and hints for what is neither a command nor an option."""
+    assert cli("--version").stdout.startswith("fencelock 0.")
+    assert cli().stdout == cli("--help").stdout == cli("-h").stdout
+    unknown = cli("lock")
+    assert (unknown.returncode, "there is no command 'lock'" in unknown.stderr) == (64, True)
+    misplaced = cli("--url", "sqlite://", "ls")
+    assert (misplaced.returncode, "after the command" in misplaced.stderr) == (64, True)
+
+
+def test_reader_that_leaves(cli: Cli) -> None:
+    """`fencelock ls --json | head` ends quietly."""
+    cli.hold("x")
+    process = cli.start("ls", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(5) == 128 + 13
+    process.stdout = None
+
+
+def test_module_and_script_are_the_same(cli: Cli) -> None:
+    """`python -m fencelock` and the installed script answer alike."""
+    script = FENCELOCK[0].rpartition("/")[0] + "/fencelock"
+    bare = subprocess.run([script, "ls", "--json"], env=cli.env, capture_output=True, text=True, check=True)
+    assert json.loads(bare.stdout) == cli.json("ls")

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, eventually, session_members
+
+
+def test_environment_and_code(cli: Cli) -> None:
+    """The command gets the lock's name, token, id and owner, and its exit code comes out."""
+    script = 'echo "$FENCELOCK_NAME/$FENCELOCK_TOKEN/$FENCELOCK_ID/$FENCELOCK_OWNER"; exit 7'
+    first = cli("run", "a b", "--owner", "me", "--", "sh", "-c", script)
+    second = cli("run", "--owner", "me", "a b", "--", "sh", "-c", script)
+    assert (first.returncode, first.stderr, second.returncode) == (7, "", 7)
+    name, token, claim, owner = first.stdout.strip().split("/")
+    assert (name, owner, len(claim)) == ("a b", "me", 32)
+    assert int(second.stdout.split("/")[1]) > int(token)
+
+
+def test_default_owner_is_host_and_pid(cli: Cli) -> None:
+    """Without --owner the label is the host and the process id of fencelock itself."""
+    process = cli.start("run", "x", "--", "sh", "-c", 'echo "$FENCELOCK_OWNER $PPID"')
+    out, _ = process.communicate()
+    assert out.split() == [f"{os.uname().nodename}:{process.pid}", str(process.pid)]
+
+
+def test_no_shell(cli: Cli) -> None:
+    """Arguments reach the command as they are, also a second -- and what a shell would expand."""
+    words = ["a  b", "$HOME;*", "", "--", "--ttl", "é\udcff"]
+    code = "import sys; sys.stdout.buffer.write(ascii(sys.argv[1:]).encode())"
+    assert cli("run", "x", "--", sys.executable, "-c", code, *words).stdout == ascii(words)
+
+
+def test_standard_streams_are_the_commands(cli: Cli) -> None:
+    """The command reads fencelock's stdin and writes to its stdout and stderr."""
+    process = cli.start("run", "x", "--", "sh", "-c", "cat; echo err >&2", stdin=subprocess.PIPE)
+    assert process.communicate("in\n") == ("in\n", "err\n")
+
+
+def test_death_by_signal_is_128_plus_n(cli: Cli) -> None:
+    """A command that dies of a signal gives the code that a shell would."""
+    assert cli("run", "x", "--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "text", "code", "words"),
+    [
+        ("missing", None, "", 127, "was not found"),
+        ("plain", 0o644, "#!/bin/sh\n", 126, "chmod +x"),
+        ("shebang", 0o755, "#!/no/such/interpreter\n", 127, "#! line"),
+        ("text", 0o755, "echo no shebang\n", 126, "#! line"),
+    ],
+)
+def test_command_that_cannot_start(cli: Cli, name: str, mode: int | None, text: str, code: int, words: str) -> None:
+    """A command that is missing or not executable gives 127 or 126, one line, and the lock back."""
+    path = cli.file(name)
+    if mode is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    result = cli("run", "x", "--", str(path))
+    assert (result.returncode, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert cli("run", "x", "--no-wait", "--", "true").returncode == 0
+
+
+def test_not_acquired(cli: Cli) -> None:
+    """With --no-wait or --timeout a lock that is not free gives 75, names the holder, and leaves nothing behind."""
+    cli.hold("x", "--owner", "first")
+    begin = time.monotonic()
+    at_once = cli("run", "x", "--no-wait", "--", "touch", "ran")
+    assert at_once.returncode == 75
+    assert "held by first" in at_once.stderr
+    assert time.monotonic() - begin < 2
+    late = cli("run", "x", "--timeout", "300ms", "--", "touch", "ran")
+    assert late.returncode == 75
+    assert "0.3 s" in late.stderr
+    quiet = cli("run", "x", "--no-wait", "--quiet", "--", "touch", "ran")
+    assert (quiet.returncode, quiet.stderr) == (75, "")
+    assert cli.json("show", "x")["waiters"] == []
+    assert not cli.file("ran").exists()
+    for process in cli.started[1:]:
+        assert session_members(process.pid) == []
+
+
+def test_waits_for_its_turn(cli: Cli) -> None:
+    """Without --timeout it waits, is woken when the holder is done, and --verbose tells about it."""
+    cli.hold("x", "--owner", "first", command="touch held; while [ -e held ]; do sleep 0.02; done")
+    second = cli.start("run", "x", "--verbose", "--", "echo", "ran")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    cli.file("held").unlink()
+    out, err = second.communicate(timeout=10)
+    assert (second.returncode, out) == (0, "ran\n")
+    assert "held by first" in err
+    assert "holding 'x' with token" in err
+
+
+def test_one_at_a_time(cli: Cli) -> None:
+    """Ten processes that read, sleep and write one after the other lose no update."""
+    cli.file("count").write_text("0")
+    script = 'n=$(cat count); sleep 0.02; echo $((n + 1)) > count; echo "$FENCELOCK_TOKEN" >> tokens'
+    processes = [cli.start("run", "count", "--", "sh", "-c", script) for _ in range(10)]
+    assert [process.wait(30) for process in processes] == [0] * 10
+    assert int(cli.file("count").read_text()) == 10
+    tokens = [int(line) for line in cli.file("tokens").read_text().split()]
+    assert tokens == sorted(set(tokens))
+
+
+def test_flood_of_output(cli: Cli) -> None:
+    """A command that floods its output while nobody reads keeps its lock; every byte comes through."""
+    process = cli.start("run", "x", "--ttl", "0.6", "--", "sh", "-c", "head -c 20000000 /dev/zero | tr '\\0' x")
+    time.sleep(1.5)
+    assert process.poll() is None
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, len(out), err) == (0, 20_000_000, "")
+
+
+def test_longer_than_its_ttl(cli: Cli) -> None:
+    """A command that runs for several ttls holds its lock all the time."""
+    process = cli.start("run", "x", "--ttl", "0.5", "--", "sleep", "2")
+    tokens = set()
+    while process.poll() is None:
+        tokens |= {cli.json("show", "x")["token"]}
+        time.sleep(0.1)
+    assert process.returncode == 0
+    assert len(tokens - {None}) == 1
+
+
+def test_child_inherits_no_more_than_it_should(cli: Cli) -> None:
+    """The command has no descriptor of ours, and the same ignored and blocked signals as without fencelock."""
+    command = ["sh", "-c", "ls /proc/self/fd; grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status"]
+    bare = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    assert cli("run", "x", "--", *command).stdout == bare.stdout
+
+
+def test_background_process_outlives_the_command(cli: Cli) -> None:
+    """What a command leaves running in the background is left alone when the command ends well."""
+    command = "(sleep 0.3; touch later) > /dev/null 2>&1 &"
+    assert cli("run", "x", "--", "sh", "-c", command).returncode == 0
+    assert cli.json("ls") == {"locks": []}
+    eventually(cli.file("later").exists)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x", "true"], "unrecognized arguments: true"),
+        (["x"], "must follow after --"),
+        (["x", "--"], "must follow after --"),
+        (["--", "true"], "NAME"),
+        (["x", "--ttl", "soon", "--", "true"], "'soon' is not a duration"),
+        (["x", "--ttl", "0", "--", "true"], "ttl must be between"),
+        (["x", "--ttl", "nan", "--", "true"], "nan"),
+        (["x", "--timeout", "-1", "--", "true"], "'-1'"),
+        (["x", "--timeout", "1", "--no-wait", "--", "true"], "not allowed with"),
+        (["x", "--max-hold", "0", "--", "true"], "max_hold"),
+        (["x", "--nonsense", "--", "true"], "--nonsense"),
+        (["", "--", "true"], "must not be empty"),
+        (["a\nb", "--", "true"], "control characters"),
+        (["x", "--url", "gopher://h", "--", "true"], "names no engine"),
+        (["x", "--namespace", "", "--", "true"], "namespace"),
+    ],
+)
+def test_wrong_arguments(cli: Cli, arguments: list[str], words: str) -> None:
+    """Wrong arguments give 64 and one line that says what is wrong; nothing is run."""
+    result = cli("run", *arguments)
+    assert result.returncode == 64
+    assert words in result.stderr
+    assert result.stderr.startswith("fencelock: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["sqlite:///no/such/folder/locks.db", "memory://"])
+def test_engine_that_cannot_do_it(cli: Cli, url: str) -> None:
+    """An engine that cannot be reached, or cannot keep processes apart, gives 69 and one line."""
+    result = cli("run", "x", "--url", url, "--", "touch", "ran")
+    assert result.returncode == 69
+    assert result.stderr.startswith("fencelock: ")
+    assert result.stderr.count("\n") == 1
+    assert not cli.file("ran").exists()
+
+
+@pytest.mark.parametrize("command", [["run", "x"], ["ls"], ["show", "x"], ["release", "x", "--force", "--reason", "r"]])
+def test_password_is_never_shown(cli: Cli, command: list[str]) -> None:
+    """A password among the arguments is refused, one in the environment is used, and neither is printed."""
+    tail = ["--", "true"] if command[0] == "run" else []
+    url = "redis://me:s3cret@localhost:1/0"
+    refused = cli(*command, "--url", url, *tail)
+    assert refused.returncode == 64
+    assert "$FENCELOCK_URL" in refused.stderr
+    cli.env.update(FENCELOCK_URL=url, FENCELOCK_DEBUG="1")
+    used = cli(*command, *tail)
+    assert used.returncode != 0
+    assert "s3cret" not in refused.stdout + refused.stderr + used.stdout + used.stderr
+
+
+def test_debug_shows_where(cli: Cli) -> None:
+    """FENCELOCK_DEBUG=1 adds the traceback."""
+    cli.env["FENCELOCK_DEBUG"] = "1"
+    assert "Traceback" in cli("run", "x", "--ttl", "0", "--", "true").stderr
+
+
+def test_release_that_fails_is_a_warning(cli: Cli) -> None:
+    """When the engine is away at the end, the command's own code comes out without long delay, with a warning."""
+    script = "(sleep 3; touch later) > /dev/null 2>&1 & touch held; while [ -e held ]; do sleep 0.02; done; exit 3"
+    process = cli.hold("x", "--ttl", "2", command=script)
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        cli.file("held").unlink()
+        _, err = process.communicate(timeout=4)
+    assert process.returncode == 3
+    assert "could not be released; it runs out within 2 s" in err
+    eventually(cli.file("later").exists)  # what it left in the background is none of the warden's business
+
+
+def test_console_script_and_closed_streams(cli: Cli) -> None:
+    """The installed script works, also with stdin, stdout and stderr closed, as cron's relatives start it."""
+    script = Path(sys.executable).with_name("fencelock")
+    command = f"exec {script} run x -- sh -c 'exit 5' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], env=cli.env, check=False).returncode == 5
+    refused = f"exec {script} run x --ttl 0 -- true 2>&-"
+    assert subprocess.run(["sh", "-c", refused], env=cli.env, check=False).returncode == 64
+
+
+def test_sigchld_ignored_by_the_parent(cli: Cli) -> None:
+    """A parent that ignores SIGCHLD, which children inherit, does not cost us the exit code."""
+    result = cli(
+        "run", "x", "--", "sh", "-c", "exit 6", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    )
+    assert result.returncode == 6, result.stderr

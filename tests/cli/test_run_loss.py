@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+
+from fencelock.cli.supervise import plan
+from tests.cli.conftest import Cli, boottime, eventually, session_members
+
+BEATS = """
+import os, signal, sys, time
+
+def beat(name):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    open("held", "w").close()
+    while True:
+        os.write(file, b"%f\\n" % time.clock_gettime(time.CLOCK_BOOTTIME))
+        time.sleep(0.005)
+
+if os.fork() == 0:      # a child
+    beat("beats.child")
+if os.fork() == 0:      # a daemon that stayed in the group: its parent is gone
+    if os.fork() == 0:
+        beat("beats.daemon")
+    os._exit(0)
+os.wait()
+beat("beats.leader")
+"""
+
+
+def deadline(cli: Cli, name: str) -> float:
+    """Return when the engine will give the lock to somebody else, as things stand."""
+    with closing(sqlite3.connect(cli.database)) as database:
+        return float(database.execute("SELECT expires FROM claim WHERE name = ?", (name,)).fetchone()[0]) / 1e6
+
+
+def last_beats(cli: Cli) -> dict[str, float]:
+    files = ("beats.leader", "beats.child", "beats.daemon")
+    return {file: float(cli.file(file).read_text().split()[-1]) for file in files}
+
+
+def test_dead_before_the_deadline(cli: Cli) -> None:
+    """When renewals get no answer, a command that ignores SIGTERM is dead, with all that it forked, before the deadline."""
+    cli.script("beats.py", BEATS)
+    process = cli.hold("x", "--ttl", "1.5", command="exec python3 beats.py")
+    eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
+    successor = cli.start("run", "x", "--ttl", "20", "--", "sh", "-c", "cat /proc/uptime")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        end = deadline(cli, "x")
+        _, err = process.communicate(timeout=5)
+        assert boottime() < end, "fencelock itself should be done in time as well"
+        assert session_members(process.pid) == []
+        other.execute("ROLLBACK")
+    assert process.returncode == 76
+    assert "could not be renewed in time; the command was stopped" in err
+    assert max(last_beats(cli).values()) < end
+    out, _ = successor.communicate(timeout=5)
+    assert float(out.split()[0]) > max(last_beats(cli).values())
+
+
+def test_dead_before_the_deadline_of_a_stopped_fencelock(cli: Cli) -> None:
+    """Also when fencelock itself is stopped, the command is dead before the deadline, and the exit code says "lost"."""
+    cli.script("beats.py", BEATS)
+    process = cli.hold("x", "--ttl", "1", command="exec python3 beats.py")
+    eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
+    process.send_signal(signal.SIGSTOP)
+    end = deadline(cli, "x")
+    successor = cli("run", "x", "--timeout", "5", "--", "sh", "-c", "cat /proc/uptime")
+    assert max(last_beats(cli).values()) < end
+    assert float(successor.stdout.split()[0]) > max(last_beats(cli).values())
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(5) == 76
+    assert session_members(process.pid) == []
+
+
+def test_asked_before_it_is_killed(cli: Cli) -> None:
+    """The command is asked with a third of the ttl left and can clean up; its own code does not hide the loss."""
+    trap = "trap 'cat /proc/uptime > asked; sleep 0.1; touch cleaned; exit 0' TERM"
+    script = f"{trap}; touch held; while :; do sleep 0.01; done"
+    process = cli.hold("x", "--ttl", "2", command=script)
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        end = deadline(cli, "x")
+        assert process.wait(5) == 76
+    asked = float(cli.file("asked").read_text().split()[0])
+    assert 0.3 < end - asked < 0.8
+    assert cli.file("cleaned").exists()
+
+
+def test_forced_release(cli: Cli) -> None:
+    """A command whose lock is released by force is stopped at the next renewal."""
+    process = cli.hold(
+        "x", "--ttl", "0.6", command="trap 'touch asked; exit 0' TERM; touch held; while :; do sleep 0.01; done"
+    )
+    released = cli("release", "x", "--force", "--reason", "test")
+    assert released.returncode == 0
+    _, err = process.communicate(timeout=2)
+    assert process.returncode == 76
+    assert "released by force" in err
+    assert cli.file("asked").exists()
+
+
+def test_deleted_database(cli: Cli) -> None:
+    """A command whose database is deleted is stopped: others use a new one."""
+    process = cli.hold("x", "--ttl", "0.6")
+    for path in cli.folder.glob("locks.db*"):
+        path.unlink()
+    assert process.wait(4) == 76
+    assert session_members(process.pid) == []
+
+
+def test_max_hold(cli: Cli) -> None:
+    """After --max-hold the command is over although all is well, and the lock is free for the next at once."""
+    begin = time.monotonic()
+    process = cli.hold("x", "--ttl", "20", "--max-hold", "900ms", command="trap '' TERM; touch held; sleep 60")
+    _, err = process.communicate(timeout=5)
+    assert process.returncode == 76
+    assert "for as long as --max-hold allows; the command was stopped" in err
+    assert time.monotonic() - begin < 3
+    assert session_members(process.pid) == []
+    assert cli("run", "x", "--no-wait", "--", "true").returncode == 0
+
+
+def test_stopped_command_is_killed_too(cli: Cli) -> None:
+    """A command that is stopped when the lease ends does not wake up later."""
+    process = cli.hold("x", "--ttl", "0.6", command="touch held; kill -STOP $$; touch ran")
+    assert cli("release", "x", "--force", "--reason", "test").returncode == 0
+    assert process.wait(2) == 76
+    assert session_members(process.pid) == []
+
+
+def test_lost_while_stopped_and_ended(cli: Cli) -> None:
+    """A command that ended by itself while fencelock slept past its ttl counts as lost: nobody knows which came first."""
+    process = cli.hold("x", "--ttl", "0.5", command="touch held; sleep 0.2; exit 3")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=2)
+    assert process.returncode == 76
+    assert "ended with code 3" in err
+
+
+@pytest.mark.parametrize(
+    ("ttl", "max_hold"), [(0.1, None), (1, None), (30, None), (86400, None), (30, 3), (30, 7200), (10, 0.2)]
+)
+def test_plan(ttl: float, max_hold: float | None) -> None:
+    """There is always time to be asked, then killed, then gone, in this order."""
+    ask, kill = plan(ttl, max_hold)
+    assert ask == pytest.approx(min(ttl, max_hold or ttl) / 3)
+    assert 0 < kill <= ask / 2

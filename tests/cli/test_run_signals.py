@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import FENCELOCK, Cli, eventually, session_members, state
+
+WAIT_FOR_SIGNAL = """
+import os, signal, sys, time
+def got(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    sys.exit(9)
+for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"):
+    signal.signal(getattr(signal, "SIG" + name), got)
+open("held", "w").close()
+time.sleep(60)
+"""
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_signal_while_waiting(cli: Cli, number: signal.Signals) -> None:
+    """A signal that ends the wait gives 128 + n at once and takes the claim back; the holder notices nothing."""
+    holder = cli.hold("x")
+    waiter = cli.start("run", "x", "--", "touch", "ran")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    begin = time.monotonic()
+    waiter.send_signal(number)
+    assert waiter.wait(5) == 128 + number
+    assert time.monotonic() - begin < 0.5
+    assert cli.json("show", "x")["waiters"] == []
+    assert session_members(waiter.pid) == []
+    assert holder.poll() is None
+    assert not cli.file("ran").exists()
+
+
+def test_signal_that_means_nothing_yet(cli: Cli) -> None:
+    """SIGUSR1, SIGWINCH and SIGCONT while waiting neither end the wait nor reach the command later."""
+    cli.hold("x", command="touch held; while [ -e held ]; do sleep 0.02; done")
+    waiter = cli.start("run", "x", "--", "echo", "ran")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
+        waiter.send_signal(number)
+    cli.file("held").unlink()
+    assert waiter.communicate(timeout=10)[0] == "ran\n"
+    assert waiter.returncode == 0
+
+
+def test_signal_while_acquiring(cli: Cli) -> None:
+    """A signal while the engine does not answer ends fencelock soon, and nothing is left behind."""
+    assert cli("run", "x", "--", "true").returncode == 0
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        process = cli.start("run", "x", "--", "touch", "ran")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        other.execute("ROLLBACK")
+        assert process.wait(5) == 128 + signal.SIGTERM
+    assert cli.json("ls") == {"locks": []}
+    assert not cli.file("ran").exists()
+
+
+def test_second_signal_while_acquiring(cli: Cli) -> None:
+    """Whoever asks twice need not wait for an engine that does not answer; the process of the command goes too."""
+    assert cli("run", "x", "--", "true").returncode == 0
+    with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        process = cli.start("run", "x", "--", "touch", "ran")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(1) == -signal.SIGINT
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
+def test_signal_while_holding(cli: Cli, name: str) -> None:
+    """A signal is passed on to the command, whose own code comes out."""
+    process = cli.start("run", "x", "--", sys.executable, "-c", WAIT_FOR_SIGNAL)
+    eventually(cli.file("held").exists)
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    out, err = process.communicate(timeout=5)
+    assert (process.returncode, out, err) == (9, f"SIG{name}\n", "")
+    assert cli.json("ls") == {"locks": []}
+
+
+def test_signal_reaches_the_whole_group(cli: Cli) -> None:
+    """What the command has started gets the signal too."""
+    process = cli.hold("x", command="sleep 60 & sleep 60 & touch held; wait")
+    assert len(session_members(process.pid)) == 5  # fencelock, its warden, a shell and two sleeps
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 128 + signal.SIGTERM
+    eventually(lambda: session_members(process.pid) == [], 2)
+
+
+def test_ignored_signal_stays_ignored(cli: Cli) -> None:
+    """Under nohup neither fencelock nor the command cares about SIGHUP."""
+    process = cli.start(
+        "run", "x", "--", "sh", "-c", "touch held; kill -HUP $$; sleep 0.3; echo alive",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    eventually(cli.file("held").exists)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate(timeout=5)[0] == "alive\n"
+
+
+def test_killed_with_its_command(cli: Cli) -> None:
+    """When fencelock is killed with SIGKILL, the command dies with it, and the lock is free after its ttl."""
+    process = cli.hold("x", "--ttl", "1")
+    process.kill()
+    process.wait()
+    eventually(lambda: session_members(process.pid) == [], 1)
+    begin = time.monotonic()
+    assert cli("run", "x", "--timeout", "5", "--", "true").returncode == 0
+    assert time.monotonic() - begin < 2
+
+
+def test_killed_with_all_that_it_started(cli: Cli) -> None:
+    """When fencelock is killed, what the command has started dies too, not only the command itself."""
+    process = cli.hold("x", command="(trap '' TERM HUP; sleep 60) & (sleep 60 &) & touch held; wait")
+    process.kill()
+    process.wait()
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
+def test_killed_together_with_its_warden(cli: Cli) -> None:
+    """When both processes of fencelock are killed (`pkill -9 fencelock`), the kernel still kills the command."""
+    process = cli.hold("x")
+    warden = next(pid for pid in session_members(process.pid) if pid != process.pid and "fencelock" in arguments(pid))
+    os.kill(warden, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    eventually(lambda: session_members(process.pid) == [], 1)
+
+
+def test_killed_while_waiting(cli: Cli) -> None:
+    """When fencelock is killed while it waits, the process that was to become the command goes too."""
+    cli.hold("x")
+    waiter = cli.start("run", "x", "--", "touch", "ran")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    waiter.kill()
+    waiter.wait()
+    eventually(lambda: session_members(waiter.pid) == [], 1)
+    assert not cli.file("ran").exists()
+
+
+def test_stopped_past_its_ttl(cli: Cli) -> None:
+    """Stopped past its ttl and resumed, fencelock kills the command at once and exits "lost"; a successor has the lock."""
+    script = "trap '' TERM; touch held; while :; do sleep 0.02; done"
+    process = cli.hold("x", "--ttl", "0.6", command=script)
+    process.send_signal(signal.SIGSTOP)
+    successor = cli.start("run", "x", "--timeout", "5", "--owner", "next", "--", "sleep", "2")
+    eventually(lambda: "held by next" in cli("show", "x").stdout)
+    process.send_signal(signal.SIGCONT)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=5)
+    assert time.monotonic() - begin < 0.5
+    assert process.returncode == 76
+    assert "is lost" in err
+    assert session_members(process.pid) == []
+    assert successor.wait(5) == 0
+
+
+def test_stopped_within_its_ttl(cli: Cli) -> None:
+    """Stopped and resumed in time, nothing happens."""
+    process = cli.hold("x", "--ttl", "3", command="touch held; sleep 1; exit 4")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(5) == 4
+
+
+def test_stopped_command_keeps_its_lock(cli: Cli) -> None:
+    """A command that is stopped with SIGSTOP, away from any terminal, stays under its lock."""
+    process = cli.hold("x", "--ttl", "0.5", command="touch held; echo $$ > pid; sleep 0.5; exit 4")
+    child = int(eventually(lambda: cli.file("pid").exists() and cli.file("pid").read_text()))
+    os.kill(child, signal.SIGSTOP)
+    time.sleep(1)
+    assert len(cli.json("show", "x")["holders"]) == 1
+    os.kill(child, signal.SIGCONT)
+    assert process.wait(5) == 4
+
+
+class Terminal:
+    """A shell with job control on a terminal of its own."""
+
+    def __init__(self, cli: Cli) -> None:
+        self.seen = ""
+        self._master, slave = pty.openpty()
+        env = {**cli.env, "PS1": "ready> ", "ENV": "", "FENCELOCK": " ".join(FENCELOCK)}
+
+        def own_terminal() -> None:
+            os.setsid()
+            os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first terminal that a session's leader opens is its own
+
+        self.shell = subprocess.Popen(
+            ["sh", "-i"], stdin=slave, stdout=slave, stderr=slave, env=env, cwd=cli.folder, preexec_fn=own_terminal, text=True
+        )  # fmt: skip
+        cli.started.append(self.shell)
+        os.close(slave)
+        os.set_blocking(self._master, False)
+        self.until("ready> ")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def until(self, text: str) -> str:
+        """Read until the text is seen; return what came before it."""
+
+        def look() -> bool:
+            try:
+                self.seen += os.read(self._master, 4096).decode()
+            except OSError:
+                pass
+            return text in self.seen
+
+        try:
+            eventually(look)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not in {self.seen!r}") from None
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+
+def test_control_c(cli: Cli) -> None:
+    """Ctrl-C at the terminal reaches the command once, and the shell gets its terminal back."""
+    terminal = Terminal(cli)
+    terminal.type("$FENCELOCK run x -- sh -c 'trap \"echo int; exit 9\" INT; echo up; read line' ; echo code=$?\n")
+    terminal.until("up\r\n")
+    terminal.type("\x03")
+    assert terminal.until("code=9\r\n").count("int\r\n") == 1
+    terminal.type("echo $((6 * 7))\n")
+    terminal.until("42\r\n")
+
+
+def test_command_reads_the_terminal(cli: Cli) -> None:
+    """A command can read from the terminal, also in a pipeline, where it gets it when it asks for it."""
+    terminal = Terminal(cli)
+    terminal.type("$FENCELOCK run x -- sh -c 'echo up; read line; echo got $line'\n")
+    terminal.until("up\r\n")
+    terminal.type("hello\n")
+    terminal.until("got hello\r\n")
+    terminal.type("$FENCELOCK run x -- sh -c 'echo up; read line; echo got $line' | cat\n")
+    terminal.until("up\r\n")
+    terminal.type("again\n")
+    terminal.until("got again\r\n")
+
+
+def test_control_z_and_back(cli: Cli) -> None:
+    """Ctrl-Z stops the command and fencelock with it; back within the ttl, both go on."""
+    terminal = Terminal(cli)
+    terminal.type("$FENCELOCK run x --ttl 5 -- sh -c 'echo $$ > pid; echo up; sleep 0.5; echo done; exit 4'\n")
+    terminal.until("up\r\n")
+    terminal.type("\x1a")
+    terminal.until("ready> ")
+    assert state(int(cli.file("pid").read_text())) == "T"
+    terminal.type("fg; echo code=$?\n")
+    terminal.until("done\r\n")
+    terminal.until("code=4\r\n")
+
+
+def test_control_z_past_the_ttl(cli: Cli) -> None:
+    """After a Ctrl-Z for longer than the ttl another may have had the lock: the command is killed before it wakes up."""
+    terminal = Terminal(cli)
+    terminal.type("$FENCELOCK run x --ttl 0.5 -- sh -c 'echo up; while :; do sleep 0.01; date +%N >> beats; done'\n")
+    terminal.until("up\r\n")
+    eventually(cli.file("beats").exists)
+    terminal.type("\x1a")
+    terminal.until("ready> ")
+    beats = cli.file("beats").read_text()
+    assert cli("run", "x", "--timeout", "5", "--", "true").returncode == 0
+    terminal.type("fg; echo code=$?\n")
+    terminal.until("code=76\r\n")
+    assert cli.file("beats").read_text() == beats
