@@ -251,8 +251,10 @@ class LeaseCore:
             return False
         try:
             return await client.backend.release(self._grant)
-        except EngineUnavailable:
+        except Unanswered:
             return await self._release_again()
+        except EngineUnavailable as error:
+            raise self._not_released(error) from error
         except BaseException:
             await undo(client.world, client.backend, self._grant.claim)
             raise
@@ -269,12 +271,14 @@ class LeaseCore:
                     pass
             return await backend.release(self._grant)
         except EngineUnavailable as error:
-            raise EngineUnavailable(
-                f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s", self.name
-            ) from error
+            raise self._not_released(error) from error
         except BaseException:
             await undo(world, backend, self._grant.claim)
             raise
+
+    def _not_released(self, error: EngineUnavailable) -> EngineUnavailable:
+        message = f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s"
+        return EngineUnavailable(message, self.name)
 
     async def _give_back_lost(self) -> None:
         """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
