@@ -146,6 +146,7 @@ class SqliteBackend:
         """Close the connection; the last one out tidies the log, which may take a sync."""
         await self._world.block(self._database.close)
         self._ringer.close()
+        self._close_bells()
 
     def before_fork(self) -> None:
         """Have no connection open."""
@@ -155,7 +156,7 @@ class SqliteBackend:
         """Open anew when needed."""
         self._database.after_fork(child=child)
         if child:
-            self._bells.clear()
+            self._close_bells()
             self._ringer.close()
 
     # ------------------------------------------------------------------ each a step of one transaction
@@ -322,6 +323,11 @@ class SqliteBackend:
         bell = self._bells.pop(claim.id, None) if self._bells else None
         if bell is not None:
             bell.close()
+
+    def _close_bells(self) -> None:
+        while self._bells:
+            if (bell := self._bells.popitem()[1]) is not None:
+                bell.close()
 
     async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction, then ring whom it handed a lock.
