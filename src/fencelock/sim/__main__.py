@@ -1,0 +1,83 @@
+"""`python -m fencelock.sim`: play many seeds, or play one again and see what happened."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from fencelock.sim.many import Summary, broken, cores, play_many
+from fencelock.sim.run import play
+from fencelock.sim.scenario import BY_NAME
+from fencelock.sim.timeline import timeline
+
+SHOWN = 10
+"""Failing seeds that are named; the first of them is shown in full."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m fencelock.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="play this one and print its history")
+    parser.add_argument("--seeds", type=int, default=5000, help="play so many (%(default)s)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=cores(), help="processes to use (%(default)s)")
+    parser.add_argument("--scenario", choices=BY_NAME, help="play this scenario, not the one that the seed would pick")
+    parser.add_argument("--variant", metavar="MODULE:NAME", help="break the code with this context manager first")
+    parser.add_argument("--json", action="store_true", help="with --seed: print the history as lines of JSON")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return replay(options.seed, options.scenario, options.variant, json=options.json)
+    started = time.monotonic()
+    summary = play_many(
+        range(options.start, options.start + options.seeds),
+        jobs=options.jobs,
+        scenario=options.scenario,
+        variant=options.variant,
+        progress=lambda summary: show_progress(summary, options.seeds, started),
+    )
+    sys.stderr.write("\n")
+    seconds = time.monotonic() - started
+    say(f"{summary}, {summary.seeds / seconds:.0f} seeds a second")
+    return tell_failures(summary)
+
+
+def replay(seed: int, scenario: str | None, variant: str | None, *, json: bool = False) -> int:
+    """Play one seed and print its history."""
+    with broken(variant):
+        result = play(seed, None if scenario is None else BY_NAME[scenario])
+    if json:
+        say(*result.history.lines())
+        return 1 if result.violations else 0
+    say(f"seed {seed}, scenario {result.scenario}: {BY_NAME[result.scenario].about}", *timeline(result.history))
+    say(*(f"BROKEN {violation}" for violation in result.violations) if result.violations else ("no promise is broken",))
+    return 1 if result.violations else 0
+
+
+def tell_failures(summary: Summary) -> int:
+    """Print how to play each failing seed again, and the history of the first; return the exit status."""
+    for failure in summary.failures[:SHOWN]:
+        say(f"\nseed {failure.seed} fails: {failure.violations[0]}", f"    {failure.command}")
+    if len(summary.failures) > SHOWN:
+        say(f"\n... and {len(summary.failures) - SHOWN} more")
+    for first in summary.failures[:1]:
+        say("")
+        replay(first.seed, first.scenario, first.variant)
+    return 1 if summary.failures else 0
+
+
+def show_progress(summary: Summary, of: int, started: float) -> None:
+    """Overwrite the line that says how far we are."""
+    rate = summary.seeds / max(1e-9, time.monotonic() - started)
+    sys.stderr.write(f"\r{summary.seeds}/{of} seeds, {rate:.0f} a second, {len(summary.failures)} failed ")
+    sys.stderr.flush()
+
+
+def say(*lines: str) -> None:
+    """Print lines."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The clocks of simulated hosts: boot clocks that run a little fast or slow, wall clocks that people set."""
+
+from __future__ import annotations
+
+from fencelock.sim.scheduler import Scheduler
+
+RATE_ERROR = 0.004
+"""Two boot clocks differ by less than the 1 % that a lease's deadline leaves for them."""
+
+
+class BootClock:
+    """Seconds since a host started, at the host's own rate."""
+
+    __slots__ = ("_offset", "_scheduler", "rate")
+
+    def __init__(self, scheduler: Scheduler, rate: float, offset: float) -> None:
+        self._scheduler = scheduler
+        self._offset = offset
+        self.rate = rate
+
+    @classmethod
+    def any(cls, scheduler: Scheduler) -> BootClock:
+        """Return a clock of some rate that shows some time."""
+        chance = scheduler.random
+        error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
+        return cls(scheduler, 1 + error, chance.uniform(0, 1e5))
+
+    def now(self) -> float:
+        """Return what the clock shows."""
+        return self._offset + self._scheduler.time * self.rate
+
+    def true(self, shown: float) -> float:
+        """Return the true time at which the clock shows this."""
+        return (shown - self._offset) / self.rate
+
+    def last(self, seconds: float) -> float:
+        """Return how long so many seconds of this clock truly last."""
+        return seconds / self.rate
+
+
+class WallClock:
+    """A wall clock in µs. It jumps; it may even stand still, so that a wiped engine repeats its tokens exactly."""
+
+    __slots__ = ("_scheduler", "shift", "stands")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.shift = 1_700_000_000_000_000
+        self.stands = False
+
+    def us(self) -> int:
+        """Return what the clock shows."""
+        return self.shift + (0 if self.stands else int(self._scheduler.time * 1e6))
+
+    def jump(self, seconds: float) -> None:
+        """Set it forward, or back."""
+        self.shift += int(seconds * 1e6)

@@ -1,0 +1,89 @@
+"""The memory engine on a host of its own, behind the network: the production store and the production backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from fencelock.backends.memory import Answer, MemoryBackend, MemoryStore
+from fencelock.errors import ClientClosed
+from fencelock.model import Claim
+from fencelock.sim.clocks import BootClock, WallClock
+from fencelock.sim.history import Left
+from fencelock.sim.network import Network
+from fencelock.sim.scheduler import Scheduler
+from fencelock.sim.world import SimWorld
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class SimStore(MemoryStore):
+    """A store that numbers the claims in the order in which they came, for the checker."""
+
+    def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
+        super().__init__(now, wall)
+        self.tickets: dict[str, int] = {}
+        self._last_ticket = 0
+
+    def attempt(self, claim: Claim, queue: bool, bell: Callable[[], None] | None = None) -> Answer:
+        """Attempt, and take note of when the claim came."""
+        before = self._entry(claim)
+        answer = super().attempt(claim, queue, bell)
+        entry = self._entry(claim)
+        # A claim that ran out while it waited lines up anew, under the same id but with a later ticket.
+        if entry is not None and entry is not before:
+            self._last_ticket += 1
+            self.tickets[claim.id] = self._last_ticket
+        return answer
+
+    def _entry(self, claim: Claim) -> object | None:
+        return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether anything is kept for a claim."""
+        return claim.id in self._bells or self._entry(claim) is not None
+
+    def wipe(self) -> None:
+        """Lose all data, the counter included."""
+        self.reset()
+        self._counter = self._wall()
+
+    def left(self, at: float) -> list[Left]:
+        """Return whatever is kept for claims."""
+        found = []
+        for name in self.names(""):
+            snapshot = self.inspect(name)
+            found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
+            found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+        queued = {entry.id for entries in self._queues.values() for entry in entries}
+        return found + [Left("", "", "bell", at) for id in self._bells if id not in queued]
+
+
+class Engine:
+    """One engine: a store, the clocks of its host, and a label on the network."""
+
+    def __init__(self, scheduler: Scheduler, label: str) -> None:
+        self.label = label
+        self.wall = WallClock(scheduler)
+        self.store = SimStore(BootClock.any(scheduler).now, self.wall.us)
+
+
+class SimBackend(MemoryBackend):
+    """A client's way to the store, with a network in between."""
+
+    def __init__(self, world: SimWorld, network: Network, engine: Engine) -> None:
+        super().__init__(world, engine.store)
+        self._process = world.process
+        self._network = network
+        self._server = engine.label
+
+    async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        return await self._network.ask(self._process, self._server, partial(fn, *args, **kwargs))
+
+    def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
+        arrive = partial(self._process.deliver, ring)
+        return partial(self._network.send, self._server, self._process.label, arrive)

@@ -1,0 +1,85 @@
+"""The façade of the simulated world: delegation, and a record of what each holder believed, in true time."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from fencelock.core.client import Client
+from fencelock.core.lease import LeaseCore, Tell
+from fencelock.errors import EngineUnavailable
+from fencelock.model import Grant, Reason
+from fencelock.sim.history import Kind, Outcome
+from fencelock.sim.process import Process
+from fencelock.sim.task import Cancelled
+from fencelock.sim.world import SimWorld
+
+if TYPE_CHECKING:
+    from fencelock.sim.recorder import Recorder
+
+
+class SimLease(LeaseCore):
+    """A lease that remembers when its holder stopped to believe in it."""
+
+    __slots__ = ("_ended", "_recorder", "begun")
+
+    def __init__(
+        self, recorder: Recorder, client: Client[SimLease], grant: Grant, renew: bool, max_hold: float | None
+    ) -> None:
+        super().__init__(client, grant, renew, max_hold)
+        self._recorder = recorder
+        self.begun = self._process.scheduler.time
+        self._ended: float | None = None
+
+    @property
+    def _process(self) -> Process:
+        return cast("SimWorld", self._client.world).process
+
+    def valid_until(self) -> float:
+        """Return when `is_lost` would first have answered True, or the lease was released, or its process died."""
+        process = self._process
+        ends = [process.clock.true(self.deadline), self._ended, process.died]
+        return min(end for end in ends if end is not None)
+
+    async def give_back(self) -> bool:
+        """Release; whoever calls this has stopped to work under the lease."""
+        self._end()
+        op = self._recorder.call(self.name, Kind.RELEASE, self._process, self.token)
+        try:
+            ours = await super().give_back()
+        except Cancelled:
+            op.ended(Outcome.OK)  # nobody learns of it, but it must have been given back
+            self._recorder.given_back(self)
+            raise
+        except EngineUnavailable:
+            op.ended(Outcome.UNKNOWN)
+            raise
+        op.ended(Outcome.OK if ours else Outcome.FAILED)
+        if ours:
+            self._recorder.given_back(self)
+        return ours
+
+    def lose(self, reason: Reason, tell: Tell | None = None) -> None:
+        """Tell of the loss."""
+        self._end()
+        super().lose(reason, tell)
+
+    def _end(self) -> None:
+        if self._ended is None:
+            self._ended = self._process.scheduler.time
+
+
+class Held:
+    """The `with` block of a lease."""
+
+    def __init__(self, lease: SimLease) -> None:
+        self._lease = lease
+
+    async def __aenter__(self) -> SimLease:
+        self._lease.enter()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._lease.leave(error)

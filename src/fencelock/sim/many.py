@@ -1,0 +1,132 @@
+"""Play many seeds, on all cores, and add up what came of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+
+from fencelock.sim.run import Result, play
+from fencelock.sim.scenario import BY_NAME
+
+BATCH = 50
+"""Seeds that a process plays at a time; the rubbish of a run is collected once in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A seed that broke a promise."""
+
+    seed: int
+    scenario: str
+    variant: str | None
+    violations: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The one command that plays it again."""
+        variant = "" if self.variant is None else f" --variant {self.variant}"
+        return f"python -m fencelock.sim --seed {self.seed} --scenario {self.scenario}{variant}"
+
+
+@dataclass(slots=True)
+class Summary:
+    """What came of many seeds."""
+
+    seeds: int = 0
+    grants: int = 0
+    accepted: int = 0
+    refused: int = 0
+    events: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: Summary) -> None:
+        """Add what came of other seeds."""
+        self.seeds += other.seeds
+        self.grants += other.grants
+        self.accepted += other.accepted
+        self.refused += other.refused
+        self.events += other.events
+        self.failures += other.failures
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds: {self.grants} grants, {self.accepted} writes accepted and {self.refused} refused, "
+            f"{self.events} events, {len(self.failures)} seeds failed"
+        )
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def broken(variant: str | None) -> AbstractContextManager[object]:
+    """Return the context manager that `module:name` names: it breaks the code on purpose, to see that it is caught."""
+    if variant is None:
+        return nullcontext()
+    module, _, name = variant.partition(":")
+    make: Callable[[], AbstractContextManager[object]] = getattr(import_module(module), name)
+    return make()
+
+
+def play_many(
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    scenario: str | None = None,
+    variant: str | None = None,
+    progress: Callable[[Summary], None] = lambda _: None,
+) -> Summary:
+    """Play the seeds and return what came of them, failures in the order of their seeds."""
+    todo = list(seeds)
+    batches = [todo[at : at + BATCH] for at in range(0, len(todo), BATCH)]
+    batch = partial(play_batch, scenario=scenario, variant=variant)
+    summary = Summary()
+    if jobs == 1:
+        for seeds in batches:
+            summary.add(batch(seeds))
+            progress(summary)
+    else:
+        # Not forked: a copy of a process that holds real leases would have to give them up first.
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            for future in as_completed([pool.submit(batch, seeds) for seeds in batches]):
+                summary.add(future.result())
+                progress(summary)
+    summary.failures.sort(key=lambda failure: failure.seed)
+    return summary
+
+
+def play_batch(seeds: list[int], *, scenario: str | None, variant: str | None) -> Summary:
+    """Play some seeds in this process."""
+    summary = Summary()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with broken(variant):
+            for seed in seeds:
+                _count(summary, play(seed, None if scenario is None else BY_NAME[scenario]), variant)
+    finally:
+        if collecting:
+            gc.enable()
+        gc.collect()
+    return summary
+
+
+def _count(summary: Summary, result: Result, variant: str | None) -> None:
+    history = result.history
+    accepted = sum(write.accepted for write in history.writes)
+    summary.seeds += 1
+    summary.grants += sum(op.valid_from is not None for op in history.ops)
+    summary.accepted += accepted
+    summary.refused += len(history.writes) - accepted
+    summary.events += result.events
+    if result.violations:
+        violations = tuple(map(str, result.violations))
+        summary.failures.append(Failure(result.seed, result.scenario, variant, violations))

@@ -1,0 +1,119 @@
+"""The network: every message takes its time, may overtake others, may arrive twice, may never arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from fencelock.errors import Unanswered
+from fencelock.sim.process import Process
+from fencelock.sim.scheduler import Scheduler
+from fencelock.sim.task import Parked
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How messages fare: chances from 0 to 1, times in seconds."""
+
+    delay: float = 0.02
+    """An ordinary message takes up to this."""
+    slow: float = 0.0
+    """The chance that it takes up to `slowest` instead."""
+    slowest: float = 0.0
+    lost: float = 0.0
+    doubled: float = 0.0
+    patience: float = 0.25
+    """How long a client waits for an answer before it gives up on it."""
+
+
+class Network:
+    """Carries messages between processes and servers, which are known by their labels."""
+
+    def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
+        self.scheduler = scheduler
+        self.weather = weather
+        self._cuts: dict[tuple[str, str], int] = {}
+
+    def cut(self, source: str, target: str, seconds: float) -> None:
+        """Lose every message that is sent this way from now on, for so long."""
+        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+        self.scheduler.after(seconds, partial(self._mend, source, target))
+
+    def _mend(self, source: str, target: str) -> None:
+        if self._cuts.get((source, target)):
+            self._cuts[source, target] -= 1
+
+    def heal(self) -> None:
+        """Lose nothing from now on; what was sent before may still be on its way."""
+        self.weather = Weather(self.weather.delay, patience=self.weather.patience)
+        self._cuts.clear()
+
+    def send(self, source: str, target: str, arrive: Callable[[], object], *, once: bool = False) -> None:
+        """Send a message: `arrive` happens at the other end, perhaps; `once` if it must not happen twice."""
+        weather, chance = self.weather, self.scheduler.random
+        if self._cuts.get((source, target)) or (weather.lost and chance.random() < weather.lost):
+            return
+        self.scheduler.after(self._delay(), arrive)
+        if weather.doubled and not once and chance.random() < weather.doubled:
+            self.scheduler.after(self._delay(), arrive)
+
+    def _delay(self) -> float:
+        weather, chance = self.weather, self.scheduler.random
+        slow = weather.slow and chance.random() < weather.slow
+        return chance.random() * (weather.slowest if slow else weather.delay)
+
+    async def ask(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
+        """Carry a question to a server and its answer back, or raise Unanswered."""
+        call: Call[T] = Call(process)
+        timer = process.timer(self.weather.patience, call.parked.wake)
+        self.send(process.label, server, partial(self._arrive, call, server, question), once=once)
+        try:
+            await call.parked
+        finally:
+            timer.cancel()
+        return call.result()
+
+    def _arrive(self, call: Call[T], server: str, question: Callable[[], T]) -> None:
+        try:
+            answer: Callable[[], object] = partial(call.answer, question())
+        except Exception as error:
+            answer = partial(call.fail, error)
+        self.send(server, call.process.label, partial(call.process.deliver, answer))
+
+
+class Call(Generic[T]):
+    """A question that was asked: the first answer counts."""
+
+    __slots__ = ("_error", "_value", "answered", "parked", "process")
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.parked = Parked(process)
+        self.answered = False
+        self._error: Exception | None = None
+        self._value: T | None = None
+
+    def answer(self, value: T) -> None:
+        """Take the answer in."""
+        self._settle(value, None)
+
+    def fail(self, error: Exception) -> None:
+        """Take an error in: the server refused."""
+        self._settle(None, error)
+
+    def _settle(self, value: T | None, error: Exception | None) -> None:
+        if not self.parked.done:
+            self.answered, self._value, self._error = True, value, error
+            self.parked.wake()
+
+    def result(self) -> T:
+        """Return the answer, or raise."""
+        if not self.answered:
+            raise Unanswered("no answer from the simulated server")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]

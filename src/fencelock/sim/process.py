@@ -1,0 +1,117 @@
+"""A simulated process: tasks and one clock. It can be stopped for a while, and it can end at any await."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fencelock.sim.clocks import BootClock
+from fencelock.sim.scheduler import Scheduler, Timer
+from fencelock.sim.task import Cancelled, Task
+
+JITTER = 0.0002
+"""A task that can go on does so within this time: the seed decides who is first."""
+
+LATE = 0.001
+"""Timers fire late by up to this, never early."""
+
+Strike = Callable[[Task], None]
+
+
+class Process:
+    """Whatever happens inside goes through `deliver`: at once, after the pause, or never."""
+
+    def __init__(self, scheduler: Scheduler, label: str) -> None:
+        self.scheduler = scheduler
+        self.label = label
+        self.clock = BootClock.any(scheduler)
+        self.current: Task | None = None
+        self.dead = False
+        self.died: float | None = None
+        self.errors: list[BaseException] = []
+        self._tasks: dict[Task, None] = {}
+        self._stopped = 0
+        self._backlog: list[Callable[[], object]] = []
+        self._steps = 0
+        self._strikes: dict[int, Strike] = {}
+
+    # ------------------------------------------------------------------ running
+
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None] | None = None) -> Task:
+        """Start a task; `whole` is called when it has ended."""
+        task = Task(self, coro, name, partial(self._ended, whole))
+        self._tasks[task] = None
+        return task
+
+    def _ended(self, whole: Callable[[Task], None] | None, task: Task) -> None:
+        del self._tasks[task]
+        if whole is not None:
+            whole(task)
+        elif task.error is not None and not isinstance(task.error, Cancelled):
+            self.errors.append(task.error)
+
+    def tasks(self) -> list[Task]:
+        """Return what still runs here."""
+        return list(self._tasks)
+
+    def deliver(self, fn: Callable[[], object]) -> None:
+        """Let something happen in this process as soon as it runs."""
+        if self.dead:
+            return
+        if self._stopped:
+            self._backlog.append(fn)
+        else:
+            fn()
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        """Let something happen a moment from now."""
+        self.scheduler.after(self.scheduler.random.random() * JITTER, partial(self.deliver, fn))
+
+    def timer(self, seconds: float, fn: Callable[[], object]) -> Timer:
+        """Let something happen after so many seconds by this process's clock."""
+        late = LATE * (0.01 + self.scheduler.random.random())
+        return self.scheduler.after(self.clock.last(max(0.0, seconds)) + late, partial(self.deliver, fn))
+
+    # ------------------------------------------------------------------ faults
+
+    def strike(self, step: int, what: Strike) -> None:
+        """Do this at the await that some task of this process reaches as its so-manieth."""
+        self._strikes[step] = what
+
+    def stepped(self, task: Task) -> None:
+        """Take note that a task has reached an await."""
+        self._steps += 1
+        what = self._strikes.pop(self._steps, None)
+        if what is not None:
+            what(task)
+
+    def pause(self, seconds: float) -> None:
+        """Run nothing for a while; time goes on and messages queue up."""
+        self._stopped += 1
+        self.scheduler.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._stopped = max(0, self._stopped - 1)
+        if not self._stopped:
+            backlog, self._backlog = self._backlog, []
+            for fn in backlog:
+                self.soon(fn)
+
+    def heal(self) -> None:
+        """Go on at once, and suffer nothing more."""
+        self._strikes.clear()
+        self._stopped = 0
+        self._resume()
+
+    def crash(self) -> None:
+        """Run nothing ever again."""
+        if not self.dead:
+            self.dead, self.died = True, self.scheduler.time
+            self._backlog.clear()
+
+    def end(self) -> None:
+        """Close what is left, after the run, without letting any of it run."""
+        self.dead = True
+        while self._tasks:
+            self._tasks.popitem()[0].close()

@@ -1,0 +1,53 @@
+"""What the lock is there for: a resource that is read, changed and written back over the network, fenced or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fencelock.errors import StaleToken
+from fencelock.fences.memory import Fenced, MemoryFence
+from fencelock.sim.history import Write
+from fencelock.sim.network import Network
+from fencelock.sim.process import Process
+
+
+class Resource:
+    """One value on a server. Each request is one atomic step there, and may arrive long after it was sent."""
+
+    def __init__(self, network: Network, label: str, fence: MemoryFence | None, log: Callable[[Write], None]) -> None:
+        self._network = network
+        self._fence = fence
+        self._log = log
+        self._value = 0
+        self._values = 0
+        self.label = label
+
+    async def read(self, process: Process, lease: Fenced) -> int:
+        """Return the value; the fence comes first."""
+        return await self._network.ask(process, self.label, partial(self.read_step, lease))
+
+    async def write(self, process: Process, lease: Fenced, saw: int) -> None:
+        """Replace the value that was seen by a new one."""
+        self._values += 1
+        question = partial(self.write_step, process.label, lease, saw, self._values)
+        # A server that took the same write twice would need no lock to lose data.
+        await self._network.ask(process, self.label, question, once=True)
+
+    def read_step(self, lease: Fenced) -> int:
+        """Enter and read, at the server."""
+        if self._fence is not None:
+            self._fence.enter(self.label, lease)
+        return self._value
+
+    def write_step(self, owner: str, lease: Fenced, saw: int, value: int) -> None:
+        """Check and write, at the server."""
+        at = self._network.scheduler.time
+        try:
+            if self._fence is not None:
+                self._fence.check(self.label, lease)
+        except StaleToken:
+            self._log(Write(self.label, owner, lease.token, at, saw, value, accepted=False))
+            raise
+        self._value = value
+        self._log(Write(self.label, owner, lease.token, at, saw, value, accepted=True))

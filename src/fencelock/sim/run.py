@@ -1,0 +1,210 @@
+"""Play one seed: build the world that the scenario describes, let it run to its end, return the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from fencelock.core.client import Client
+from fencelock.fences.memory import MemoryFence
+from fencelock.model import Reason
+from fencelock.sim.check import Violation, check
+from fencelock.sim.engine import Engine, SimBackend
+from fencelock.sim.history import History, Left
+from fencelock.sim.locks import SimLease
+from fencelock.sim.network import Network
+from fencelock.sim.process import Process
+from fencelock.sim.program import Worker, any_job
+from fencelock.sim.recorder import Recorder
+from fencelock.sim.resource import Resource
+from fencelock.sim.scenario import Scenario, scenario_of
+from fencelock.sim.scheduler import Scheduler
+from fencelock.sim.task import Task
+from fencelock.sim.world import SimWorld
+
+HORIZON = 300.0
+"""Virtual seconds after which a run that has not ended never will."""
+
+SPAN = 6.0
+"""Virtual seconds within which engines and networks fail; most runs last about as long."""
+
+CLUSTERED = 0.4
+"""The chance that a misfortune follows closely on the last one: what one leaves behind, the next brings out."""
+
+GRACE = 0.05
+"""Seconds for tasks to take in the last message."""
+
+NAMES = ("x",)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    scenario: str
+    history: History
+    violations: list[Violation]
+    events: int
+
+
+def play(seed: int, scenario: Scenario | None = None) -> Result:
+    """Play a seed and check what came of it."""
+    scenario = scenario or scenario_of(seed)
+    run = Run(seed, scenario)
+    try:
+        history, stuck = run.to_the_end()
+    finally:
+        run.close()
+    violations = check(history, scenario.promises)
+    if stuck:
+        violations.append(Violation("end", "", f"{stuck} still at work after {HORIZON:g} s"))
+    return Result(seed, scenario.name, history, violations, run.scheduler.events)
+
+
+class Run:
+    """One run. Engine, network, resource and processes know nothing of each other but what is handed to them here."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.scenario = scenario
+        # The time within which every message has arrived, and been answered.
+        self._settled = max(4 * scenario.weather.delay, scenario.weather.slowest) + GRACE
+        self.scheduler = Scheduler(f"{scenario.name}:{seed}")
+        self.network = Network(self.scheduler, scenario.weather)
+        self.engine = Engine(self.scheduler, "engine")
+        self.engine.wall.stands = scenario.rewinds
+        self.recorder = Recorder(self.scheduler, self.engine.store, self._settled)
+        log = self.recorder.history.writes.append
+        fence = MemoryFence() if scenario.fence else None
+        self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in NAMES}
+        self.processes: list[Process] = []
+        self.clients: list[Client[SimLease]] = []
+        self._working = 0
+        for number in range(1, scenario.processes + 1):
+            self._start(f"p{number}")
+        self._plan()
+
+    def _start(self, label: str) -> None:
+        process = Process(self.scheduler, label)
+        world = SimWorld(process)
+        backend = SimBackend(world, self.network, self.engine)
+        client = Client(
+            world, backend, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
+        )
+        worker = Worker(client, world, self.resources, self.recorder)
+        for _ in range(self.scenario.tasks):
+            jobs = [any_job(self._chance, NAMES, self.scenario) for _ in range(self.scenario.jobs)]
+            process.spawn(worker.work(jobs), "worker", self._done)
+            self._working += 1
+        self.processes.append(process)
+        self.clients.append(client)
+
+    @property
+    def _chance(self) -> Random:
+        return self.scheduler.random
+
+    # ------------------------------------------------------------------ faults
+
+    def _plan(self) -> None:
+        scenario, chance = self.scenario, self._chance
+        strikes = [self._cancel] * scenario.cancels + [self._pause] * scenario.pauses + [self._crash] * scenario.crashes
+        chance.shuffle(strikes)
+        process, step = self.processes[0], 0
+        for strike in strikes:
+            if step and chance.random() < CLUSTERED:
+                step += chance.randint(1, 8)
+            else:
+                process, step = chance.choice(self.processes), chance.randint(1, scenario.steps)
+            process.strike(step, partial(strike, process))
+        events = [self._cut] * scenario.cuts + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+        for event in [*events, self._jump]:
+            self.scheduler.after(chance.random() * SPAN, event)
+
+    def _cancel(self, process: Process, task: Task) -> None:
+        if task.name == "worker" and not task.done:
+            self.recorder.note(process.label, "is cancelled")
+            task.cancel()
+
+    def _pause(self, process: Process, _: Task) -> None:
+        seconds = self._chance.random() * 1.5 * self._chance.choice(self.scenario.ttls)
+        self.recorder.note(process.label, f"is stopped for {seconds:.3f} s")
+        process.pause(seconds)
+
+    def _crash(self, process: Process, _: Task) -> None:
+        self.recorder.note(process.label, "crashes")
+        self._working -= sum(task.name == "worker" for task in process.tasks())
+        process.crash()
+
+    def _cut(self) -> None:
+        seconds = self._chance.random() * 2 * max(self.scenario.ttls)
+        everybody = self._chance.random() < 0.3
+        for process in self.processes if everybody else [self._chance.choice(self.processes)]:
+            ways = self._chance.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
+            self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
+            if ways != "cannot be reached":
+                self.network.cut(process.label, self.engine.label, seconds)
+            if ways != "cannot reach the engine":
+                self.network.cut(self.engine.label, process.label, seconds)
+
+    def _wipe(self) -> None:
+        self.recorder.note(self.engine.label, "loses its data")
+        self.engine.store.wipe()
+
+    def _force(self) -> None:
+        name = self._chance.choice(NAMES)
+        self.recorder.note("somebody", f"releases {name!r} by force")
+        self.engine.store.force_release(name)
+
+    def _jump(self) -> None:
+        seconds = self._chance.uniform(-1000, 1000)
+        if not self.scenario.wipes:
+            self.recorder.note(self.engine.label, f"has its wall clock set by {seconds:+.0f} s")
+            self.engine.wall.jump(seconds)
+
+    def _lost(self, label: str, lease: SimLease, reason: Reason) -> None:
+        self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
+
+    # ------------------------------------------------------------------ the end
+
+    def _done(self, task: Task) -> None:
+        self._working -= 1
+        if task.error is not None:
+            raise task.error
+
+    def to_the_end(self) -> tuple[History, int]:
+        """Run, heal, look for what is left; return the history and how many never came to an end."""
+        self.scheduler.run(HORIZON, lambda: self._working == 0)
+        stuck = self._working
+        self.network.heal()
+        for process in self.processes:
+            process.heal()
+        # From `quiet` on no message is on its way any more, however slow it was.
+        quiet = self.scheduler.time + self._settled
+        self._look(quiet)
+        self._look(quiet + self.scenario.promises.ttl)
+        self._look_for_tasks()
+        history = self.recorder.finish()
+        history.quiet = quiet
+        return history, stuck
+
+    def _look(self, at: float) -> None:
+        """Take note of whatever is left on the engine at a time."""
+        self.scheduler.run(at)
+        self.recorder.history.left += self.engine.store.left(at)
+
+    def _look_for_tasks(self) -> None:
+        """Take note of what still runs: a keeper without leases ends, if only when it next looks at them."""
+        for process in self.processes:
+            for error in process.errors:
+                raise RuntimeError(f"a background task of {process.label} failed") from error
+            if not process.dead:
+                for task in process.tasks():
+                    self.recorder.history.add(Left("", process.label, f"task ({task.name})", self.scheduler.time))
+
+    def close(self) -> None:
+        """Close every coroutine that is left."""
+        for process in self.processes:
+            process.end()
+        for client in self.clients:
+            client.keeper.stop(Reason.CLOSED)

@@ -1,0 +1,165 @@
+"""What goes wrong in a run, how much of it, and what must be true all the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fencelock.sim.check import Promises
+from fencelock.sim.network import Weather
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A kind of run. The seed decides everything that is left open here."""
+
+    name: str
+    about: str
+    promises: Promises
+    weather: Weather
+    processes: int = 3
+    tasks: int = 1
+    jobs: int = 3
+    ttls: tuple[float, ...] = (1.0, 2.0)
+    lapses: bool = True
+    """Some leases are not renewed, or not for long."""
+    lingers: tuple[float, ...] = (0.0, 0.0, 3.0)
+    """For how many ttls leases are held."""
+    fence: bool = True
+    cancels: int = 0
+    steps: int = 60
+    """Awaits of a process within which it is cancelled, stopped or killed."""
+    pauses: int = 0
+    """Stops of up to one and a half ttls."""
+    crashes: int = 0
+    cuts: int = 0
+    """Times that somebody, or everybody, cannot reach the engine, or not be reached, or both, for up to two ttls."""
+    wipes: int = 0
+    rewinds: bool = False
+    """The engine's wall clock stands still, so that a wiped engine repeats its tokens one by one."""
+    forces: int = 0
+
+
+LONG = 60.0
+"""Seconds that bound a wait in bad weather: every participant may have to run out, one after the other."""
+
+ROUGH = Weather(delay=0.03, slow=0.1, slowest=1.2, lost=0.08, doubled=0.05)
+
+SCENARIOS = (
+    Scenario(
+        "calm",
+        "messages overtake each other and none is lost; waiting and working tasks are cancelled",
+        # Nobody has to run out, so a release must reach the next in line within a few messages.
+        Promises(free_at_most=0.6, ttl=3.1),
+        Weather(delay=0.02),
+        tasks=2,
+        ttls=(2.0, 3.0),
+        lapses=False,
+        cancels=4,
+    ),
+    Scenario(
+        "lossy",
+        "messages are lost, arrive late, or arrive twice",
+        Promises(free_at_most=LONG, clean=False, ttl=2.1),
+        ROUGH,
+        cancels=1,
+    ),
+    Scenario(
+        "late",
+        "messages are lost or arrive late, after their sender gave up on an answer and asked again",
+        # Whoever ends in order asks until it is answered, and what arrives late must find that it is too late.
+        Promises(free_at_most=LONG, ttl=3.1),
+        Weather(delay=0.03, slow=0.12, slowest=0.9, lost=0.08),
+        ttls=(2.0, 3.0),
+        lapses=False,
+        cancels=5,
+    ),
+    Scenario(
+        "stops",
+        "processes are stopped for longer than their leases last, and crash",
+        Promises(free_at_most=LONG, ttl=2.1),
+        Weather(delay=0.03),
+        pauses=5,
+        crashes=1,
+        cancels=1,
+    ),
+    Scenario(
+        "drift",
+        "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
+        Promises(free_at_most=LONG, ttl=20.1),
+        Weather(delay=0.002),
+        jobs=2,
+        ttls=(20.0,),
+        pauses=2,
+    ),
+    Scenario(
+        "kept",
+        "leases are held for many ttls, while stops and outages come in a row",
+        Promises(free_at_most=LONG, clean=False, ttl=1.1),
+        Weather(delay=0.05),
+        jobs=1,
+        ttls=(1.0,),
+        lapses=False,
+        lingers=(8.0,),
+        steps=25,
+        pauses=8,
+        cuts=3,
+    ),
+    Scenario(
+        "outage",
+        "the engine cannot be reached, or cannot answer",
+        Promises(free_at_most=LONG, clean=False, ttl=2.1),
+        Weather(delay=0.03, slow=0.05, slowest=0.5, lost=0.02),
+        cuts=5,
+        pauses=1,
+        ttls=(1.0, 2.0),
+    ),
+    Scenario(
+        "chaos",
+        "everything but the loss of the engine's data",
+        Promises(free_at_most=LONG, clean=False, ttl=2.1),
+        ROUGH,
+        cancels=2,
+        pauses=3,
+        crashes=1,
+        cuts=1,
+    ),
+    Scenario(
+        "wiped",
+        "the engine loses its data, and people release by force",
+        # Whoever held the lock learns of it only when it renews. The clock goes on, so tokens rise all the same.
+        Promises(exclusion=False, free_at_most=LONG, clean=False, ttl=2.1),
+        Weather(delay=0.03, slow=0.1, slowest=0.8),
+        wipes=2,
+        forces=1,
+        pauses=2,
+    ),
+    Scenario(
+        "reborn",
+        "the engine loses its data and its clock: tokens are given out twice",
+        # Nothing is promised then but what the fence keeps: the resource stays right.
+        Promises(exclusion=False, tokens=False, order=False, free_at_most=LONG, clean=False, ttl=2.1),
+        Weather(delay=0.05, slow=0.1, slowest=0.8),
+        wipes=2,
+        rewinds=True,
+        pauses=1,
+    ),
+)
+
+UNFENCED = Scenario(
+    "unfenced",
+    "as chaos, without a fence: the resource's data must be seen to break",
+    Promises(free_at_most=LONG, clean=False, ttl=2.1),
+    ROUGH,
+    fence=False,
+    cancels=2,
+    pauses=4,
+    crashes=1,
+    cuts=1,
+)
+
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Return the scenario that a seed plays unless told otherwise."""
+    return SCENARIOS[seed % len(SCENARIOS)]

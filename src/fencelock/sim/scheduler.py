@@ -1,0 +1,53 @@
+"""Virtual time: a heap of events and one source of chance. Whatever happens in a run is a function of the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+
+
+class Timer:
+    """An event to come, until it is cancelled."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self.fn: Callable[[], object] | None = fn
+
+    def cancel(self) -> None:
+        """Make it not happen."""
+        self.fn = None
+
+
+class Scheduler:
+    """`time` is the true time that no process can see; each has a clock of its own."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.random = Random(seed)
+        self.time = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = 0
+
+    def after(self, seconds: float, fn: Callable[[], object]) -> Timer:
+        """Call the function after so many seconds of true time."""
+        timer = Timer(fn)
+        self._order += 1
+        heappush(self._heap, (self.time + seconds, self._order, timer))
+        return timer
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
+        """Let time pass up to a moment; return whether it was stopped before."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            when, _, timer = heappop(heap)
+            if timer.fn is None:
+                continue
+            self.time = when
+            self.events += 1
+            timer.fn()
+            if stop is not None and stop():
+                return True
+        self.time = max(self.time, until)
+        return stop is not None and stop()

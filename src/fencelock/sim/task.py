@@ -1,0 +1,144 @@
+"""Tasks of a simulated process: coroutines that are parked at an await, woken, cancelled there, or never run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fencelock.sim.process import Process
+
+
+class Cancelled(BaseException):
+    """Somebody cancelled the task: asyncio's CancelledError in the simulated world."""
+
+
+class Gone(BaseException):
+    """The process is no more. Nothing of it may run, but its coroutines have to be closed somehow."""
+
+
+class Parked:
+    """An await that suspends until somebody wakes it."""
+
+    __slots__ = ("_process", "_task", "done")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._task: Task | None = None
+        self.done = False
+
+    def wake(self) -> None:
+        """Let the task that is parked here go on."""
+        if not self.done:
+            self.done = True
+            if self._task is not None:
+                self._task.resume(self)
+
+    def __await__(self) -> Generator[Parked, None, None]:
+        if self._process.dead:
+            raise Gone
+        if not self.done:
+            yield self
+
+    def hold(self, task: Task) -> None:
+        """Remember who is parked here."""
+        self._task = task
+
+
+class Task:
+    """A coroutine of a process. Cancellation is as in asyncio: an exception at the await where it is parked."""
+
+    __slots__ = (
+        "_coro",
+        "_must_cancel",
+        "_parked",
+        "_pending",
+        "_process",
+        "_whole",
+        "cancelling",
+        "done",
+        "error",
+        "name",
+        "result",
+    )
+
+    def __init__(
+        self, process: Process, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None]
+    ) -> None:
+        self._process = process
+        self._coro = coro
+        self._whole = whole
+        self._parked: Parked | None = None
+        self._pending = False
+        self._must_cancel = False
+        self.name = name
+        self.cancelling = 0
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._pending and not self.done:
+            self._pending = True
+            self._process.soon(self._step)
+
+    def resume(self, parked: Parked) -> None:
+        """Go on after an await, unless the task has left it already."""
+        if self._parked is parked:
+            self._schedule()
+
+    def cancel(self) -> None:
+        """Throw Cancelled at the await where the task is, or at its next one if it is running."""
+        if not self.done:
+            self.cancelling += 1
+            self._must_cancel = True
+            if self._parked is not None:
+                self._schedule()
+
+    def uncancel(self) -> int:
+        """Take one cancellation back; return how many are left."""
+        self.cancelling = max(0, self.cancelling - 1)
+        return self.cancelling
+
+    def _step(self) -> None:
+        self._pending = False
+        self._parked = None
+        process = self._process
+        process.current = self
+        try:
+            if self._must_cancel:
+                self._must_cancel = False
+                parked = self._coro.throw(Cancelled())
+            else:
+                parked = self._coro.send(None)
+        except StopIteration as stop:
+            self._finish(stop.value, None)
+        except BaseException as error:
+            self._finish(None, error)
+        else:
+            self._parked = parked
+            parked.hold(self)
+            if parked.done or self._must_cancel:
+                self._schedule()
+        finally:
+            process.current = None
+        process.stepped(self)
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        self.done, self.result, self.error = True, result, error
+        self._whole(self)
+
+    def close(self) -> None:
+        """End the coroutine without letting it do anything: every await of a dead process raises Gone at once."""
+        if self.done:
+            return
+        self.done = True
+        try:
+            self._coro.throw(Gone()) if self._started else self._coro.close()
+        except (Gone, StopIteration):
+            pass
+
+    @property
+    def _started(self) -> bool:
+        return self._parked is not None

@@ -1,0 +1,96 @@
+"""The in-memory fence: what it lets in, what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import doctest
+import logging
+import threading
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import fencelock.fences.memory
+import fencelock.sim.check
+import fencelock.sim.history
+from fencelock.errors import StaleToken
+from fencelock.fences.memory import Fenced, MemoryFence
+
+
+def holder(token: int, id: str = "me") -> Fenced:
+    return SimpleNamespace(token=token, id=id)
+
+
+@pytest.mark.parametrize("module", [fencelock.fences.memory, fencelock.sim.check, fencelock.sim.history])
+def test_examples(module: ModuleType) -> None:
+    """The examples in the docstrings do what they say."""
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_it_starts_at_the_first_token_seen() -> None:
+    """An unknown resource takes any token, and remembers it."""
+    fence = MemoryFence()
+    fence.enter("a", holder(5))
+    assert (fence.token("a"), fence.token("b")) == (5, None)
+
+
+def test_an_older_token_is_refused() -> None:
+    """An older token gets in nowhere, and the error names the resource and both tokens."""
+    fence = MemoryFence()
+    fence.enter("a", holder(34))
+    for step in (fence.enter, fence.check):
+        with pytest.raises(StaleToken, match=r"'a' has seen token 34, and this one is 33") as caught:
+            step("a", holder(33))
+        assert caught.value.name == "a"
+    fence.check("a", holder(34))
+    fence.check("b", holder(33))
+
+
+def test_an_equal_token_of_another_owner_is_refused() -> None:
+    """Tokens that repeat after an engine lost its data are told apart by the claim's id."""
+    fence = MemoryFence()
+    fence.enter("a", holder(7, "one"))
+    with pytest.raises(StaleToken, match="token 7 of another owner"):
+        fence.enter("a", holder(7, "other"))
+    fence.check("a", holder(7, "one"))
+
+
+def test_a_refused_write_does_not_begin() -> None:
+    """The block of a write is not entered by an older token."""
+    fence = MemoryFence()
+    fence.enter("a", holder(2))
+    with pytest.raises(StaleToken):
+        with fence.write("a", holder(1)):
+            pytest.fail("a stale write was let in")
+
+
+def test_nobody_enters_during_a_write() -> None:
+    """Between the check of a write and its end no other thread gets in, so that no stale write can follow a check."""
+    fence = MemoryFence()
+    entered = threading.Event()
+
+    def enter() -> None:
+        fence.enter("a", holder(2))
+        entered.set()
+
+    thread = threading.Thread(target=enter)
+    with fence.write("a", holder(1)):
+        thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5)
+    thread.join()
+
+
+def test_rebase_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A fence that is moved on purpose lets lower tokens in, once for each owner, and leaves a trace."""
+    fence = MemoryFence()
+    fence.enter("a", holder(1000))
+    with caplog.at_level(logging.WARNING, "fencelock.fences"):
+        fence.rebase("a", 5)
+    assert "the fence of 'a' was moved from 1000 to 5" in caplog.text
+    with pytest.raises(StaleToken):
+        fence.enter("a", holder(4))
+    fence.enter("a", holder(5, "one"))
+    with pytest.raises(StaleToken):
+        fence.enter("a", holder(5, "other"))

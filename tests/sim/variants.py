@@ -1,0 +1,252 @@
+"""Broken variants of fencelock: each has one mistake that real lock libraries make, and must be caught.
+
+Each is a context manager that breaks the production code in this process. To see one fail:
+`python -m fencelock.sim --seeds 500 --variant tests.sim.variants:release_without_owner`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from fencelock import model
+from fencelock.backends.memory import MemoryBackend, MemoryStore
+from fencelock.core import acquire, lease
+from fencelock.core.backend import Backend
+from fencelock.core.lease import LeaseCore
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable
+from fencelock.fences.memory import Fenced, MemoryFence
+from fencelock.model import Busy, Claim, Grant, Renewal
+from fencelock.sim.engine import SimBackend
+from fencelock.sim.resource import Resource
+from fencelock.sim.task import Cancelled
+
+Undo = Callable[[World, Backend, Claim], Coroutine[Any, Any, None]]
+
+
+@contextmanager
+def release_without_owner() -> Iterator[None]:
+    """A release frees whoever holds the name: the second try of a release frees the successor."""
+
+    def release(self: MemoryStore, claim: Claim) -> bool:
+        held = [entry for entry in self._queues.get(claim.name, ()) if entry.token is not None]
+        freed = [self._remove(entry.claim) for entry in held]
+        return any(freed)
+
+    with patch.object(MemoryStore, "release", release):
+        yield
+
+
+@contextmanager
+def deadline_from_reply() -> Iterator[None]:
+    """The ttl counts from when the answer came, as if it had taken no time."""
+    attempt = MemoryBackend.attempt
+
+    async def late(self: MemoryBackend, claim: Claim, *, queue: bool) -> Grant | Busy:
+        return replace(await attempt(self, claim, queue=queue), since=self._world.now())
+
+    with patch.object(MemoryBackend, "attempt", late):
+        yield
+
+
+@contextmanager
+def renewal_from_reply() -> Iterator[None]:
+    """A renewal moves the deadline from when it was answered, not from when it was sent."""
+    renewed = LeaseCore.renewed
+
+    def late(self: LeaseCore, answer: Renewal, sent: float, tell: lease.Tell | None = None) -> None:
+        renewed(self, answer, self._client.world.now(), tell)
+
+    with patch.object(LeaseCore, "renewed", late):
+        yield
+
+
+@contextmanager
+def no_drift_margin() -> Iterator[None]:
+    """All clocks are taken to run at the same rate."""
+    with patch.object(model, "drift", lambda ttl: 0.0), patch.object(lease, "drift", lambda ttl: 0.0):
+        yield
+
+
+@contextmanager
+def unknown_is_renewed() -> Iterator[None]:
+    """A renewal that was not answered counts as one that succeeded."""
+    renew = MemoryBackend.renew
+
+    async def hopeful(self: MemoryBackend, grants: Sequence[Grant]) -> list[Renewal]:
+        try:
+            return await renew(self, grants)
+        except EngineUnavailable:
+            return [Renewal.RENEWED] * len(grants)
+
+    with patch.object(MemoryBackend, "renew", hopeful):
+        yield
+
+
+@contextmanager
+def cancel_without_abandon() -> Iterator[None]:
+    """A waiter that is cancelled just goes, and its claim stays in line."""
+    with patch.object(acquire, "undo", _unless_cancelled(acquire.undo)):
+        yield
+
+
+def _unless_cancelled(undo: Undo) -> Undo:
+    async def forgetful(world: World, backend: Backend, claim: Claim) -> None:
+        if not isinstance(sys.exc_info()[1], Cancelled):
+            await undo(world, backend, claim)
+
+    return forgetful
+
+
+@contextmanager
+def abandon_without_tombstone() -> Iterator[None]:
+    """An abandon does not stop the attempt that it overtook."""
+
+    def abandon(self: MemoryStore, claim: Claim) -> None:
+        self._remove(claim)
+
+    with patch.object(MemoryStore, "abandon", abandon):
+        yield
+
+
+@contextmanager
+def release_without_abandon() -> Iterator[None]:
+    """A release that is cancelled just stops trying."""
+    with patch.object(lease, "undo", _unless_cancelled(acquire.undo)):
+        yield
+
+
+@contextmanager
+def stragglers_are_forgotten() -> Iterator[None]:
+    """An attempt that arrives after the release of its claim takes the lock for nobody (found by this simulation)."""
+
+    with patch.object(Grant, "__init__", _without_straggler(Grant.__init__)):
+        yield
+
+
+def _without_straggler(init: Callable[..., None]) -> Callable[..., None]:
+    def forgetful(self: Grant, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs | {"straggler": False} if "straggler" in kwargs else kwargs)
+
+    return forgetful
+
+
+@contextmanager
+def deadline_from_wake_up() -> Iterator[None]:
+    """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
+    wait = MemoryBackend.wait
+
+    async def late(self: MemoryBackend, busy: Busy, timeout: float) -> Grant | Busy:
+        outcome = await wait(self, busy, timeout)
+        return replace(outcome, since=self._world.now()) if isinstance(outcome, Grant) else outcome
+
+    with patch.object(MemoryBackend, "wait", late):
+        yield
+
+
+@contextmanager
+def fence_after_read() -> Iterator[None]:
+    """The fence is looked at when writing only, after the value that the write depends on was read."""
+
+    def read_step(self: Resource, _: Fenced) -> int:
+        return self._value
+
+    with patch.object(Resource, "read_step", read_step):
+        yield
+
+
+@contextmanager
+def fence_takes_equal_tokens() -> Iterator[None]:
+    """The fence compares tokens and forgets the owners."""
+    check = MemoryFence._pass
+
+    def lenient(self: MemoryFence, resource: str, lease: Fenced) -> None:
+        mark = self._marks.get(resource)
+        if mark is not None and mark.token == lease.token:
+            self._marks[resource] = mark._replace(id=lease.id)
+        check(self, resource, lease)
+
+    with patch.object(MemoryFence, "_pass", lenient):
+        yield
+
+
+@contextmanager
+def last_come_first_served() -> Iterator[None]:
+    """The engine serves whoever came last."""
+    settle = MemoryStore._settle
+
+    def backwards(self: MemoryStore, name: str, now: float) -> Any:
+        entries = self._queues.get(name, [])
+        waiting = [entry for entry in entries if entry.token is None]
+        entries[:] = [entry for entry in entries if entry.token is not None] + waiting[::-1]
+        answer = settle(self, name, now)
+        entries[:] = [entry for entry in entries if entry not in waiting] + [e for e in waiting if e in entries]
+        return answer
+
+    with patch.object(MemoryStore, "_settle", backwards):
+        yield
+
+
+@contextmanager
+def tokens_from_the_wall() -> Iterator[None]:
+    """Tokens are what the wall clock says, which people set back."""
+    with patch.object(MemoryStore, "_mint", lambda self: self._wall()):
+        yield
+
+
+@contextmanager
+def nobody_rings() -> Iterator[None]:
+    """A waiter is not woken when it is handed the lock."""
+    with patch.object(SimBackend, "_remote", lambda self, ring: lambda: None):
+        yield
+
+
+@contextmanager
+def bells_are_missed() -> Iterator[None]:
+    """A claim that was handed the lock before it listened is not rung (a mistake that this simulation found)."""
+
+    def listen(self: MemoryStore, claim: Claim, bell: Callable[[], None]) -> None:
+        self._bells[claim.id] = bell
+
+    with patch.object(MemoryStore, "listen", listen):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A mistake, the scenario that brings it out, and the check that must catch it."""
+
+    broken: Callable[[], AbstractContextManager[None]]
+    scenario: str
+    check: str
+    within: int
+    """Seeds that it may take."""
+
+    @property
+    def name(self) -> str:
+        return self.broken.__name__
+
+
+VARIANTS = (
+    Variant(release_without_owner, "lossy", "exclusion", 100),
+    Variant(deadline_from_reply, "stops", "exclusion", 100),
+    Variant(renewal_from_reply, "kept", "exclusion", 100),
+    Variant(no_drift_margin, "drift", "exclusion", 100),
+    Variant(unknown_is_renewed, "outage", "exclusion", 100),
+    Variant(cancel_without_abandon, "calm", "wake-ups", 100),
+    Variant(abandon_without_tombstone, "late", "orphans", 1000),
+    Variant(release_without_abandon, "late", "orphans", 1000),
+    Variant(stragglers_are_forgotten, "late", "orphans", 1000),
+    Variant(deadline_from_wake_up, "stops", "exclusion", 100),
+    Variant(fence_after_read, "wiped", "resource", 100),
+    Variant(fence_takes_equal_tokens, "reborn", "resource", 100),
+    Variant(last_come_first_served, "calm", "order", 100),
+    Variant(tokens_from_the_wall, "calm", "tokens", 100),
+    Variant(nobody_rings, "calm", "wake-ups", 100),
+    Variant(bells_are_missed, "calm", "wake-ups", 100),
+)
