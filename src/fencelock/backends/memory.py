@@ -80,8 +80,8 @@ class MemoryStore:
         self._tombs: dict[str, float] = {}
         self._bells: dict[str, Callable[[], None]] = {}
 
-    def attempt(self, claim: Claim, queue: bool) -> Answer:
-        """Take the lock or a place in line; counts anew what is there already."""
+    def attempt(self, claim: Claim, queue: bool, bell: Callable[[], None] | None = None) -> Answer:
+        """Take the lock or a place in line; counts anew what is there already. The bell rings when it is handed over."""
         with self._mutex:
             now = self._now()
             if claim.id in self._tombs:
@@ -98,6 +98,8 @@ class MemoryStore:
             first, holders_end = self._settle(claim.name, now)
             if mine.token is None and not queue:
                 self._remove(claim)
+            elif mine.token is None and bell is not None:
+                self._bells[claim.id] = bell
             if mine.token is not None or first is not mine or holders_end is None:
                 return Answer(mine.token)
             return Answer(None, max(0.0, holders_end - now))
@@ -108,10 +110,14 @@ class MemoryStore:
             mine = _find(self._queues.get(claim.name, ()), claim.id)
             return None if mine is None or mine.expires <= self._now() else mine.token
 
-    def listen(self, id: str, bell: Callable[[], None]) -> None:
-        """Ring when the claim is handed the lock."""
+    def listen(self, claim: Claim, bell: Callable[[], None]) -> None:
+        """Ring when the claim is handed the lock, at once if nobody would ring later."""
         with self._mutex:
-            self._bells[id] = bell
+            mine = _find(self._queues.get(claim.name, ()), claim.id)
+            if mine is None or mine.token is not None:
+                bell()
+            else:
+                self._bells[claim.id] = bell
 
     def abandon(self, claim: Claim) -> None:
         """Leave, and leave a tombstone: an attempt that was sent earlier may still arrive."""
@@ -192,10 +198,11 @@ class MemoryStore:
         settled = settle(entries, now)
         for entry in settled.dead:
             entries.remove(entry)
+            self._bells.pop(entry.id, None)
         for entry in settled.admitted:
             entry.token = self._mint()
             entry.expires = now + entry.claim.ttl
-            if (bell := self._bells.get(entry.id)) is not None:
+            if (bell := self._bells.pop(entry.id, None)) is not None:
                 bell()
         if not entries:
             self._queues.pop(name, None)
@@ -224,7 +231,9 @@ class MemoryBackend:
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Ask the store; the ttl counts from before the question."""
         sent = self._world.now()
-        answer = await self._ask(self._store.attempt, claim, queue)
+        bell = self._bells.get(claim.id)  # anew each time: a place in line that ran out took its bell with it
+        ring = None if bell is None else self._remote(bell.set)
+        answer = await self._ask(self._store.attempt, claim, queue, ring)
         if answer.token is not None:
             return Grant(claim, answer.token, sent)
         return Busy(claim, sent, answer.retry_in)
@@ -235,7 +244,7 @@ class MemoryBackend:
         bell = self._bells.get(claim.id)
         if bell is None:
             bell = self._bells[claim.id] = self._world.event()
-            await self._ask(self._store.listen, claim.id, self._remote(bell.set))
+            await self._ask(self._store.listen, claim, self._remote(bell.set))
         rung = await bell.wait(timeout if busy.retry_in is None else min(timeout, busy.retry_in))
         if rung:
             bell.clear()
