@@ -69,6 +69,8 @@ class Grant(NamedTuple):
     token: int
     since: float
     handle: Any = None
+    straggler: bool = False
+    """An attempt of this claim got no answer and may yet arrive, after the release even: it has to be abandoned too."""
 
     @property
     def deadline(self) -> float:

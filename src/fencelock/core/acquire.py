@@ -76,6 +76,7 @@ async def _wait_in_line(
     queue = patience.seconds != 0
     heard = sent  # when the engine was last known to answer
     unanswered = sent if busy is None else None  # when the first attempt that got no answer was sent
+    straggler = busy is None  # whether an attempt may still be on its way
     pause = FIRST_PAUSE
     while True:
         if busy is not None:
@@ -91,22 +92,24 @@ async def _wait_in_line(
                 outcome = await backend.attempt(claim, queue=queue)
             else:
                 outcome = await backend.wait(busy, patience.at_most(claim.ttl / 3))
-        except EngineUnavailable:
+        except EngineUnavailable as error:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
             if patience.passed or world.now() - heard >= claim.ttl:
                 raise
             if unanswered is None:
                 unanswered = sent
+            straggler = straggler or isinstance(error, Unanswered)
             await world.sleep(patience.at_most(pause * world.random()))
             pause = min(pause * 2, LONGEST_PAUSE)
             continue
         if isinstance(outcome, Busy):
             busy = outcome
-        elif unanswered is None:
+        elif not straggler and unanswered is None:
             return outcome
         else:
             # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
-            return outcome._replace(since=min(outcome.since, unanswered))
+            since = outcome.since if unanswered is None else min(outcome.since, unanswered)
+            return outcome._replace(since=since, straggler=straggler)
 
 
 async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None:

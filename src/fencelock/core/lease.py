@@ -250,14 +250,17 @@ class LeaseCore:
             await self._give_back_lost()
             return False
         try:
-            return await client.backend.release(self._grant)
+            ours = await client.backend.release(self._grant)
         except Unanswered:
-            return await self._release_again()
+            ours = await self._release_again()
         except EngineUnavailable as error:
             raise self._not_released(error) from error
         except BaseException:
             await undo(client.world, client.backend, self._grant.claim)
             raise
+        if self._grant.straggler:
+            await undo(client.world, client.backend, self._grant.claim)
+        return ours
 
     async def _release_again(self) -> bool:
         """Try some more: what an answer that got lost would have said makes no difference."""
