@@ -193,6 +193,32 @@ def last_come_first_served() -> Iterator[None]:
 
 
 @contextmanager
+def one_permit_too_many() -> Iterator[None]:
+    """Permits are counted from nought."""
+    admit = model.admit
+
+    def generous(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+        ahead = [place.id for place in queue]
+        at = ahead.index(me.id) if me.id in ahead else len(ahead)
+        return model.ADMITTED if me.limit is not None and at == me.limit else admit(queue, me)
+
+    with patch.object(model, "admit", generous):
+        yield
+
+
+@contextmanager
+def writers_ignore_readers() -> Iterator[None]:
+    """A writer waits for writers only."""
+    admit = model.admit
+
+    def rude(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+        return admit(queue if me.shared else [place for place in queue if not place.shared], me)
+
+    with patch.object(model, "admit", rude):
+        yield
+
+
+@contextmanager
 def tokens_from_the_wall() -> Iterator[None]:
     """Tokens are what the wall clock says, which people set back."""
     with patch.object(MemoryStore, "_mint", lambda self: self._wall()):
@@ -233,20 +259,22 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(release_without_owner, "lossy", "exclusion", 100),
-    Variant(deadline_from_reply, "stops", "exclusion", 100),
-    Variant(renewal_from_reply, "kept", "exclusion", 100),
-    Variant(no_drift_margin, "drift", "exclusion", 100),
-    Variant(unknown_is_renewed, "outage", "exclusion", 100),
-    Variant(cancel_without_abandon, "calm", "wake-ups", 100),
-    Variant(abandon_without_tombstone, "late", "orphans", 1000),
-    Variant(release_without_abandon, "late", "orphans", 1000),
-    Variant(stragglers_are_forgotten, "late", "orphans", 1000),
-    Variant(deadline_from_wake_up, "stops", "exclusion", 100),
-    Variant(fence_after_read, "wiped", "resource", 100),
-    Variant(fence_takes_equal_tokens, "reborn", "resource", 100),
-    Variant(last_come_first_served, "calm", "order", 100),
-    Variant(tokens_from_the_wall, "calm", "tokens", 100),
-    Variant(nobody_rings, "calm", "wake-ups", 100),
-    Variant(bells_are_missed, "calm", "wake-ups", 100),
+    Variant(release_without_owner, "lossy", "exclusion", 50),
+    Variant(deadline_from_reply, "stops", "exclusion", 800),
+    Variant(renewal_from_reply, "kept", "exclusion", 800),
+    Variant(deadline_from_wake_up, "stops", "exclusion", 150),
+    Variant(no_drift_margin, "drift", "exclusion", 150),
+    Variant(unknown_is_renewed, "outage", "exclusion", 150),
+    Variant(one_permit_too_many, "shared", "exclusion", 50),
+    Variant(writers_ignore_readers, "shared", "exclusion", 50),
+    Variant(cancel_without_abandon, "calm", "wake-ups", 50),
+    Variant(nobody_rings, "calm", "wake-ups", 50),
+    Variant(bells_are_missed, "calm", "wake-ups", 150),
+    Variant(abandon_without_tombstone, "late", "orphans", 200),
+    Variant(release_without_abandon, "late", "orphans", 400),
+    Variant(stragglers_are_forgotten, "late", "orphans", 400),
+    Variant(fence_after_read, "wiped", "resource", 150),
+    Variant(fence_takes_equal_tokens, "reborn", "resource", 400),
+    Variant(last_come_first_served, "calm", "order", 50),
+    Variant(tokens_from_the_wall, "calm", "tokens", 50),
 )

@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variant=options.variant,
         progress=lambda summary: show_progress(summary, options.seeds, started),
     )
-    sys.stderr.write("\n")
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
     seconds = time.monotonic() - started
     say(f"{summary}, {summary.seeds / seconds:.0f} seeds a second")
     return tell_failures(summary)
@@ -68,9 +69,13 @@ def tell_failures(summary: Summary) -> int:
 
 
 def show_progress(summary: Summary, of: int, started: float) -> None:
-    """Overwrite the line that says how far we are."""
+    """Say how far we are: on a terminal in one line that is overwritten, in a log now and then."""
+    terminal = sys.stderr.isatty()
+    if not terminal and summary.seeds % 1000 and summary.seeds != of:
+        return
     rate = summary.seeds / max(1e-9, time.monotonic() - started)
-    sys.stderr.write(f"\r{summary.seeds}/{of} seeds, {rate:.0f} a second, {len(summary.failures)} failed ")
+    line = f"{summary.seeds}/{of} seeds, {rate:.0f} a second, {len(summary.failures)} failed"
+    sys.stderr.write(f"\r{line} " if terminal else f"{line}\n")
     sys.stderr.flush()
 
 

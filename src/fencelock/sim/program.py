@@ -7,6 +7,7 @@ from random import Random
 
 from fencelock.core.client import Client
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, StaleToken, Unanswered
+from fencelock.model import Claim
 from fencelock.primitives.mutex import Mutex
 from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
@@ -27,6 +28,9 @@ class Job:
     """0 tries once, None waits for ever."""
     renew: bool
     max_hold: float | None
+    shared: bool
+    """Whether it is a reader, or takes one of so many permits."""
+    limit: int | None
     block: bool
     """Whether it is held in a `with` block, whose body is interrupted on loss."""
     rounds: int
@@ -43,17 +47,20 @@ class Job:
     """Seconds before it starts."""
 
 
-def any_job(chance: Random, names: tuple[str, ...], scenario: Scenario) -> Job:
-    """Return some job."""
+def any_job(chance: Random, names: tuple[str, ...], scenario: Scenario, limit: int | None) -> Job:
+    """Return some job; `limit` is the number of permits, if the run is about permits."""
     ttl = chance.choice(scenario.ttls)
+    shared = limit is not None or (scenario.sharing and chance.random() < 0.6)
     return Job(
         name=chance.choice(names),
         ttl=ttl,
         timeout=chance.choice((None, None, None, 0.0, ttl / 2, ttl * 3)),
         renew=not scenario.lapses or chance.random() < 0.7,
         max_hold=ttl * chance.random() + 0.1 if scenario.lapses and chance.random() < 0.1 else None,
+        shared=shared,
+        limit=limit,
         block=chance.random() < 0.5,
-        rounds=chance.choice((0, 1, 1, 2)),
+        rounds=0 if shared else chance.choice((0, 1, 1, 2)),
         think=chance.choice((0.0, 0.02, ttl / 4, ttl * 1.5)),
         linger=ttl * chance.choice(scenario.lingers),
         careful=chance.random() < 0.5,
@@ -85,8 +92,7 @@ class Worker:
                 task.uncancel()
 
     async def _do(self, job: Job) -> None:
-        lock = Mutex(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
-        lease = await self._acquire(lock, job)
+        lease = await self._acquire(job)
         if lease is None:
             return
         try:
@@ -101,11 +107,11 @@ class Worker:
         except (LeaseLost, StaleToken, EngineUnavailable):
             pass  # told, and nothing more is written under this lease
 
-    async def _acquire(self, lock: Mutex[SimLease], job: Job) -> SimLease | None:
+    async def _acquire(self, job: Job) -> SimLease | None:
         kind = Kind.TRY if job.timeout == 0.0 else Kind.ACQUIRE
-        op = self._recorder.call(job.name, kind, self._world.process)
+        op = self._recorder.call(job.name, kind, self._world.process, shared=job.shared, limit=job.limit)
         try:
-            lease = await (lock.try_acquire() if kind is Kind.TRY else lock.acquire(job.timeout))
+            lease = await self._ask(job)
         except (LockTimeout, Cancelled) as error:
             op.ended(Outcome.FAILED)
             if isinstance(error, Cancelled):
@@ -116,6 +122,13 @@ class Worker:
             return None
         op.ended(Outcome.FAILED if lease is None else Outcome.OK, lease)
         return lease
+
+    async def _ask(self, job: Job) -> SimLease | None:
+        if job.shared:
+            claim = Claim(job.name, job.ttl, self._client.owner, shared=True, limit=job.limit)
+            return await self._client.acquire(claim, job.timeout, job.renew, job.max_hold)
+        lock = Mutex(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
+        return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 
     async def _change(self, job: Job, lease: SimLease) -> None:
         resource, process = self._resources[job.name], self._world.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fencelock.sim.engine import SimStore
@@ -14,36 +15,43 @@ from fencelock.sim.scheduler import Scheduler
 class Pending:
     """An operation under way."""
 
-    __slots__ = ("_recorder", "called", "kind", "lease", "name", "outcome", "process", "returned", "ticket", "token")
-
-    def __init__(self, recorder: Recorder, name: str, kind: Kind, process: Process, token: int | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        kind: Kind,
+        process: Process,
+        token: int | None,
+        shared: bool,
+        limit: int | None,
+    ) -> None:
         self._recorder = recorder
-        self.name = name
-        self.kind = kind
-        self.process = process
-        self.called = recorder.scheduler.time
-        self.returned: float | None = None
-        self.outcome = Outcome.UNKNOWN
-        self.lease: SimLease | None = None
-        self.token = token
-        self.ticket: int | None = None
+        self._process = process
+        self._called = Op(
+            name, kind, process.label, recorder.scheduler.time, None, Outcome.UNKNOWN, token, shared=shared, limit=limit
+        )
+        self._returned: float | None = None
+        self._outcome = Outcome.UNKNOWN
+        self._lease: SimLease | None = None
+        self._ticket: int | None = None
 
     def ended(self, outcome: Outcome, lease: SimLease | None = None) -> None:
         """Take note of how it ended."""
-        self.returned = self._recorder.scheduler.time
-        self.outcome = outcome
-        self.lease = lease
+        self._returned = self._recorder.scheduler.time
+        self._outcome = outcome
+        self._lease = lease
         if lease is not None:
-            self.ticket = self._recorder.store.tickets.get(lease.id)
+            self._ticket = self._recorder.store.tickets.get(lease.id)
 
     def op(self) -> Op:
         """Return what came of it."""
-        returned = self.process.died if self.returned is None else self.returned
-        token, begun, until = self.token, None, None
-        if self.lease is not None:
-            token, begun, until = self.lease.token, self.lease.begun, self.lease.valid_until()
-        label = self.process.label
-        return Op(self.name, self.kind, label, self.called, returned, self.outcome, token, self.ticket, begun, until)
+        returned = self._process.died if self._returned is None else self._returned
+        op = replace(self._called, returned=returned, outcome=self._outcome)
+        lease = self._lease
+        if lease is None:
+            return op
+        token, ticket = lease.token, self._ticket
+        return replace(op, token=token, ticket=ticket, valid_from=lease.begun, valid_until=lease.valid_until())
 
 
 class Recorder:
@@ -57,9 +65,18 @@ class Recorder:
         self.history = History()
         self._pending: list[Pending] = []
 
-    def call(self, name: str, kind: Kind, process: Process, token: int | None = None) -> Pending:
+    def call(
+        self,
+        name: str,
+        kind: Kind,
+        process: Process,
+        token: int | None = None,
+        *,
+        shared: bool = False,
+        limit: int | None = None,
+    ) -> Pending:
         """Take note that an operation was called."""
-        pending = Pending(self, name, kind, process, token)
+        pending = Pending(self, name, kind, process, token, shared, limit)
         self._pending.append(pending)
         return pending
 

@@ -80,6 +80,7 @@ class Run:
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in NAMES}
         self.processes: list[Process] = []
         self.clients: list[Client[SimLease]] = []
+        self._limit = self._chance.choice((None, 2, 3)) if scenario.sharing else None
         self._working = 0
         for number in range(1, scenario.processes + 1):
             self._start(f"p{number}")
@@ -94,7 +95,7 @@ class Run:
         )
         worker = Worker(client, world, self.resources, self.recorder)
         for _ in range(self.scenario.tasks):
-            jobs = [any_job(self._chance, NAMES, self.scenario) for _ in range(self.scenario.jobs)]
+            jobs = [any_job(self._chance, NAMES, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
             process.spawn(worker.work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
@@ -127,7 +128,7 @@ class Run:
             task.cancel()
 
     def _pause(self, process: Process, _: Task) -> None:
-        seconds = self._chance.random() * 1.5 * self._chance.choice(self.scenario.ttls)
+        seconds = self._chance.random() * self._chance.choice((0.7, 2.0)) * self._chance.choice(self.scenario.ttls)
         self.recorder.note(process.label, f"is stopped for {seconds:.3f} s")
         process.pause(seconds)
 

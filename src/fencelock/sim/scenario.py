@@ -24,12 +24,14 @@ class Scenario:
     """Some leases are not renewed, or not for long."""
     lingers: tuple[float, ...] = (0.0, 0.0, 3.0)
     """For how many ttls leases are held."""
+    sharing: bool = False
+    """Readers and writers, or permits, instead of a lock for one."""
     fence: bool = True
     cancels: int = 0
     steps: int = 60
     """Awaits of a process within which it is cancelled, stopped or killed."""
     pauses: int = 0
-    """Stops of up to one and a half ttls."""
+    """Stops of up to two ttls."""
     crashes: int = 0
     cuts: int = 0
     """Times that somebody, or everybody, cannot reach the engine, or not be reached, or both, for up to two ttls."""
@@ -57,6 +59,18 @@ SCENARIOS = (
         cancels=4,
     ),
     Scenario(
+        "shared",
+        "as calm, with readers and writers, or with permits; some are stopped",
+        Promises(free_at_most=LONG, ttl=3.1),
+        Weather(delay=0.02),
+        tasks=2,
+        jobs=2,
+        ttls=(2.0, 3.0),
+        sharing=True,
+        cancels=2,
+        pauses=2,
+    ),
+    Scenario(
         "lossy",
         "messages are lost, arrive late, or arrive twice",
         Promises(free_at_most=LONG, clean=False, ttl=2.1),
@@ -77,7 +91,7 @@ SCENARIOS = (
         "stops",
         "processes are stopped for longer than their leases last, and crash",
         Promises(free_at_most=LONG, ttl=2.1),
-        Weather(delay=0.03),
+        Weather(delay=0.03, patience=1.0),
         pauses=5,
         crashes=1,
         cancels=1,
@@ -95,13 +109,13 @@ SCENARIOS = (
         "kept",
         "leases are held for many ttls, while stops and outages come in a row",
         Promises(free_at_most=LONG, clean=False, ttl=1.1),
-        Weather(delay=0.05),
+        Weather(delay=0.05, patience=0.8),
         jobs=1,
         ttls=(1.0,),
         lapses=False,
         lingers=(8.0,),
-        steps=25,
-        pauses=8,
+        steps=30,
+        pauses=12,
         cuts=3,
     ),
     Scenario(
