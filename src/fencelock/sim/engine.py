@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from fencelock.backends.memory import Answer, MemoryBackend, MemoryStore
+from fencelock.backends.memory import Entry, MemoryBackend, MemoryStore
 from fencelock.errors import ClientClosed
 from fencelock.model import Claim
 from fencelock.sim.clocks import BootClock, WallClock
@@ -24,21 +24,24 @@ class SimStore(MemoryStore):
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
         super().__init__(now, wall)
-        self.tickets: dict[str, int] = {}
-        self._last_ticket = 0
+        self.tickets: dict[int, int] = {}
+        """By token."""
+        self._places: dict[str, tuple[Entry, int]] = {}
+        self._last = 0
 
-    def attempt(self, claim: Claim, queue: bool, bell: Callable[[], None] | None = None) -> Answer:
-        """Attempt, and take note of when the claim came."""
-        before = self._entry(claim)
-        answer = super().attempt(claim, queue, bell)
-        entry = self._entry(claim)
-        # A claim that ran out while it waited lines up anew, under the same id but with a later ticket.
-        if entry is not None and entry is not before:
-            self._last_ticket += 1
-            self.tickets[claim.id] = self._last_ticket
-        return answer
+    def _settle(self, name: str, now: float) -> tuple[Entry | None, float | None]:
+        for entry in self._queues.get(name, ()):
+            # A claim that ran out and lines up anew has the same id, and a place and a ticket of its own.
+            if self._places.get(entry.id, (None, 0))[0] is not entry:
+                self._last += 1
+                self._places[entry.id] = entry, self._last
+        settled = super()._settle(name, now)
+        for entry in self._queues.get(name, ()):
+            if entry.token is not None:
+                self.tickets.setdefault(entry.token, self._places[entry.id][1])
+        return settled
 
-    def _entry(self, claim: Claim) -> object | None:
+    def _entry(self, claim: Claim) -> Entry | None:
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:

@@ -41,7 +41,7 @@ class Pending:
         self._outcome = outcome
         self._lease = lease
         if lease is not None:
-            self._ticket = self._recorder.store.tickets.get(lease.id)
+            self._ticket = self._recorder.store.tickets.get(lease.token)
 
     def op(self) -> Op:
         """Return what came of it."""

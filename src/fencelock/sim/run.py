@@ -23,7 +23,7 @@ from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
 from fencelock.sim.world import SimWorld
 
-HORIZON = 300.0
+HORIZON = 2000.0
 """Virtual seconds after which a run that has not ended never will."""
 
 SPAN = 6.0
