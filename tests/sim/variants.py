@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -48,7 +48,7 @@ def deadline_from_reply() -> Iterator[None]:
     attempt = MemoryBackend.attempt
 
     async def late(self: MemoryBackend, claim: Claim, *, queue: bool) -> Grant | Busy:
-        return replace(await attempt(self, claim, queue=queue), since=self._world.now())
+        return (await attempt(self, claim, queue=queue))._replace(since=self._world.now())
 
     with patch.object(MemoryBackend, "attempt", late):
         yield
@@ -125,15 +125,8 @@ def release_without_abandon() -> Iterator[None]:
 def stragglers_are_forgotten() -> Iterator[None]:
     """An attempt that arrives after the release of its claim takes the lock for nobody (found by this simulation)."""
 
-    with patch.object(Grant, "__init__", _without_straggler(Grant.__init__)):
+    with patch.object(Grant, "straggler", property(lambda self: False)):
         yield
-
-
-def _without_straggler(init: Callable[..., None]) -> Callable[..., None]:
-    def forgetful(self: Grant, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs | {"straggler": False} if "straggler" in kwargs else kwargs)
-
-    return forgetful
 
 
 @contextmanager
@@ -143,7 +136,7 @@ def deadline_from_wake_up() -> Iterator[None]:
 
     async def late(self: MemoryBackend, busy: Busy, timeout: float) -> Grant | Busy:
         outcome = await wait(self, busy, timeout)
-        return replace(outcome, since=self._world.now()) if isinstance(outcome, Grant) else outcome
+        return outcome._replace(since=self._world.now()) if isinstance(outcome, Grant) else outcome
 
     with patch.object(MemoryBackend, "wait", late):
         yield
