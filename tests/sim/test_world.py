@@ -14,6 +14,7 @@ from fencelock.model import Reason
 from fencelock.primitives.mutex import Mutex
 from fencelock.sim.clocks import RATE_ERROR, BootClock
 from fencelock.sim.engine import Engine, SimBackend
+from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
 from fencelock.sim.network import Network, Weather
 from fencelock.sim.process import Process
@@ -254,14 +255,11 @@ def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
     lease: list[SimLease] = []
 
     async def work() -> None:
-        op = lab.recorder.call("x", lab_kind, lab.process)
+        op = lab.recorder.call("x", Kind.ACQUIRE, lab.process)
         lease.append(await Mutex(lab.client, "x", renew=False).acquire())
-        op.ended(lab_ok, lease[0])
+        op.ended(Outcome.OK, lease[0])
         await lab.world.sleep(50)
 
-    from fencelock.sim.history import Kind, Outcome
-
-    lab_kind, lab_ok = Kind.ACQUIRE, Outcome.OK
     lab.start(work())
     lab.run(0.1)
     lab.process.pause(30)

@@ -47,12 +47,12 @@ class Job:
     """Seconds before it starts."""
 
 
-def any_job(chance: Random, names: tuple[str, ...], scenario: Scenario, limit: int | None) -> Job:
+def any_job(chance: Random, scenario: Scenario, limit: int | None) -> Job:
     """Return some job; `limit` is the number of permits, if the run is about permits."""
     ttl = chance.choice(scenario.ttls)
     shared = limit is not None or (scenario.sharing and chance.random() < 0.6)
     return Job(
-        name=chance.choice(names),
+        name=chance.choice(scenario.names),
         ttl=ttl,
         timeout=chance.choice((None, None, None, 0.0, ttl / 2, ttl * 3)),
         renew=not scenario.lapses or chance.random() < 0.7,

@@ -35,8 +35,6 @@ CLUSTERED = 0.4
 GRACE = 0.05
 """Seconds for tasks to take in the last message."""
 
-NAMES = ("x",)
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -77,7 +75,7 @@ class Run:
         self.recorder = Recorder(self.scheduler, self.engine.store, self._settled)
         log = self.recorder.history.writes.append
         fence = MemoryFence() if scenario.fence else None
-        self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in NAMES}
+        self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
         self.processes: list[Process] = []
         self.clients: list[Client[SimLease]] = []
         self._limit = self._chance.choice((None, 2, 3)) if scenario.sharing else None
@@ -95,7 +93,7 @@ class Run:
         )
         worker = Worker(client, world, self.resources, self.recorder)
         for _ in range(self.scenario.tasks):
-            jobs = [any_job(self._chance, NAMES, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
+            jobs = [any_job(self._chance, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
             process.spawn(worker.work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
@@ -153,7 +151,7 @@ class Run:
         self.engine.store.wipe()
 
     def _force(self) -> None:
-        name = self._chance.choice(NAMES)
+        name = self._chance.choice(self.scenario.names)
         self.recorder.note("somebody", f"releases {name!r} by force")
         self.engine.store.force_release(name)
 

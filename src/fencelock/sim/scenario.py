@@ -16,6 +16,7 @@ class Scenario:
     about: str
     promises: Promises
     weather: Weather
+    names: tuple[str, ...] = ("x",)
     processes: int = 3
     tasks: int = 1
     jobs: int = 3
@@ -132,6 +133,9 @@ SCENARIOS = (
         "everything but the loss of the engine's data",
         Promises(free_at_most=LONG, clean=False, ttl=2.1),
         ROUGH,
+        names=("x", "y"),  # so that a client keeps several leases at a time
+        tasks=2,
+        jobs=2,
         cancels=2,
         pauses=3,
         crashes=1,
