@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from fencelock.sim.check import Promises, check
-
 from tests.torture.director import TTL, Torture
 
 

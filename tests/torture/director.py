@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
-
 import fencelock
 from fencelock.core.clock import boottime
+from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
 
 ROOT = Path(__file__).parent.parent.parent
 TTL = 0.4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fencelock.sim.check import Promises, check, resource
-
 from tests.torture.director import TTL, Torture
 
 
