@@ -13,9 +13,14 @@ else:
     boottime = time.monotonic
 
 
+WALL_MAX_US = 2**52
+"""A wall clock beyond the year 2112 is not believed: it would use up the tokens, which stay below 2^53."""
+
+
 def wall_us() -> int:
-    """Return the wall clock in µs: a hint for where tokens start, never for when a lease ends."""
-    return time.time_ns() // 1000
+    """Return the wall clock in µs, or 0 if it is absurd: a hint for where tokens start, never for when a lease ends."""
+    wall = time.time_ns() // 1000
+    return wall if 0 < wall < WALL_MAX_US else 0
 
 
 def boot_id() -> str:

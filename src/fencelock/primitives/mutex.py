@@ -66,34 +66,29 @@ class Mutex(Generic[L]):
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
-        lease = await self._acquire(patience)
-        if lease is None:
-            raise self._too_late(patience)
-        return lease
-
-    def _too_late(self, patience: float | None) -> LockTimeout:
-        return LockTimeout(
-            f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
-            f"`fencelock show {self.name!r}`",
-            self.name,
-        )
-
-    async def try_acquire(self) -> L | None:
-        """Return a lease, or None if the lock is not free now."""
-        return await self._acquire(0.0)
-
-    async def _acquire(self, timeout: float | None) -> L | None:
+        client = self._client
         if self._reentrant and (held := self._held_here()) is not None:
             held.check()
             held.again()
             return held
-        client = self._client
-        claim = Claim(self.name, self._ttl, client.owner)
-        lease = await client.acquire(claim, timeout, self._renew, self._max_hold)
-        if self._reentrant and lease is not None:
+        lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
+        if lease is None:
+            raise LockTimeout(
+                f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
+                f"`fencelock show {self.name!r}`",
+                self.name,
+            )
+        if self._reentrant:
             lease.reentry = (self.name, client.world.here())
             client.reentrant[lease.reentry] = weakref.ref(lease)
         return lease
+
+    async def try_acquire(self) -> L | None:
+        """Return a lease, or None if the lock is not free now."""
+        try:
+            return await self.acquire(0)
+        except LockTimeout:
+            return None
 
     def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
@@ -101,11 +96,8 @@ class Mutex(Generic[L]):
         lease = None if ref is None else ref()
         return None if lease is None or lease.given_back else lease
 
-    async def enter(self) -> L:
-        """Begin a `with` block."""
-        lease = await self._acquire(self._timeout)
-        if lease is None:
-            raise self._too_late(self._timeout)
+    def entered(self, lease: L) -> L:
+        """Begin a `with` block with a lease that was just acquired."""
         lease.enter()
         self._entered.setdefault(self._client.world.here(), []).append(lease)
         return lease

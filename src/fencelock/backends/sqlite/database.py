@@ -69,11 +69,7 @@ class Database:
         self._commits = 0
         self._closed = False
 
-    def now_us(self) -> int:
-        """Return the time since boot in µs."""
-        return int(self.now() * 1e6)
-
-    def write(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
+    def write(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction; raise Occupied if that would take longer than `patience`.
 
         Without any patience nothing is ever synced, so that an event loop can call it.
@@ -99,11 +95,12 @@ class Database:
             except RuntimeError:
                 pass  # Occupied: it was not ours
 
-    def read(self, patience: float, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
+    def read(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
         mutex = self._mutex
         try:
-            return step(self._enter(patience), *args)
+            self._enter(patience)
+            return step(self._cursor, *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
@@ -163,10 +160,11 @@ class Database:
         self,
         connection: sqlite3.Connection,
         patience: float,
-        step: Callable[[sqlite3.Connection, *Ts], T],
+        step: Callable[[sqlite3.Cursor, *Ts], T],
         *args: *Ts,
     ) -> T:
-        execute = connection.execute
+        cursor = self._cursor
+        execute = cursor.execute
         if connection.in_transaction:
             raise EngineUnavailable(
                 f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
@@ -177,7 +175,7 @@ class Database:
                 execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 self._begin(connection, patience, error)
-            result = step(connection, *args)
+            result = step(cursor, *args)
             execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -220,18 +218,16 @@ class Database:
         except sqlite3.Error:
             pass
 
-    def _move_reserve(self, connection: sqlite3.Connection) -> None:
-        token, reserved, boot = connection.execute("SELECT token, reserved, boot FROM counter").fetchone()
+    def _move_reserve(self, cursor: sqlite3.Cursor) -> None:
+        token, reserved, boot = cursor.execute("SELECT token, reserved, boot FROM counter").fetchone()
         if boot != self.boot:
             # Another start of the machine: what was not synced may be gone, and all times have lost their meaning.
             token = max(token, reserved)
-            connection.execute("DELETE FROM claim")
+            cursor.execute("DELETE FROM claim")
         else:
-            connection.execute("DELETE FROM claim WHERE expires <= ?", (self.now_us(),))
-        end = min(max(token, sane_wall_us()) + RESERVE_US, TOKEN_MAX)
-        connection.execute(
-            "UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot)
-        )
+            cursor.execute("DELETE FROM claim WHERE expires <= ?", (int(self.now() * 1e6),))
+        end = min(max(token, wall_us()) + RESERVE_US, TOKEN_MAX)
+        cursor.execute("UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot))
 
     # ------------------------------------------------------------------ opening
 
@@ -265,6 +261,7 @@ class Database:
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         self._connection = connection
+        self._cursor = connection.cursor()  # one for all: making one takes as long as a short statement
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         layout = self._layout(connection)
@@ -309,16 +306,16 @@ class Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         _sync_folder(os.path.dirname(self.path))
 
-    def _fill(self, connection: sqlite3.Connection) -> None:
-        if self._layout(connection) != 0:
+    def _fill(self, cursor: sqlite3.Cursor) -> None:
+        if self._layout(cursor.connection) != 0:
             return  # somebody else was faster
         with open(os.path.join(os.path.dirname(__file__), "schema.sql"), encoding="utf-8") as file:
             for statement in file.read().split(";\n"):
-                connection.execute(statement)
-        token = sane_wall_us()
-        connection.execute("INSERT INTO counter VALUES (1, ?, ?, ?)", (token, token, self.boot))
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {LAYOUT}")
+                cursor.execute(statement)
+        token = wall_us()
+        cursor.execute("INSERT INTO counter VALUES (1, ?, ?, ?)", (token, token, self.boot))
+        cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        cursor.execute(f"PRAGMA user_version = {LAYOUT}")
 
     def _until_free(self, action: Callable[[], object]) -> None:
         """Repeat what others who create the same database at this moment keep us from."""
@@ -350,12 +347,6 @@ _inherited: list[sqlite3.Connection | None] = []
 
 
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-
-def sane_wall_us() -> int:
-    """Return the wall clock in µs, or 0 if it is so far off that it would use up the tokens."""
-    wall = wall_us()
-    return wall if 0 < wall < TOKEN_MAX // 2 else 0
 
 
 def _sync_folder(folder: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
-from fencelock.backends.sqlite.database import Database, NeedsReserve, Occupied, sane_wall_us
-from fencelock.core.clock import Deadline
+from fencelock.backends.sqlite.database import Database, NeedsReserve, Occupied
+from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.doorbell import Ringer
 from fencelock.core.world import Doorbell, World
 from fencelock.errors import EngineUnavailable, LimitMismatch
@@ -83,6 +83,7 @@ class SqliteBackend:
 
     def __init__(self, world: World, database: Database, namespace: str) -> None:
         self._world = world
+        self._now = world.now
         self._database = database
         self._space = namespace
         self._bells: dict[str, Doorbell | None] = {}
@@ -93,10 +94,13 @@ class SqliteBackend:
     async def attempt(self, claim: Claim, *, queue: bool, ticket: int | None = None) -> Grant | Busy:
         """Take the lock or a place in line, in one transaction."""
         sent = self._world.now()
+        rings: list[str] = []
         try:
-            token, ticket, retry_in = self._at_once(self._take, claim, queue, ticket)
+            token, ticket, retry_in = self._database.write(0, self._take, rings, claim, queue, ticket)
         except Occupied:
             token, ticket, retry_in = await self._later(self._take, claim, queue, ticket)
+        if rings:
+            self._ring(rings)
         if token is None:
             return Busy(claim, sent, retry_in, ticket)
         if self._bells:
@@ -136,10 +140,14 @@ class SqliteBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock and hand it over, in one transaction."""
+        rings: list[str] = []
         try:
-            return self._at_once(self._leave, grant.claim, grant.handle)
+            released = self._database.write(0, self._leave, rings, grant.claim, grant.handle)
         except Occupied:
             return await self._later(self._leave, grant.claim, grant.handle)
+        if rings:
+            self._ring(rings)
+        return released
 
     async def inspect(self, name: str) -> Snapshot:
         """Read the queue."""
@@ -174,10 +182,10 @@ class SqliteBackend:
     # ------------------------------------------------------------------ each a step of one transaction
 
     def _take(
-        self, db: sqlite3.Connection, rings: list[str], claim: Claim, queue: bool, ticket: int | None
+        self, db: sqlite3.Cursor, rings: list[str], claim: Claim, queue: bool, ticket: int | None
     ) -> tuple[int | None, int | None, float | None]:
-        now = self._database.now_us()
-        ttl = _us(claim.ttl)
+        now = int(self._now() * 1e6)
+        ttl = int(claim.ttl * 1e6) + 1
         place = (self._space, claim.name)
         if db.execute(ANYBODY, place).fetchone() is None:
             minted = self._mint(db)
@@ -212,7 +220,7 @@ class SqliteBackend:
             return token, ticket, None
         return token, ticket, (settled.holders_end - now) / 1e6
 
-    def _refresh(self, db: sqlite3.Connection, claim: Claim, ticket: int | None, now: int, expires: int) -> int | None:
+    def _refresh(self, db: sqlite3.Cursor, claim: Claim, ticket: int | None, now: int, expires: int) -> int | None:
         """Count the ttl of an earlier attempt anew; return its ticket, or None if there is none."""
         if ticket is None:
             found = db.execute(FIND, (self._space, claim.name, claim.id)).fetchone()
@@ -227,8 +235,8 @@ class SqliteBackend:
                 raise _mismatch(claim, other[0])
         return None
 
-    def _leave(self, db: sqlite3.Connection, rings: list[str], claim: Claim, ticket: int | None) -> bool:
-        now = self._database.now_us()
+    def _leave(self, db: sqlite3.Cursor, rings: list[str], claim: Claim, ticket: int | None) -> bool:
+        now = int(self._now() * 1e6)
         if ticket is None:
             left = db.execute(LEAVE_BY_ID, (self._space, claim.name, claim.id)).fetchone()
         else:
@@ -237,8 +245,8 @@ class SqliteBackend:
             self._settle(db, rings, claim.name, now)
         return left is not None and left[0] is not None and left[1] > now
 
-    def _renew(self, db: sqlite3.Connection, rings: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
-        now = self._database.now_us()
+    def _renew(self, db: sqlite3.Cursor, rings: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
+        now = int(self._now() * 1e6)
         answers = []
         for grant in grants:
             claim = grant.claim
@@ -246,17 +254,17 @@ class SqliteBackend:
             answers.append(Renewal.RENEWED if db.execute(RENEW, args).rowcount else Renewal.LOST)
         return answers
 
-    def _look(self, db: sqlite3.Connection, claim: Claim, ticket: int) -> tuple[int | None] | None:
+    def _look(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None] | None:
         """Return the claim's token, None in its place while it waits, or None if the claim is no longer there."""
-        args = (self._space, claim.name, ticket, claim.id, self._database.now_us())
+        args = (self._space, claim.name, ticket, claim.id, int(self._now() * 1e6))
         return db.execute(LOOK, args).fetchone()  # type: ignore[no-any-return]
 
-    def _peek(self, db: sqlite3.Connection, claim: Claim, ticket: int) -> tuple[int | None, int] | None:
-        args = (self._space, claim.name, ticket, claim.id, self._database.now_us())
+    def _peek(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None, int] | None:
+        args = (self._space, claim.name, ticket, claim.id, int(self._now() * 1e6))
         return db.execute(PEEK, args).fetchone()  # type: ignore[no-any-return]
 
-    def _force(self, db: sqlite3.Connection, rings: list[str], name: str) -> int:
-        now = self._database.now_us()
+    def _force(self, db: sqlite3.Cursor, rings: list[str], name: str) -> int:
+        now = int(self._now() * 1e6)
         holders = [row for row in self._rows(db, name) if row.token is not None]
         for row in holders:
             db.execute(BURY, (self._space, name, row.ticket))
@@ -264,35 +272,36 @@ class SqliteBackend:
         self._settle(db, rings, name, now)
         return sum(row.expires > now for row in holders)
 
-    def _settle(self, db: sqlite3.Connection, rings: list[str], name: str, now: int) -> None:
+    def _settle(self, db: sqlite3.Cursor, rings: list[str], name: str, now: int) -> None:
         settled = settle(self._rows(db, name), now)
         for row in settled.dead:
             db.execute(BURY, (self._space, name, row.ticket))
         for row in settled.admitted:
             self._hand_over(db, rings, name, row, self._mint(db), now)
 
-    def _hand_over(self, db: sqlite3.Connection, rings: list[str], name: str, row: Row, token: int, now: int) -> None:
+    def _hand_over(self, db: sqlite3.Cursor, rings: list[str], name: str, row: Row, token: int, now: int) -> None:
         db.execute(HAND_OVER, (token, now + row.ttl, self._space, name, row.ticket))
         if row.bell:
             rings.append(row.bell)
 
-    def _mint(self, db: sqlite3.Connection) -> int:
-        row = db.execute(MINT, (sane_wall_us(), self._database.boot)).fetchone()
+    def _mint(self, db: sqlite3.Cursor) -> int:
+        row = db.execute(MINT, (wall_us(), self._database.boot)).fetchone()
         if row is None:
             raise NeedsReserve
         return row[0]  # type: ignore[no-any-return]
 
-    def _join(self, db: sqlite3.Connection, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
+    def _join(self, db: sqlite3.Cursor, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
         args = (
-            self._space, claim.name, claim.id, claim.shared, claim.limit, _us(claim.ttl), claim.owner, bell, token, expires,
+            self._space, claim.name, claim.id, claim.shared, claim.limit, int(claim.ttl * 1e6) + 1, claim.owner, bell,
+            token, expires,
         )  # fmt: skip
         return db.execute(JOIN, args).fetchone()[0]  # type: ignore[no-any-return]
 
-    def _rows(self, db: sqlite3.Connection, name: str) -> Iterator[Row]:
+    def _rows(self, db: sqlite3.Cursor, name: str) -> Iterator[Row]:
         return map(Row._make, db.execute(QUEUE, (self._space, name)))
 
-    def _snapshot(self, db: sqlite3.Connection, name: str) -> Snapshot:
-        now = self._database.now_us()
+    def _snapshot(self, db: sqlite3.Cursor, name: str) -> Snapshot:
+        now = int(self._now() * 1e6)
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         for owner, token, expires, shared, limit in db.execute(
@@ -307,10 +316,10 @@ class SqliteBackend:
                 holders.append(Holder(owner, token, left, bool(shared), limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
-    def _names(self, db: sqlite3.Connection, prefix: str) -> list[str]:
+    def _names(self, db: sqlite3.Cursor, prefix: str) -> list[str]:
         rows = db.execute(
             "SELECT DISTINCT name FROM claim WHERE space = ? AND substr(name, 1, ?) = ? AND expires > ? ORDER BY name",
-            (self._space, len(prefix), prefix, self._database.now_us()),
+            (self._space, len(prefix), prefix, int(self._now() * 1e6)),
         )
         return [name for (name,) in rows]
 
@@ -332,15 +341,7 @@ class SqliteBackend:
             if (bell := self._bells.popitem()[1]) is not None:
                 bell.close()
 
-    def _at_once(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step in a transaction right here, which is shorter than a change of threads, if nobody is in the way."""
-        rings: list[str] = []
-        try:
-            return self._database.write(0, step, rings, *args)
-        finally:
-            self._ring(rings)
-
-    async def _later(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+    async def _later(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
         """Run a step where it may wait."""
         rings: list[str] = []
         try:
@@ -353,13 +354,17 @@ class SqliteBackend:
         for address in rings:
             self._ringer.ring(address)
 
-    async def _write(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
+    async def _write(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step right here, which is shorter than a change of threads, or later if somebody is in the way."""
+        rings: list[str] = []
         try:
-            return self._at_once(step, *args)
+            result = self._database.write(0, step, rings, *args)
         except Occupied:
             return await self._later(step, *args)
+        self._ring(rings)
+        return result
 
-    async def _read(self, step: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
+    async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         try:
             return self._database.read(0, step, *args)
         except Occupied:
