@@ -205,6 +205,8 @@ class SqliteBackend:
             if token is None:
                 found = self._look(db, claim, ticket)
                 token = found[0] if found else None
+                if token is None and not queue:
+                    db.execute(BURY, (*place, ticket))
         if not first or settled.holders_end is None:
             return token, ticket, None
         return token, ticket, (settled.holders_end - now) / 1e6
