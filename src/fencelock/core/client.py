@@ -119,8 +119,8 @@ class Client(Generic[L]):
         self.reentrant.clear()
         self._asking.clear()
         self.owner = self._given_owner or _default_owner()
+        self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()
-        self.backend.after_fork(child=True)
         for lease in leases:
             lease.lose(Reason.FORKED)
 

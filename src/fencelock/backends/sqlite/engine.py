@@ -158,6 +158,7 @@ class SqliteBackend:
         """Close the connection; the last one out tidies the log, which may take a sync."""
         await self._world.block(self._database.close)
         self._ringer.close()
+        self._close_bells()
 
     def before_fork(self) -> None:
         """Have no connection open."""
@@ -167,7 +168,7 @@ class SqliteBackend:
         """Open anew when needed."""
         self._database.after_fork(child=child)
         if child:
-            self._bells.clear()
+            self._close_bells()
             self._ringer.close()
 
     # ------------------------------------------------------------------ each a step of one transaction
@@ -325,6 +326,11 @@ class SqliteBackend:
         bell = self._bells.pop(claim.id, None)
         if bell is not None:
             bell.close()
+
+    def _close_bells(self) -> None:
+        while self._bells:
+            if (bell := self._bells.popitem()[1]) is not None:
+                bell.close()
 
     def _at_once(self, step: Callable[[sqlite3.Connection, list[str], *Ts], T], *args: *Ts) -> T:
         """Run a step in a transaction right here, which is shorter than a change of threads, if nobody is in the way."""
