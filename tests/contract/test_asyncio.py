@@ -115,9 +115,12 @@ async def test_cancelled_at_every_step_of_a_release(locks: LocksView) -> None:
 async def test_cancelled_release_on_an_engine_that_stalls(locks: LocksView) -> None:
     """A release that is cancelled while it is sent, or while it pauses for another try, still happens."""
     faulty = Faulty.around(locks)
-    for fault in (faulty.slow, faulty.refuse):
+    for fault in ("slow", "lose", "drop"):
         lease = await locks.lock("x").acquire()
-        fault("release", 1, 0.1)
+        if fault == "slow":
+            faulty.slow("release", 1, 0.1)
+        else:
+            getattr(faulty, fault)("release")
         task = asyncio.ensure_future(lease.release())
         await asyncio.sleep(0.01)
         task.cancel()

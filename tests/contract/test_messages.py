@@ -41,9 +41,9 @@ async def test_grant_whose_answer_is_lost_counts_from_the_first_request(locks: L
 
 
 async def test_try_acquire_whose_answer_is_lost(subject: Subject, locks: LocksView) -> None:
-    """A single try that gets no answer raises, and is undone."""
+    """A single try that gets no answer, and none to its repetition, raises and is undone."""
     faulty = Faulty.around(locks)
-    faulty.lose("attempt")
+    faulty.lose("attempt", 2)
     with pytest.raises(EngineUnavailable) as caught:
         await locks.lock("x").try_acquire()
     assert caught.value.name == "x"
@@ -127,15 +127,27 @@ async def test_release_whose_answer_is_lost(subject: Subject, locks: LocksView) 
 
 
 async def test_release_that_never_arrives(subject: Subject, locks: LocksView) -> None:
-    """A release that cannot be sent is retried, then reported; the lease runs out by itself and is not renewed."""
+    """A release that is not answered is retried, then reported; the lease runs out by itself and is not renewed."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.5).acquire()
-    faulty.refuse("release", 100)
+    faulty.drop("release", 100)
     with pytest.raises(EngineUnavailable) as caught:
         await lease.release()
     assert caught.value.name == "x"
     assert faulty.calls["release"] > 1
     assert await lease.release() is False
+    assert await take(subject.connect(), "x") > lease.token
+
+
+async def test_release_that_is_refused(subject: Subject, locks: LocksView) -> None:
+    """A release that the engine refuses is reported at once, with the name."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.5).acquire()
+    faulty.refuse("release")
+    with pytest.raises(EngineUnavailable) as caught:
+        await lease.release()
+    assert caught.value.name == "x"
+    assert faulty.calls["release"] == 1
     assert await take(subject.connect(), "x") > lease.token
 
 
