@@ -30,7 +30,7 @@ class Subject:
         self.call = Threads()
         self._clients: list[LocksView] = []
         self._workers: list[Worker] = []
-        self._backends: list[Backend] = []
+        self._backends: list[tuple[Backend, World]] = []
 
     def connect(self, **options: Any) -> LocksView:
         """Return a new client."""
@@ -44,8 +44,9 @@ class Subject:
 
     def backend(self, namespace: str = "fencelock") -> Backend:
         """Return the engine itself, for what the façade does not show yet (readers, permits)."""
-        backend = open_backend(self.world(), self.url, namespace)
-        self._backends.append(backend)
+        world = self.world()
+        backend = open_backend(world, self.url, namespace)
+        self._backends.append((backend, world))
         return backend
 
     async def worker(self, **options: Any) -> Worker:
@@ -60,8 +61,9 @@ class Subject:
             await worker.kill()
         for locks in self._clients:
             await locks.close()
-        for backend in self._backends:
+        for backend, world in self._backends:
             await backend.close()
+            await world.close()
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], what: str, within: float = SOON) -> None:
@@ -102,6 +104,11 @@ async def background(*work: Awaitable[Any]) -> AsyncIterator[list[asyncio.Task[A
             if not task.done():
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stall(seconds: float) -> None:
+    """Block this thread, and with it the event loop: nothing can interrupt it."""
+    time.sleep(seconds)
 
 
 async def take(locks: LocksView, name: str, within: float = SOON) -> int:

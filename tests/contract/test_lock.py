@@ -15,7 +15,7 @@ import fencelock
 from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
 from fencelock.model import CORRECT
 from tests.contract.colours import LocksView, client_of, core_of
-from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, waiting
+from tests.contract.subject import SOON, Subject, background, is_free, nobody, stall, take, waiting
 
 
 async def test_one_holder(locks: LocksView) -> None:
@@ -220,7 +220,8 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
     async with background(locks.lock("x").acquire(SOON)) as (task,):
         await waiting(locks, "x")
         await locks.force_release("x", reason="test")
-        assert (successor := await task).token > lease.token + 1
+        successor = await task
+        assert successor.token > lease.token + 1
         await successor.release()
     await lease.release()
 
@@ -276,7 +277,7 @@ async def test_leaving_after_a_loss(locks: LocksView) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.2, renew=False):
-            time.sleep(0.3)  # no await: nothing can interrupt this body
+            stall(0.3)  # no await: nothing can interrupt this body
     assert caught.value.reason == Reason.EXPIRED
 
 
@@ -293,7 +294,7 @@ async def test_error_in_the_body_after_a_loss(locks: LocksView) -> None:
     """The body's own error wins over the loss and gets a note about it."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x", ttl=0.2, renew=False):
-            time.sleep(0.3)
+            stall(0.3)
             raise ZeroDivisionError
     assert "is lost" in caught.value.__notes__[0]
 
@@ -302,7 +303,7 @@ async def test_check_in_the_body(locks: LocksView) -> None:
     """The LeaseLost of the body's own check comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.2, renew=False) as lease:
-            time.sleep(0.3)
+            stall(0.3)
             lease.check()
     assert not getattr(caught.value, "__notes__", [])
 
@@ -328,7 +329,7 @@ async def test_one_lock_object_in_nested_use(locks: LocksView) -> None:
     lock = locks.lock("x", ttl=0.2, renew=False)
     with pytest.raises(LeaseLost):
         async with lock as outer:
-            time.sleep(0.3)
+            stall(0.3)
             async with lock as inner:
                 assert inner.token > outer.token
             assert await inner.release() is False
@@ -364,7 +365,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
         lease = await locks.lock("x", ttl=0.5).acquire()
         return lease.token
 
-    with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):
+    with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):  # noqa: PT031
         token = await asyncio.create_task(acquire_and_drop())
         await asyncio.sleep(0)
         gc.collect()
@@ -375,7 +376,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
 async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
     kept = await locks.lock("kept", ttl=0.4).acquire()
-    with pytest.warns(ResourceWarning):
+    with pytest.warns(ResourceWarning):  # noqa: PT031
         for number in range(20):
             await locks.lock(f"dropped {number}", ttl=0.2).acquire()
             await asyncio.sleep(0.02)
@@ -412,7 +413,7 @@ async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
 
     async with lock:
         assert await asyncio.create_task(other()) is None
-    lease = await asyncio.create_task(lock.acquire())  # type: ignore[arg-type]
+    lease = await asyncio.create_task(lock.acquire())
     for _ in range(5):  # threads' numbers are used again as soon as they are free
         assert await asyncio.create_task(other()) is None
     await lease.release()
@@ -459,7 +460,7 @@ async def test_inspect(subject: Subject) -> None:
     others = [subject.connect(owner=f"waiter {number}") for number in range(3)]
     tasks = []
     for number, other in enumerate(others):
-        tasks.append(asyncio.create_task(other.lock("x", ttl=20).acquire()))  # type: ignore[arg-type]
+        tasks.append(asyncio.create_task(other.lock("x", ttl=20).acquire()))
         await waiting(locks, "x", number + 1)
     seen = await locks.inspect("x")
     assert [holder.owner for holder in seen.holders] == ["the holder"]
@@ -577,7 +578,7 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
     """If a renewal cannot be started it is tried again, and the lease is kept."""
     world = client_of(locks).world
     lease = await locks.lock("x", ttl=0.9).acquire()
-    real, failures = world.spawn, []
+    real, failures = world.spawn, list[str]()
 
     def spawn(work: Any, name: str) -> None:
         if len(failures) < 2:

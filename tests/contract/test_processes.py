@@ -40,10 +40,8 @@ async def test_killed_holder(subject: Subject, locks: LocksView) -> None:
 
 
 async def test_stopped_holder(subject: Subject, locks: LocksView) -> None:
-    """A holder that is stopped past its ttl knows, at its next look, that it lost the lease; the successor's token is higher."""
-    told = "told = []; locks_ = locks"
+    """A holder that is stopped past its ttl knows, at its next look, that it lost the lease to a higher token."""
     worker = await subject.worker()
-    await worker.do(told)
     token = await worker.acquire("x", ttl=0.5)
     worker.stop()
     async with locks.lock("x", timeout=SOON) as lease:
@@ -192,7 +190,7 @@ async with locks.lock('x', ttl=1) as lease:
     ) as (task,):
         await eventually(lambda: _held(locks, "x"), "the worker holds it")
         worker.signal(number)
-        with pytest.raises(WorkerFailed, match="KeyboardInterrupt|CancelledError|Ended"):
+        with pytest.raises(WorkerFailed, match=r"KeyboardInterrupt|CancelledError|Ended"):
             await asyncio.wait_for(task, SOON)
     if number == signal.SIGINT:
         assert await is_free(locks, "x")
@@ -206,7 +204,7 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
         async with background(worker.acquire("x", ttl=30)) as (task,):
             await waiting(locks, "x")
             worker.signal(signal.SIGINT)
-            with pytest.raises(WorkerFailed, match="KeyboardInterrupt|CancelledError"):
+            with pytest.raises(WorkerFailed, match=r"KeyboardInterrupt|CancelledError"):
                 await asyncio.wait_for(task, SOON)
         assert (await locks.inspect("x")).waiters == ()
         lease.check()
@@ -220,19 +218,29 @@ async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> N
         worker.do(
             """
 import signal, time
-interrupts, grants, names = 0, 0, ['x', 'y']
+interrupts, grants, names, armed = 0, 0, ['x', 'y'], False
 end = time.monotonic() + 3
+
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, interrupt)
 while time.monotonic() < end:
     try:
+        armed = True
         while time.monotonic() < end:
             with locks.raw.lock(names[grants % 2], ttl=0.2, timeout=5):
                 grants += 1
     except KeyboardInterrupt:
         interrupts += 1
     except Exception as error:
+        armed = False
         if 'Lost' not in type(error).__name__ and 'Timeout' not in type(error).__name__:
             raise
-time.sleep(0.3)
+armed = False
 result = [interrupts, grants]
 """
         )

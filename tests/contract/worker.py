@@ -148,7 +148,8 @@ def _straight(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _compiled(source: str) -> CodeType:
-    return compile(source, "<told>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code: CodeType = compile(source, "<told>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return code
 
 
 async def _serve(read: Callable[[], Any], namespace: dict[str, Any]) -> None:

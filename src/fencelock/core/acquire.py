@@ -78,15 +78,16 @@ async def _wait_in_line(
     unanswered = sent if busy is None else None  # when the first attempt that got no answer was sent
     straggler = busy is None  # whether an attempt may still be on its way
     pause = FIRST_PAUSE
+    answered = busy is not None
     while True:
-        if busy is not None:
+        if answered:
             if not queue and unanswered is None:
                 return None
             if patience.passed:
                 await undo(world, backend, claim)
                 return None
             heard, unanswered, pause = world.now(), None, FIRST_PAUSE
-        sent = world.now()
+        sent, answered = world.now(), False
         try:
             if busy is None:
                 outcome = await backend.attempt(claim, queue=queue)
@@ -103,7 +104,7 @@ async def _wait_in_line(
             pause = min(pause * 2, LONGEST_PAUSE)
             continue
         if isinstance(outcome, Busy):
-            busy = outcome
+            busy, answered = outcome, True
         elif not straggler and unanswered is None:
             return outcome
         else:

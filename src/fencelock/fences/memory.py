@@ -6,20 +6,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fencelock.errors import StaleToken
+from fencelock.fences import Fenced
 
 _log = logging.getLogger("fencelock.fences")
-
-
-class Fenced(Protocol):
-    """As much of a lease as a fence looks at: anything that has a token and an owner's id will do."""
-
-    @property
-    def token(self) -> int: ...
-    @property
-    def id(self) -> str: ...
 
 
 class _Mark(NamedTuple):

@@ -8,9 +8,9 @@ knows SQLite; there, a holder that is stopped inside its transaction blocks the 
 from __future__ import annotations
 
 import sqlite3
-from typing import Protocol
 
 from fencelock.errors import FencelockError, StaleToken
+from fencelock.fences import Fenced
 
 SCHEMA = """CREATE TABLE IF NOT EXISTS fencelock_fence (
     resource TEXT PRIMARY KEY,
@@ -21,15 +21,6 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS fencelock_fence (
 CHECK = """INSERT INTO fencelock_fence VALUES (?, ?, ?)
 ON CONFLICT (resource) DO UPDATE SET token = excluded.token, id = excluded.id
 WHERE excluded.token > token OR (excluded.token = token AND excluded.id = id)"""
-
-
-class Fenced(Protocol):
-    """Whatever carries a token: a lease, or the numbers of another lock service."""
-
-    @property
-    def token(self) -> int: ...
-    @property
-    def id(self) -> str: ...
 
 
 class SqlFence:
@@ -43,7 +34,7 @@ class SqlFence:
     >>> with db:
     ...     SqlFence().check(db, "order:42", old)
     Traceback (most recent call last):
-    fencelock.errors.StaleToken: 'order:42' refused token 33: a holder with token 34 has been here...
+    fencelock.errors.StaleToken: 'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
     """
 
     def check(self, connection: sqlite3.Connection, resource: str, lease: Fenced) -> None:

@@ -1,0 +1,102 @@
+"""A fault injector around a real engine: it loses answers, delays them, or refuses to ask."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from fencelock.core.backend import Backend
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable, Unanswered
+from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot
+from tests.contract.colours import client_of
+
+T = TypeVar("T")
+
+
+class Faulty:
+    """Does what the engine does, but for the faults that were ordered, one per call, in order."""
+
+    def __init__(self, inner: Backend, world: World) -> None:
+        self.inner = inner
+        self.traits = inner.traits
+        self.calls: dict[str, int] = defaultdict(int)
+        self.answers: dict[str, list[Any]] = defaultdict(list)
+        self._world = world
+        self._faults: dict[str, list[tuple[str, float]]] = defaultdict(list)
+
+    @classmethod
+    def around(cls, locks: Any) -> Faulty:
+        """Put one between a client and its engine."""
+        client = client_of(locks)
+        faulty = cls(client.backend, client.world)
+        client.backend = faulty
+        return faulty
+
+    def lose(self, call: str, times: int = 1) -> None:
+        """Carry out the next calls and lose their answers."""
+        self._faults[call] += [("lose", 0.0)] * times
+
+    def slow(self, call: str, times: int, seconds: float) -> None:
+        """Carry out the next calls and answer late."""
+        self._faults[call] += [("slow", seconds)] * times
+
+    def refuse(self, call: str, times: int = 1, seconds: float = 0.0) -> None:
+        """Fail the next calls before anything is done."""
+        self._faults[call] += [("refuse", seconds)] * times
+
+    def drop(self, call: str, times: int = 1) -> None:
+        """Carry nothing out and do not answer: the request was lost on its way."""
+        self._faults[call] += [("drop", 0.0)] * times
+
+    def heal(self) -> None:
+        """No more faults."""
+        self._faults.clear()
+
+    async def _through(self, call: str, work: Awaitable[T]) -> T:
+        self.calls[call] += 1
+        fault, seconds = self._faults[call].pop(0) if self._faults[call] else ("", 0.0)
+        if fault in ("refuse", "drop"):
+            work.close()  # type: ignore[attr-defined]
+            raise (EngineUnavailable if fault == "refuse" else Unanswered)(f"{call} failed on purpose")
+        answer = await work
+        self.answers[call].append(answer)
+        if fault == "lose":
+            raise Unanswered(f"the answer to {call} was lost on purpose")
+        if fault == "slow":
+            await self._world.sleep(seconds)
+        return answer
+
+    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+        return await self._through("attempt", self.inner.attempt(claim, queue=queue))
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        return await self._through("wait", self.inner.wait(busy, timeout))
+
+    async def abandon(self, claim: Claim) -> None:
+        await self._through("abandon", self.inner.abandon(claim))
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        return await self._through("renew", self.inner.renew(grants))
+
+    async def release(self, grant: Grant) -> bool:
+        return await self._through("release", self.inner.release(grant))
+
+    async def inspect(self, name: str) -> Snapshot:
+        return await self._through("inspect", self.inner.inspect(name))
+
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        return self.inner.names(prefix)
+
+    async def force_release(self, name: str) -> int:
+        return await self._through("force_release", self.inner.force_release(name))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def before_fork(self) -> None:
+        self.inner.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        self.inner.after_fork(child=child)

@@ -1,0 +1,252 @@
+"""What users hand in: ttls, names, timeouts, owners, passwords. The same answer on every engine, in both colours."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import InvalidName, InvalidTTL, InvalidURL
+from tests.contract.colours import LocksView, connect, direct
+from tests.contract.subject import Subject, is_free
+
+BAD_TTLS = [0, -1, -0.0, float("nan"), float("inf"), -float("inf"), 0.0004, 0.0999, 1e12, 86400.1, 10**400, True, "30"]
+
+
+@pytest.mark.parametrize("ttl", BAD_TTLS, ids=lambda ttl: f"{ttl!r:.12}")
+async def test_bad_ttl(subject: Subject, locks: LocksView, ttl: Any) -> None:
+    """A ttl that is no number of seconds within the engine's range is refused when the lock is made, with the numbers."""
+    with pytest.raises(InvalidTTL) as caught:
+        locks.lock("x", ttl=ttl)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.name == "x"
+    if not isinstance(ttl, bool | str):
+        assert f"{locks.traits.ttl_min:g}" in str(caught.value)
+        assert f"{locks.traits.ttl_max:g}" in str(caught.value)
+    with pytest.raises(InvalidTTL):
+        connect(subject.colour, direct, subject.url, ttl=ttl)
+    assert [name async for name in locks.names()] == []
+
+
+async def test_good_ttl(locks: LocksView) -> None:
+    """The ends of the range are taken, as are whole numbers; None is the client's own."""
+    for ttl in (locks.traits.ttl_min, locks.traits.ttl_max, 30, 0.123456789):
+        async with locks.lock("x", ttl=ttl) as lease:
+            assert lease.ttl == ttl
+            assert lease.remaining < ttl
+    async with locks.lock("x", ttl=None) as lease:
+        assert lease.ttl == 30
+
+
+BAD_NAMES = [
+    "",
+    "\0",
+    "a\0b",
+    "a\nb",
+    "\t",
+    "\x1f",
+    "\x7f",
+    "\x85",
+    "x" * 1025,
+    "é" * 513,
+    "x" * 10_000,
+    "\ud800",
+    "a\udfff",
+]
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES, None, 42, b"x"], ids=lambda name: f"{name!r:.12}")
+async def test_bad_name(locks: LocksView, name: Any) -> None:
+    """A name that is empty, too long, not text, or has control characters is refused everywhere, in one sentence."""
+    with pytest.raises(InvalidName) as caught:
+        locks.lock(name)
+    assert isinstance(caught.value, ValueError)
+    assert len(str(caught.value)) < 300
+    for use in (lambda: locks.inspect(name), lambda: locks.force_release(name, reason="test")):
+        with pytest.raises(InvalidName):
+            await use()
+    if name:
+        with pytest.raises(InvalidName):
+            [_ async for _ in locks.names(prefix=name)]
+
+
+GOOD_NAMES = [
+    *[
+        "x",
+        "X",
+        "/",
+        "..",
+        "../..",
+        "a/b",
+        "{}",
+        "{0}",
+        "{{tag}}",
+        "*",
+        "%",
+        "?",
+        "#",
+        "a b",
+        " ",
+        "  x ",
+        "-",
+        "--help",
+    ],
+    *[
+        "'",
+        '"',
+        "`",
+        ";",
+        "\\",
+        "é",
+        "e\u0301",
+        "ﬀ",
+        "ff",
+        "ｘ",
+        "а",
+        "a",
+        "ı",
+        "i",
+        "I",
+        "İ",
+        "🔒",
+        "👩‍👩‍👧",
+        "日本語",
+    ],
+    *["\u202e", "\u2028", "\ufeff", "\xa0", "x" * 1024, "é" * 512, "🔒" * 256, "null", "None", "0", "NaN"],
+    "'; DROP TABLE claim; --",
+]
+
+
+async def test_good_names(locks: LocksView) -> None:
+    """All other names are taken exactly as they are: none is normalised, folded or confused with another."""
+    assert len(set(GOOD_NAMES)) == len(GOOD_NAMES)
+    leases = []
+    for name in GOOD_NAMES:
+        lease = await locks.lock(name).try_acquire()
+        assert lease is not None, name
+        assert lease.name == name
+        leases.append(lease)
+    assert {name async for name in locks.names()} == set(GOOD_NAMES)
+    for name, lease in zip(GOOD_NAMES, leases, strict=True):
+        assert (await locks.inspect(name)).token == lease.token
+        assert await lease.release() is True
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), True, "5", -(10**400)], ids=lambda value: f"{value!r:.6}")
+async def test_bad_timeout(locks: LocksView, timeout: Any) -> None:
+    """A timeout or max_hold that is no duration is a ValueError, before anything is locked."""
+    with pytest.raises(ValueError, match="timeout"):
+        locks.lock("x", timeout=timeout)
+    with pytest.raises(ValueError, match="timeout"):
+        await locks.lock("x").acquire(timeout=timeout)
+    for bad in (timeout, 0):
+        with pytest.raises(ValueError, match="max_hold"):
+            locks.lock("x", max_hold=bad)
+    assert await is_free(locks, "x")
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf"), 10**400, 1e300, 0, 0.0, 5], ids=lambda value: f"{value!r:.6}")
+async def test_good_timeout(locks: LocksView, timeout: Any) -> None:
+    """None, infinity and whatever is as good as that wait for ever; 0 asks once."""
+    async with locks.lock("x", timeout=timeout, max_hold=None if timeout == 0 else timeout):
+        pass
+    await (await locks.lock("x").acquire(timeout=timeout)).release()
+
+
+async def test_namespaces(subject: Subject) -> None:
+    """Namespaces on one engine do not see each other, however alike they look."""
+    spaces = ["one", "two", "One", "one ", "one:two", "é", "e\u0301"]
+    clients = [subject.connect(namespace=space) for space in spaces]
+    leases = [await locks.lock("two:x").acquire() for locks in clients]
+    for locks in clients:
+        assert [name async for name in locks.names()] == ["two:x"]
+        assert (await locks.inspect("x")).holders == ()
+    assert await clients[0].force_release("two:x", reason="test") == 1
+    for lease, locks in zip(leases[1:], clients[1:], strict=True):
+        assert (await locks.inspect("two:x")).token == lease.token
+    for lease in leases:
+        await lease.release()
+
+
+@pytest.mark.parametrize("bad", ["", "a\nb", "x" * 1025, 3], ids=lambda value: f"{value!r:.6}")
+async def test_bad_namespace_and_owner(subject: Subject, bad: Any) -> None:
+    """Namespaces and owners follow the rules for names."""
+    for option in ("namespace", "owner"):
+        with pytest.raises(InvalidName, match=option):
+            connect(subject.colour, direct, subject.url, **{option: bad})
+
+
+async def test_owner_with_anything_in_it(subject: Subject) -> None:
+    """An owner's label is shown as it was given."""
+    locks = subject.connect(owner="<b>Ünï & '🔒'</b>")
+    async with locks.lock("x"):
+        assert (await locks.inspect("x")).holders[0].owner == "<b>Ünï & '🔒'</b>"
+
+
+SECRET_URLS = [
+    "{scheme}://user:s3cr3t@host/x",
+    "{scheme}://:s3cr3t@host",
+    "{scheme}://user:p@s3cr3t@host/x?y=1",
+    "{scheme}://user:a?s3cr3t@host/x",
+    "{scheme}://user:a/s3cr3t@host/x",
+    "{scheme}://user:a#s3cr3t@host/x",
+    "{scheme}://host/x?password=s3cr3t&y=1",
+    "{scheme}://host/x?y=1&auth_token=s3cr3t",
+    "{scheme}:user:s3cr3t@host",
+]
+
+
+@pytest.mark.parametrize("shape", SECRET_URLS)
+def test_password_in_a_url_that_is_refused(url: str, colour: str, shape: str) -> None:
+    """Whatever an engine says about a URL, its password is not in it: not in the error, its repr, its chain, its pickle."""
+    for scheme in (url.partition(":")[0], "nosuchengine"):
+        shown = _everything_shown(colour, shape.format(scheme=scheme))
+        assert shown
+        assert "s3cr3t" not in shown
+
+
+def _everything_shown(colour: str, url: str) -> str:
+    try:
+        return repr(connect(colour, direct, url))
+    except InvalidURL as refused:
+        error: BaseException | None = refused
+    shown = ""
+    while error is not None:
+        shown += f"{error} {error!r} {pickle.dumps(error)!r}"
+        error = error.__cause__ or error.__context__
+    return shown
+
+
+async def test_locks_do_not_travel(locks: LocksView) -> None:
+    """A client, a lock or a lease cannot be pickled: another process would hold what is not its own."""
+    raw = getattr(locks, "raw", locks)
+    lease = await locks.lock("x").acquire()
+    for thing in (raw, raw.lock("x"), getattr(lease, "raw", lease)):
+        with pytest.raises(TypeError):
+            pickle.dumps(thing)
+    await lease.release()
+
+
+def test_unknown_scheme(colour: str) -> None:
+    """A URL that names no engine is refused with those that there are."""
+    for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "SQLITE:///x", "://", "sqlite"):
+        with pytest.raises(InvalidURL, match="sqlite://"):
+            connect(colour, direct, url)
+    with pytest.raises(InvalidURL, match="must be a str"):
+        connect(colour, direct, 42)  # type: ignore[arg-type]
+
+
+def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder, which is made for this user alone."""
+    monkeypatch.setenv("FENCELOCK_URL", "memory://from-the-environment")
+    with fencelock.connect() as locks:
+        assert locks.traits.engine == "memory"
+    monkeypatch.delenv("FENCELOCK_URL")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with fencelock.connect() as locks, locks.lock("x"):
+        assert locks.traits.engine == "sqlite"
+    folder = tmp_path / "state" / "fencelock"
+    assert (folder / "locks.db").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700

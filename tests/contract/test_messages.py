@@ -1,0 +1,383 @@
+"""Messages that are lost, late or refused: around the real engine, so that what it did is real."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout, Reason
+from fencelock.errors import Unanswered
+from fencelock.model import Busy, Claim, Grant, Renewal
+from tests.contract.colours import LocksView
+from tests.contract.faults import Faulty
+from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, waiting
+
+
+async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
+    """An acquire that was granted but not answered is found again: one grant, one token."""
+    faulty = Faulty.around(locks)
+    faulty.lose("attempt", 2)
+    lease = await locks.lock("x").acquire()
+    granted = faulty.answers["attempt"]
+    assert [type(answer) for answer in granted] == [Grant] * 3
+    assert {answer.token for answer in granted} == {lease.token}
+    assert len({answer.claim.id for answer in granted}) == 1
+    seen = await locks.inspect("x")
+    assert [holder.token for holder in seen.holders] == [lease.token]
+    await lease.release()
+
+
+async def test_grant_whose_answer_is_lost_counts_from_the_first_request(locks: LocksView) -> None:
+    """The lease after a lost answer never trusts more than the first request allows."""
+    faulty = Faulty.around(locks)
+    faulty.lose("attempt", 3)
+    begun = time.monotonic()
+    lease = await locks.lock("x", ttl=10).acquire()
+    assert lease.remaining <= 10 - (time.monotonic() - begun) + 0.001
+    await lease.release()
+
+
+async def test_try_acquire_whose_answer_is_lost(subject: Subject, locks: LocksView) -> None:
+    """A single try that gets no answer, and none to its repetition, raises and is undone."""
+    faulty = Faulty.around(locks)
+    faulty.lose("attempt", 2)
+    with pytest.raises(EngineUnavailable) as caught:
+        await locks.lock("x").try_acquire()
+    assert caught.value.name == "x"
+    assert await is_free(subject.connect(), "x")
+
+
+async def test_request_that_never_arrives(locks: LocksView) -> None:
+    """Requests that are lost on their way are repeated."""
+    faulty = Faulty.around(locks)
+    faulty.drop("attempt", 2)
+    async with locks.lock("x"):
+        assert faulty.calls["attempt"] == 3
+
+
+async def test_engine_down_at_first(locks: LocksView) -> None:
+    """An engine that refuses the very first request is reported at once, and nobody tries to undo what never was."""
+    faulty = Faulty.around(locks)
+    faulty.refuse("attempt", 100)
+    with pytest.raises(EngineUnavailable) as caught:
+        await locks.lock("x").acquire()
+    assert caught.value.name == "x"
+    assert faulty.calls == {"attempt": 1}
+
+
+async def test_engine_down_while_waiting(subject: Subject, locks: LocksView) -> None:
+    """A waiter sits out an engine that is down for a moment, and keeps its place."""
+    other = subject.connect()
+    holder = await other.lock("x").acquire()
+    faulty = Faulty.around(locks)
+    async with background(locks.lock("x", ttl=1.5).acquire()) as (task,):
+        await waiting(other, "x")
+        faulty.refuse("wait", 3)
+        await asyncio.sleep(0.8)
+        assert not task.done()
+        await holder.release()
+        lease = await task
+        assert lease.remaining > 0.9
+        await lease.release()
+
+
+async def test_engine_down_for_good_while_waiting(subject: Subject, locks: LocksView) -> None:
+    """A waiter gives up with EngineUnavailable once its place in line cannot be there any more."""
+    async with subject.connect().lock("x"):
+        faulty = Faulty.around(locks)
+        faulty.refuse("wait", 1000)
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(locks.lock("x", ttl=0.5).acquire(), SOON)
+
+
+async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> None:
+    """A hand-over whose answer is lost is found again under the same token."""
+    other = subject.connect()
+    holder = await other.lock("x").acquire()
+    faulty = Faulty.around(locks)
+    faulty.lose("wait", 1)
+    async with background(locks.lock("x", ttl=2).acquire()) as (task,):
+        await waiting(other, "x")
+        await holder.release()
+        lease = await task
+    assert [holder.token for holder in (await other.inspect("x")).holders] == [lease.token]
+    granted = [answer.token for answer in faulty.answers["wait"] if isinstance(answer, Grant)]
+    assert set(granted) == {lease.token}
+    await lease.release()
+
+
+async def test_release_whose_answer_is_lost(subject: Subject, locks: LocksView) -> None:
+    """A release that was done but not answered is repeated, and never frees a successor."""
+    other = subject.connect()
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x").acquire()
+    async with background(other.lock("x").acquire()) as (task,):
+        await waiting(other, "x")
+        faulty.lose("release")
+        assert await lease.release() in (True, False)
+        assert faulty.calls["release"] == 2
+        successor = await task
+    assert await lease.release() is False
+    successor.check()
+    assert not await is_free(other, "x")
+    assert await successor.release() is True
+
+
+async def test_release_that_never_arrives(subject: Subject, locks: LocksView) -> None:
+    """A release that is not answered is retried, then reported; the lease runs out by itself and is not renewed."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.5).acquire()
+    faulty.drop("release", 100)
+    with pytest.raises(EngineUnavailable) as caught:
+        await lease.release()
+    assert caught.value.name == "x"
+    assert faulty.calls["release"] > 1
+    assert await lease.release() is False
+    assert await take(subject.connect(), "x") > lease.token
+
+
+async def test_release_that_is_refused(subject: Subject, locks: LocksView) -> None:
+    """A release that the engine refuses is reported at once, with the name."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.5).acquire()
+    faulty.refuse("release")
+    with pytest.raises(EngineUnavailable) as caught:
+        await lease.release()
+    assert caught.value.name == "x"
+    assert faulty.calls["release"] == 1
+    assert await take(subject.connect(), "x") > lease.token
+
+
+async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
+    """The body's error comes out although the release failed, too; that is in a note."""
+    faulty = Faulty.around(locks)
+    faulty.refuse("release", 100)
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with locks.lock("x", ttl=0.3):
+            raise ZeroDivisionError
+    assert "could not be released" in caught.value.__notes__[0]
+    faulty.heal()
+
+
+async def test_answer_after_the_deadline(subject: Subject, locks: LocksView) -> None:
+    """A grant that is answered after its own deadline is no grant: it is undone, and another one made."""
+    faulty = Faulty.around(locks)
+    faulty.slow("attempt", 1, 0.5)
+    lease = await locks.lock("x", ttl=0.3).acquire()
+    late, good = faulty.answers["attempt"]
+    assert lease.token == good.token > late.token
+    assert good.claim.id != late.claim.id
+    assert lease.remaining > 0.1
+    assert len((await subject.connect().inspect("x")).holders) == 1
+    await lease.release()
+
+
+async def test_answer_late_in_the_ttl(locks: LocksView) -> None:
+    """A grant of which much of the ttl is gone when it is answered is renewed once before it is believed."""
+    faulty = Faulty.around(locks)
+    faulty.slow("attempt", 1, 0.9)
+    lease = await locks.lock("x", ttl=2).acquire()
+    assert faulty.calls["renew"] == 1
+    assert lease.remaining > 1.5
+    await lease.release()
+
+
+@pytest.mark.parametrize("fault", ["lose", "refuse", "drop"])
+async def test_late_answer_that_cannot_be_renewed(locks: LocksView, fault: str) -> None:
+    """If that renewal is not answered, the grant is undone and another one made."""
+    faulty = Faulty.around(locks)
+    faulty.slow("attempt", 1, 0.9)
+    getattr(faulty, fault)("renew")
+    lease = await locks.lock("x", ttl=2).acquire()
+    assert lease.token == faulty.answers["attempt"][-1].token > faulty.answers["attempt"][0].token
+    assert len((await locks.inspect("x")).holders) == 1
+    await lease.release()
+
+
+async def test_one_renewal_fails(locks: LocksView) -> None:
+    """A renewal that fails is tried again, soon, and the lease is kept."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.9).acquire()
+    faulty.refuse("renew")
+    faulty.lose("renew", 2)
+    await asyncio.sleep(1.5)
+    lease.check()
+    assert faulty.calls["renew"] >= 4
+    await lease.release()
+
+
+async def test_renewal_fails_until_the_deadline(subject: Subject) -> None:
+    """When no renewal succeeds the lease is lost at its deadline: told once, before anybody else can have it."""
+    told: list[tuple[int, Reason]] = []
+    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.token, reason)))
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.6).acquire()
+    faulty.refuse("renew", 1000)
+    successor = await subject.connect().lock("x").acquire(SOON)
+    assert lease.lost.is_set()
+    assert lease.reason is Reason.EXPIRED
+    await asyncio.sleep(0.3)
+    assert told == [(lease.token, Reason.EXPIRED)]
+    assert faulty.calls["renew"] >= 2
+    with pytest.raises(LeaseLost):
+        lease.check()
+    await successor.release()
+
+
+async def test_renewal_that_hangs(subject: Subject) -> None:
+    """A renewal that hangs delays neither the news of the loss nor the renewal of another lease."""
+    told: list[tuple[str, Reason]] = []
+    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+    faulty = Faulty.around(locks)
+    hung = await locks.lock("hung", ttl=0.6).acquire()
+    faulty.slow("renew", 1, 1.5)
+    await asyncio.sleep(0.3)
+    other = await locks.lock("other", ttl=0.6).acquire()
+    await asyncio.sleep(0.9)
+    assert hung.lost.is_set()
+    assert told == [("hung", Reason.EXPIRED)]
+    other.check()
+    await asyncio.sleep(0.6)
+    other.check()
+    await other.release()
+
+
+async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView) -> None:
+    """A renewal that succeeds but is answered after the deadline does not bring the lease back."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.5).acquire()
+    faulty.slow("renew", 1, 0.6)
+    assert await lease.lost.wait(SOON)
+    await asyncio.sleep(0.5)
+    assert lease.reason is Reason.EXPIRED
+    assert lease.remaining == 0
+
+
+async def test_renew_by_hand_fails(locks: LocksView) -> None:
+    """`renew()` says that it was not answered; the deadline does not move, and renew=False stays what it is."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
+    faulty.drop("renew")
+    before = lease.remaining
+    with pytest.raises(EngineUnavailable) as caught:
+        await lease.renew()
+    assert caught.value.name == "x"
+    assert lease.remaining < before
+    assert await lease.lost.wait(SOON)
+    assert faulty.calls["renew"] == 1
+
+
+async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
+    """An engine that answers UNKNOWN to a renewal by hand does not make the keeper take over."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
+    real, calls = faulty.inner.renew, []
+
+    async def unknown(grants: Any) -> list[Renewal]:
+        calls.append(len(grants))
+        return [Renewal.UNKNOWN] * len(grants)
+
+    faulty.renew = unknown  # type: ignore[method-assign]
+    with pytest.raises(EngineUnavailable, match="not answered"):
+        await lease.renew()
+    faulty.renew = real  # type: ignore[method-assign]
+    assert await lease.lost.wait(SOON)
+    assert calls == [1]
+
+
+async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine's bug in a renewal is logged and tried again; the keeper does not die of it."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=0.9).acquire()
+    real, failures = faulty.renew, list[int]()
+
+    async def broken(grants: Any) -> list[Renewal]:
+        if len(failures) < 2:
+            failures.append(1)
+            raise KeyError("a bug")
+        return await real(grants)
+
+    faulty.renew = broken  # type: ignore[method-assign]
+    await asyncio.sleep(1.5)
+    lease.check()
+    assert "never should" in caplog.text
+    await lease.release()
+
+
+async def test_timeout_while_the_engine_is_down(subject: Subject, locks: LocksView) -> None:
+    """A waiter whose time is over while the engine is down gives up in time."""
+    async with subject.connect().lock("x"):
+        faulty = Faulty.around(locks)
+        faulty.refuse("wait", 1000)
+        faulty.refuse("abandon", 1)
+        begun = time.monotonic()
+        with pytest.raises((EngineUnavailable, LockTimeout)):
+            await locks.lock("x", ttl=30).acquire(timeout=0.3)
+        assert time.monotonic() - begun < SOON
+    await nobody(subject.connect(), "x")
+
+
+async def test_attempt_twice(subject: Subject) -> None:
+    """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
+    backend = subject.backend()
+    claim = Claim("x", 30)
+    first = await backend.attempt(claim, queue=True)
+    again = await backend.attempt(claim, queue=True)
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert first.token == again.token
+    assert again.since > first.since
+    assert len((await backend.inspect("x")).holders) == 1
+    assert await backend.release(again) is True
+    assert await backend.release(first) is False
+
+
+async def test_wait_in_line_twice(subject: Subject) -> None:
+    """On the engine itself: attempting twice while it is busy takes one place in line."""
+    backend = subject.backend()
+    holder, claim = Claim("x", 30), Claim("x", 30)
+    assert isinstance(await backend.attempt(holder, queue=True), Grant)
+    for _ in range(2):
+        assert isinstance(await backend.attempt(claim, queue=True), Busy)
+    assert len((await backend.inspect("x")).waiters) == 1
+    assert isinstance(await backend.attempt(claim, queue=False), Busy)
+    assert (await backend.inspect("x")).waiters == ()
+    await backend.abandon(holder)
+
+
+async def test_abandon(subject: Subject) -> None:
+    """On the engine itself: abandon gives back whichever it was, is idempotent, and frees nobody else's."""
+    backend = subject.backend()
+    holder, waiter = Claim("x", 30), Claim("x", 30)
+    await backend.abandon(holder)
+    held = Claim("x", 30)
+    assert isinstance(await backend.attempt(held, queue=True), Grant)
+    assert isinstance(await backend.attempt(waiter, queue=True), Busy)
+    for _ in range(2):
+        await backend.abandon(waiter)
+    assert (await backend.inspect("x")).waiters == ()
+    for _ in range(2):
+        await backend.abandon(held)
+    assert isinstance(await backend.attempt(Claim("x", 30), queue=False), Grant)
+    await backend.abandon(held)
+    assert len((await backend.inspect("x")).holders) == 1
+
+
+async def test_release_of_somebody_else(subject: Subject) -> None:
+    """On the engine itself: a release or a renewal under another id does nothing."""
+    backend = subject.backend()
+    grant = await backend.attempt(Claim("x", 30), queue=False)
+    assert isinstance(grant, Grant)
+    stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.handle)
+    assert await backend.release(stranger) is False
+    assert await backend.renew([stranger, grant]) == [Renewal.LOST, Renewal.RENEWED]
+    assert len((await backend.inspect("x")).holders) == 1
+
+
+def test_unanswered_is_unavailable() -> None:
+    """What was not answered is a kind of unavailability: callers need to catch one error only."""
+    assert issubclass(Unanswered, EngineUnavailable)
+    assert issubclass(EngineUnavailable, ConnectionError)

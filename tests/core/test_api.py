@@ -1,0 +1,114 @@
+"""The public API: the two colours agree, everything has a docstring, and the examples in the docstrings run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import doctest
+import importlib
+import inspect
+import pkgutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import aio
+from fencelock.facade import aio as aio_facade
+from fencelock.facade import sync as sync_facade
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(fencelock.__path__, "fencelock.")
+    if not module.name.endswith("__main__")
+)
+
+TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+
+
+def plain(annotation: Any) -> str:
+    """Return an annotation without its colour."""
+    text = str(annotation)
+    for coloured, bare in (("AsyncIterator", "Iterator"), ("Awaitable[T]", "T")):
+        text = text.replace(coloured, bare)
+    return text
+
+
+def signature(function: Any) -> list[tuple[str, Any, str, str]]:
+    """Return what callers see of a function, without its colour."""
+    seen = inspect.signature(function)
+    parameters = [
+        (parameter.name, parameter.kind, repr(parameter.default), plain(parameter.annotation))
+        for parameter in seen.parameters.values()
+    ]
+    return [*parameters, ("return", None, "", plain(seen.return_annotation))]
+
+
+@pytest.mark.parametrize("name", aio.__all__)
+def test_colours_agree(name: str) -> None:
+    """Both façades have the same names with the same parameters, defaults and types; only the awaiting differs."""
+    one, other = getattr(sync_facade, name), getattr(aio_facade, name)
+    if inspect.isfunction(one):
+        assert signature(one) == signature(other)
+        return
+    ours = {key: value for key, value in vars(one).items() if callable(value) or isinstance(value, property)}
+    theirs = {key: value for key, value in vars(other).items() if callable(value) or isinstance(value, property)}
+    assert {TWINS.get(key, key) for key in ours} == set(theirs)
+    for key, value in ours.items():
+        twin = theirs[TWINS.get(key, key)]
+        assert isinstance(value, property) == isinstance(twin, property), key
+        if not isinstance(value, property) and key != "__init__":
+            assert signature(value) == signature(twin), key
+
+
+def test_all_names_are_there() -> None:
+    """What `__all__` promises can be had, from both modules, and nothing else is public."""
+    for name in fencelock.__all__:
+        assert getattr(fencelock, name).__module__.startswith("fencelock."), name
+    assert set(aio.__all__) <= set(fencelock.__all__)
+    assert sorted(fencelock.__all__) == list(fencelock.__all__)
+    assert set(fencelock.__all__) <= set(dir(fencelock))
+    with pytest.raises(AttributeError, match="nosuchname"):
+        _ = fencelock.nosuchname  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", fencelock.__all__)
+def test_public_names_have_docstrings(name: str) -> None:
+    """Every public class and function, and every public method of theirs, says what it does."""
+    for thing in {getattr(fencelock, name), getattr(aio, name, getattr(fencelock, name))}:
+        assert thing.__doc__, thing
+        for key, value in inspect.getmembers(
+            thing, lambda value: inspect.isfunction(value) or isinstance(value, property)
+        ):
+            if not key.startswith("_"):
+                assert inspect.getdoc(value), f"{thing}.{key}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_say_what_they_are_for(name: str) -> None:
+    """Every module has a docstring, and its public functions and classes have one, too."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    assert ast.get_docstring(tree), name
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{name}.{node.name}"
+
+
+@pytest.mark.parametrize("name", ["fencelock", *MODULES])
+def test_examples_in_docstrings(name: str) -> None:
+    """The examples in docstrings run and give what they show."""
+    module = importlib.import_module(name)
+    outcome = doctest.testmod(module, extraglobs={"asyncio": asyncio, "fencelock": fencelock})
+    assert outcome.failed == 0
+
+
+def test_there_are_examples() -> None:
+    """Each public class and `connect` has an example, in both colours."""
+    for facade in (sync_facade, aio_facade):
+        for name in aio.__all__:
+            assert ">>>" in (getattr(facade, name).__doc__ or ""), f"{facade.__name__}.{name}"

@@ -1,0 +1,120 @@
+"""Errors: one root, the right builtin beside it, a name, and they survive a pickle."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import FencelockError, aio
+from fencelock.core import urls
+from fencelock.errors import Unanswered
+
+BUILTINS: dict[str, type[BaseException]] = {
+    "LockTimeout": TimeoutError,
+    "EngineUnavailable": ConnectionError,
+    "InvalidName": ValueError,
+    "InvalidTTL": ValueError,
+    "InvalidURL": ValueError,
+    "LimitMismatch": ValueError,
+    "MissingDependency": ImportError,
+    "ClientClosed": RuntimeError,
+    "DifferentLoop": RuntimeError,
+    "GuaranteeUnavailable": Exception,
+    "LeaseLost": Exception,
+    "StaleToken": Exception,
+    "FencelockError": Exception,
+}
+
+ERRORS: list[Any] = [getattr(fencelock, name) for name in BUILTINS] + [Unanswered]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_error(kind: Any) -> None:
+    """An error is a FencelockError and its builtin kin, says its message, and carries the name."""
+    error = kind("what happened, and what to do next", "order:42")
+    assert isinstance(error, FencelockError)
+    assert isinstance(error, BUILTINS.get(kind.__name__, ConnectionError))
+    assert str(error) == "what happened, and what to do next"
+    assert error.name == "order:42"
+    assert kind("about the engine as a whole").name is None
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_error_survives_a_pickle(kind: Any) -> None:
+    """Errors travel between processes with message, name and reason."""
+    error = kind("message", "order:42")
+    if kind is fencelock.LeaseLost:
+        error = kind("message", "order:42", fencelock.Reason.EXPIRED)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == "message"
+    assert again.name == "order:42"
+    assert getattr(again, "reason", None) == getattr(error, "reason", None)
+
+
+def test_all_errors_are_listed() -> None:
+    """No public error is missing from these tests."""
+    public = {name for name in fencelock.__all__ if _is_error(getattr(fencelock, name))}
+    assert public == set(BUILTINS)
+
+
+def _is_error(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, BaseException)
+
+
+def test_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """An engine whose driver is not installed says which extra brings it, and its password stays hidden."""
+    (tmp_path / "engine_without_driver.py").write_text("import a_driver_that_nobody_has\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(urls.ENGINES, "nodriver", urls.Engine("engine_without_driver", "the-extra"))
+    for connect in (fencelock.connect, aio.connect):
+        with pytest.raises(fencelock.MissingDependency) as caught:
+            connect("nodriver://user:s3cr3t@host")
+        assert "pip install 'fencelock[the-extra]'" in str(caught.value)
+        assert "a_driver_that_nobody_has" in str(caught.value)
+        assert "s3cr3t" not in repr(caught.value)
+        assert isinstance(caught.value.__cause__, ImportError)
+
+
+def test_broken_engine_is_not_a_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """An engine without a driver that cannot be imported is a bug, and shown as one."""
+    (tmp_path / "engine_that_is_broken.py").write_text("import a_module_that_nobody_has\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(urls.ENGINES, "broken", urls.Engine("engine_that_is_broken"))
+    with pytest.raises(ModuleNotFoundError):
+        fencelock.connect("broken://")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://app@db:6379/0", "redis://app@db:6379/0"),
+        ("redis://app:s3cr3t@db:6379/0", "redis://app:***@db:6379/0"),
+        ("redis://:s3cr3t@db", "redis://:***@db"),
+        ("rediss://app:s3%40cr3t@db/0?ssl_password=s3cr3t&db=1", "rediss://app:***@db/0?ssl_password=***&db=1"),
+        ("postgresql://app:s3@cr3t@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://app:s3/cr3t@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://app:s3?cr3t@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://app:s3#cr3t@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://app:s3:cr3t@db/x", "postgresql://app:***@db/x"),
+        ("postgresql://db/x?user=app&password=s3cr3t", "postgresql://db/x?user=app&password=***"),
+        ("postgresql+advisory://app:s3cr3t@[::1]:5432/x", "postgresql+advisory://app:***@[::1]:5432/x"),
+        ("mysql://app:s3cr3t@db/x?PASSWD=s3cr3t", "mysql://app:***@db/x?PASSWD=***"),
+        ("unix://:s3cr3t@/run/redis.sock", "unix://:***@/run/redis.sock"),
+        ("redlock://:s3cr3t@h1,:s3cr3t2@h2", "redlock://:***@h2"),
+        ("etcd://h1:2379,h2:2379?token=s3cr3t", "etcd://h1:2379,h2:2379?token=***"),
+        ("host=db password=s3cr3t user=app", "host=db password=*** user=app"),
+        ("host=db password='s3 cr3t' user=app", "host=db password=*** user=app"),
+        ("app:s3cr3t@db", "app:***@db"),
+        ("sqlite:///var/lib/app/locks.db", "sqlite:///var/lib/app/locks.db"),
+        ("", ""),
+    ],
+)
+def test_redact(url: str, shown: str) -> None:
+    """Passwords are hidden in every shape of URL; the rest is shown as it is."""
+    assert urls.redact(url) == shown

@@ -1,0 +1,108 @@
+"""Imports point downwards only, and asyncio is known in one place: architecture that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fencelock
+
+ROOT = Path(fencelock.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# What each part may import, besides itself and the standard library. A part that is not here yet has to be added.
+BASE = {"errors", "model"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "model": set(),
+    "core": BASE,
+    "worlds": BASE | {"core"},
+    "backends": BASE | {"core"},
+    "primitives": BASE | {"core"},
+    "fences": {"errors"},
+    "lockfree": {"errors"},
+    "facade": BASE | {"core", "worlds", "primitives"},
+    "sim": BASE | {"core", "backends", "primitives", "fences"},
+    "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", "web", ""},
+    "web": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", ""},
+    "aio": {"facade"},
+    "__main__": {"cli"},
+    "": BASE | {"facade"},
+}
+
+# Only these know that asyncio exists.
+ASYNCIO = ("worlds/aio.py", "web/", "sim/", "cli/")
+
+
+def part_of(module: str) -> str:
+    """Return which part of fencelock a module belongs to; "" is the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the absolute names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            assert node.module is not None
+            if node.module == "fencelock":
+                yield from (f"fencelock.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def module_of(path: Path) -> str:
+    """Return a file's dotted name."""
+    names = ("fencelock", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    """A file imports its own part and what lies below it, nothing else of fencelock."""
+    mine = part_of(module_of(path))
+    assert mine in MAY_IMPORT, f"{mine} is new: say in MAY_IMPORT what it may import"
+    for name in imports(path):
+        if name.partition(".")[0] != "fencelock":
+            continue
+        other = part_of(name)
+        if not (ROOT / other).is_dir() and not (ROOT / f"{other}.py").is_file():
+            other = ""  # a public name of the package itself
+        assert other == mine or other in MAY_IMPORT[mine], f"{mine} must not import {name}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "backends").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_backends_do_not_know_each_other(path: Path) -> None:
+    """An engine never imports its siblings."""
+    mine = module_of(path).split(".")[:3]
+    for name in imports(path):
+        if name.startswith("fencelock.backends."):
+            assert name.split(".")[:3] == mine, name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_asyncio_is_known_in_one_place(path: Path) -> None:
+    """The core, the engines, the primitives and the façades do not import asyncio."""
+    if not str(path.relative_to(ROOT)).startswith(ASYNCIO):
+        assert "asyncio" not in {name.partition(".")[0] for name in imports(path)}
+
+
+def test_blocking_start_does_not_import_asyncio() -> None:
+    """Whoever uses the blocking façade does not pay for asyncio."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, fencelock\n"
+        "with fencelock.connect('memory://x') as locks, locks.lock('x'): pass\n"
+        "sys.exit('asyncio' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

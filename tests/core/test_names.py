@@ -1,0 +1,70 @@
+"""The rules for input, by themselves: an engine's traits may narrow the ttl, nothing else differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencelock.backends.memory import TRAITS
+from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
+from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
+from fencelock.model import Strength, Traits
+
+NARROW = Traits(
+    engine="narrow", strength=Strength.CLOCKED, fair=False, push=False, loss_pushed=False, ttl_min=2, ttl_max=60
+)
+
+
+def test_traits_narrow_the_ttl() -> None:
+    """An engine with a narrower range refuses with its own numbers."""
+    assert check_ttl(2, NARROW) == 2.0
+    assert check_ttl(60.0, NARROW) == 60.0
+    for ttl in (1.99, 60.01):
+        with pytest.raises(InvalidTTL, match="between 2 and 60 seconds on narrow"):
+            check_ttl(ttl, NARROW, "x")
+    assert isinstance(check_ttl(30, TRAITS), float)
+
+
+def test_name_is_returned_as_it_is() -> None:
+    """A good name is the very same string afterwards: no copy, no normal form."""
+    for name in ("x", "e\u0301", "é", " x ", "X" * 1024):
+        assert check_name(name) is name
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("", "empty"), ("a\x00", "U\\+0000"), ("a\x85", "U\\+0085"), ("é" * 513, "1026"), ("\ud800", "surrogate"), (3, "int"),
+])  # fmt: skip
+def test_bad_name_says_why(name: Any, why: str) -> None:
+    """The error says what is wrong, and with what."""
+    with pytest.raises(InvalidName, match=why):
+        check_name(name, "a thing")
+    with pytest.raises(InvalidName, match="a thing"):
+        check_name(name, "a thing")
+
+
+def test_seconds() -> None:
+    """Durations: None and what is as good as infinite have no end."""
+    assert check_seconds(None, "t", zero=True) is None
+    assert check_seconds(float("inf"), "t", zero=True) is None
+    assert check_seconds(10**400, "t", zero=True) is None
+    assert check_seconds(0, "t", zero=True) == 0
+    assert check_seconds(2, "t", zero=False) == 2.0
+    for bad in (-1, float("nan"), "1", True, -(10**400)):
+        with pytest.raises(ValueError, match=r"^t must"):
+            check_seconds(bad, "t", zero=True)
+    with pytest.raises(ValueError, match="more than 0"):
+        check_seconds(0, "t", zero=False)
+
+
+@pytest.mark.parametrize("strength", Strength)
+def test_purpose(strength: Strength) -> None:
+    """Correctness takes consensus and durable tokens and refuses quorum, clocked and memory."""
+    traits = Traits(engine="some", strength=strength, fair=True, push=True, loss_pushed=True)
+    check_purpose("efficiency", traits, "x")
+    if strength in (Strength.CONSENSUS, Strength.DURABLE):
+        check_purpose("correctness", traits, "x")
+    else:
+        with pytest.raises(GuaranteeUnavailable, match=strength.value) as caught:
+            check_purpose("correctness", traits, "x")
+        assert caught.value.name == "x"

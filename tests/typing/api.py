@@ -1,0 +1,110 @@
+"""Checked by mypy, never run: the types that users of the public API see, in both colours."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import assert_type
+
+import fencelock
+from fencelock import aio
+
+
+def blocking() -> None:
+    """The blocking colour."""
+    with fencelock.connect(
+        "memory://x", namespace="app", ttl=5, owner="me", on_lost=lambda lease, reason: None
+    ) as locks:
+        assert_type(locks, fencelock.Locks)
+        assert_type(locks.traits, fencelock.Traits)
+        assert_type(locks.owner, str)
+        lock = locks.lock("x", ttl=1.5, timeout=None, renew=False, max_hold=3, reentrant=True, purpose="correctness")
+        assert_type(lock, fencelock.Lock)
+        assert_type(lock.name, str)
+        with lock as lease:
+            assert_type(lease, fencelock.Lease)
+        assert_type(lock.acquire(), fencelock.Lease)
+        assert_type(lock.acquire(timeout=5), fencelock.Lease)
+        assert_type(lock.acquire(timeout=None), fencelock.Lease)
+        assert_type(lock.try_acquire(), fencelock.Lease | None)
+        with lock.acquire() as lease:
+            assert_type(lease, fencelock.Lease)
+        assert_type(lease.name, str)
+        assert_type(lease.token, int)
+        assert_type(lease.id, str)
+        assert_type(lease.owner, str)
+        assert_type(lease.ttl, float)
+        assert_type(lease.remaining, float)
+        assert_type(lease.reason, fencelock.Reason | None)
+        assert_type(lease.lost, fencelock.Lost)
+        assert_type(lease.lost.is_set(), bool)
+        assert_type(lease.lost.wait(timeout=1), bool)
+        assert_type(lease.release(), bool)
+        lease.renew()
+        lease.check()
+        snapshot = locks.inspect("x")
+        assert_type(snapshot, fencelock.Snapshot)
+        assert_type(snapshot.token, int | None)
+        assert_type(snapshot.holders, tuple[fencelock.Holder, ...])
+        assert_type(snapshot.waiters, tuple[fencelock.Waiter, ...])
+        assert_type(locks.names(prefix="x"), Iterator[str])
+        assert_type(locks.force_release("x", reason="why"), int)
+
+        @locks.locked("report:{day}", ttl=3)
+        def report(day: str, copies: int = 1) -> bytes:
+            return f"{day}{copies}".encode()
+
+        assert_type(report("monday", copies=2), bytes)
+        report(3)  # type: ignore[arg-type]
+        locks.lock("x", "y")  # type: ignore[call-arg, arg-type]
+        locks.lock("x", ttl="30")  # type: ignore[arg-type]
+        locks.force_release("x")  # type: ignore[call-arg]
+        fencelock.nosuchname  # type: ignore[attr-defined]  # noqa: B018
+
+
+async def awaited() -> None:
+    """The asyncio colour."""
+    async with aio.connect("memory://x", namespace="app", ttl=5, owner="me") as locks:
+        assert_type(locks, aio.Locks)
+        assert_type(locks.traits, fencelock.Traits)
+        lock = locks.lock("x", ttl=1.5, timeout=None, renew=False, max_hold=3, reentrant=True, purpose="correctness")
+        assert_type(lock, aio.Lock)
+        async with lock as lease:
+            assert_type(lease, aio.Lease)
+        assert_type(await lock.acquire(), aio.Lease)
+        assert_type(await lock.acquire(timeout=5), aio.Lease)
+        assert_type(await lock.try_acquire(), aio.Lease | None)
+        async with await lock.acquire() as lease:
+            assert_type(lease, aio.Lease)
+        assert_type(lease.token, int)
+        assert_type(lease.remaining, float)
+        assert_type(lease.reason, fencelock.Reason | None)
+        assert_type(lease.lost, aio.Lost)
+        assert_type(lease.lost.is_set(), bool)
+        assert_type(await lease.lost.wait(timeout=1), bool)
+        assert_type(await lease.release(), bool)
+        await lease.renew()
+        assert_type(await locks.inspect("x"), fencelock.Snapshot)
+        assert_type(locks.names(), AsyncIterator[str])
+        assert_type(await locks.force_release("x", reason="why"), int)
+
+        @locks.locked("report:{day}", ttl=3)
+        async def report(day: str) -> bytes:
+            return day.encode()
+
+        assert_type(await report("monday"), bytes)
+
+        def make() -> Callable[[str], Awaitable[bytes]]:
+            return locks.locked("report:{day}")(report)
+
+        assert_type(make(), Callable[[str], Awaitable[bytes]])
+        with lock:  # type: ignore[attr-defined]
+            pass
+
+
+def errors() -> None:
+    """The errors, as they are caught."""
+    try:
+        blocking()
+    except fencelock.LeaseLost as error:
+        assert_type(error.name, str | None)
+        assert_type(error.reason, str | None)
+    except fencelock.FencelockError as error:
+        assert_type(error.name, str | None)

@@ -1,0 +1,37 @@
+"""The types of the public API are checked by mypy, strictly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fencelock
+
+HERE = Path(__file__).parent
+
+
+def test_types_of_the_public_api(tmp_path: Path) -> None:
+    """mypy, in strict mode, finds in api.py exactly the types and the mistakes that are written there."""
+    outcome = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--cache-dir",
+            str(tmp_path),
+            "--warn-unused-ignores",
+            str(HERE / "api.py"),
+        ],
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_typed() -> None:
+    """The package says that it is typed."""
+    assert (Path(fencelock.__file__).parent / "py.typed").exists()
