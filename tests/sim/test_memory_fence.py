@@ -13,7 +13,8 @@ import fencelock.fences.memory
 import fencelock.sim.check
 import fencelock.sim.history
 from fencelock.errors import StaleToken
-from fencelock.fences.memory import Fenced, MemoryFence
+from fencelock.fences import Fenced
+from fencelock.fences.memory import MemoryFence
 
 
 def holder(token: int, id: str = "me") -> Fenced:

@@ -20,7 +20,8 @@ from fencelock.core.backend import Backend
 from fencelock.core.lease import LeaseCore
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable
-from fencelock.fences.memory import Fenced, MemoryFence
+from fencelock.fences import Fenced
+from fencelock.fences.memory import MemoryFence
 from fencelock.model import Busy, Claim, Grant, Renewal
 from fencelock.sim.engine import SimBackend
 from fencelock.sim.resource import Resource

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from fencelock.errors import StaleToken
-from fencelock.fences.memory import Fenced, MemoryFence
+from fencelock.fences import Fenced
+from fencelock.fences.memory import MemoryFence
 from fencelock.sim.history import Write
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
