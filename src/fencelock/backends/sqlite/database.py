@@ -27,6 +27,8 @@ APPLICATION_ID = 0x666C6F63  # "floc"
 LAYOUT = 1
 RESERVE_US = 300_000_000
 COMMITS_PER_CHECKPOINT = 1000
+FRAMES_TOO_MANY = 4000
+TRUNCATE_PATIENCE_MS = 100
 YIELDS = 20
 """A transaction is over sooner than the shortest sleep (some 70 µs): first only let others run."""
 BUSY_PAUSES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
@@ -214,7 +216,15 @@ class Database:
         """Move the log into the database, as far as readers allow. If it fails, another time will do."""
         self._commits = 0
         try:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            frames = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+            if frames > FRAMES_TOO_MANY:
+                # The log begins anew only at a moment when all of it was moved. Writers that never pause leave none:
+                # keep them out for as long as it takes to move what they added meanwhile.
+                connection.execute(f"PRAGMA busy_timeout = {TRUNCATE_PATIENCE_MS}")
+                try:
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                finally:
+                    connection.execute("PRAGMA busy_timeout = 0")
         except sqlite3.Error:
             pass
 
