@@ -85,6 +85,17 @@ async with locks.lock('x', ttl=0.4) as lease:
     assert await is_free(locks, "x")
 
 
+async def test_interpreter_lock_held_past_the_deadline(subject: Subject, locks: LocksView) -> None:
+    """A holder whose threads could not run, as one of them kept the interpreter's lock, knows by its own clock."""
+    worker = await subject.worker()
+    token = await worker.acquire("x", ttl=0.4)
+    seen = await worker.do(
+        "import ctypes; ctypes.PyDLL(None).usleep(700_000); result = [lease.lost.is_set(), lease.reason, lease.remaining]"
+    )
+    assert seen == [True, "expired", 0]
+    assert await take(locks, "x") > token
+
+
 async def _held(locks: LocksView, name: str) -> bool:
     return bool((await locks.inspect(name)).holders)
 
