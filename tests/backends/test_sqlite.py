@@ -534,6 +534,26 @@ def test_created_by_many_at_once(url: str, path: Path) -> None:
         assert len(set(tokens)) == len(tokens) == 8 * 20
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_created_by_another_while_we_look(url: str, path: Path, after: int) -> None:
+    """A database that another process creates between two of our looks at it is not taken for somebody else's."""
+    statements: list[str] = []
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            rows = sqlite3.Connection.cursor(self).execute(sql, *args).fetchall()
+            statements.append(sql)
+            if len(statements) == after:
+                with fencelock.connect(url) as other:
+                    take(other)
+            return sqlite3.connect(":memory:").execute(f"SELECT {rows[0][0]}")
+
+    connection = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
+    assert Database(str(path), time.monotonic)._layout(connection) in (0, 1)
+    assert len(statements) >= after
+    connection.close()
+
+
 HOLD_THE_WRITE_LOCK = """
 import sys, sqlite3
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
