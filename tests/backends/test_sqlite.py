@@ -546,7 +546,7 @@ def test_created_by_another_while_we_look(url: str, path: Path, after: int) -> N
             if len(statements) == after:
                 with fencelock.connect(url) as other:
                     take(other)
-            return sqlite3.connect(":memory:").execute(f"SELECT {rows[0][0]}")
+            return sqlite3.Connection.cursor(self).execute("SELECT ?", rows[0])
 
     connection = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
     assert Database(str(path), time.monotonic)._layout(connection) in (0, 1)
