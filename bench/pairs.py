@@ -29,7 +29,7 @@ def bare(folder: str) -> Run:
 
     def run(repetitions: int) -> None:
         nonlocal commits
-        execute, place, id = connection.cursor().execute, ("fencelock", "name"), "0" * 32
+        execute, place, id = connection.execute, ("fencelock", "name"), "0" * 32
         for _ in range(repetitions):
             expires = int(boottime() * 1e6) + 30_000_000
             execute("BEGIN IMMEDIATE")

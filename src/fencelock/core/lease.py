@@ -36,6 +36,7 @@ class LeaseCore:
 
     __slots__ = (
         "__weakref__",
+        "_blocks",
         "_client",
         "_depth",
         "_event",
@@ -57,6 +58,7 @@ class LeaseCore:
         self._event: Event | None = None
         self._guards: list[Guard] = []
         self._released = False
+        self._blocks = 0
         self._depth = 1
         self._renews = renew
         self._final = None if max_hold is None else client.world.now() + max_hold
@@ -290,16 +292,24 @@ class LeaseCore:
 
     # ------------------------------------------------------------------ the with block
 
-    def enter(self) -> None:
-        """Begin a `with` block: its body is interrupted on loss where the colour can do that."""
-        guard = self._client.world.guard()
+    def enter(self, guard: Guard | None) -> None:
+        """Begin a `with` block: the guard interrupts its body on loss, where the colour has one."""
+        self._blocks += 1
         if guard is not None:
             self._guards.append(guard)
             if self.is_lost():
                 guard.interrupt()
 
+    def enter_again(self) -> None:
+        """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
+        self.check()
+        if self._blocks:
+            self.again()
+        self.enter(self._client.world.guard())
+
     async def leave(self, error: BaseException | None) -> None:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
+        self._blocks -= 1
         ours = self._guards.pop().leave() if self._guards else False
         try:
             await self.give_back()

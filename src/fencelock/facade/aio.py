@@ -71,7 +71,7 @@ class Lease(LeaseCore):
         return await self.give_back()
 
     async def __aenter__(self) -> Lease:
-        self.enter()
+        self.enter_again()
         return self
 
     async def __aexit__(

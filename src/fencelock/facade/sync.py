@@ -69,7 +69,7 @@ class Lease(LeaseCore):
         return drive(self.give_back())
 
     def __enter__(self) -> Lease:
-        self.enter()
+        self.enter_again()
         return self
 
     def __exit__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 from enum import Enum
+from itertools import count
 from typing import Final, Generic, TypedDict
 
 from fencelock.core.client import Client, L
@@ -61,7 +62,8 @@ class Mutex(Generic[L]):
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
-        self._entered: dict[Hashable, list[L]] = {}
+        self._entered: dict[int, tuple[Hashable, L]] = {}
+        self._blocks = count()
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
@@ -98,17 +100,22 @@ class Mutex(Generic[L]):
 
     def entered(self, lease: L) -> L:
         """Begin a `with` block with a lease that was just acquired."""
-        lease.enter()
-        self._entered.setdefault(self._client.world.here(), []).append(lease)
+        world = self._client.world
+        lease.enter(world.guard())
+        self._entered[next(self._blocks)] = (world.here(), lease)
         return lease
 
     def leaving(self) -> L:
-        """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`."""
-        here = self._client.world.here()
-        if here not in self._entered:
-            here = next(reversed(self._entered))  # entered elsewhere, as fixtures and exit stacks may do
-        leases = self._entered[here]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[here]
-        return lease
+        """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`.
+
+        Other threads come and go meanwhile: what is removed is removed by its number.
+        """
+        entered = self._entered
+        if len(entered) == 1:
+            block = next(iter(entered))  # ours: nobody else is in any, and who enters now comes after it
+        else:
+            here = self._client.world.here()
+            blocks = list(entered.items())
+            # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+            block = next((block for block, (there, _) in reversed(blocks) if there == here), blocks[-1][0])
+        return entered.pop(block)[1]

@@ -76,7 +76,7 @@ class Held:
         self._lease = lease
 
     async def __aenter__(self) -> SimLease:
-        self._lease.enter()
+        self._lease.enter_again()
         return self._lease
 
     async def __aexit__(

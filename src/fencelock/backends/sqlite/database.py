@@ -312,6 +312,7 @@ class Database:
     def _create(self, connection: sqlite3.Connection) -> None:
         if sqlite3.sqlite_version_info < (3, 37):
             raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
+        connection.execute("PRAGMA page_size = 2048")  # a commit writes whole pages, and ours are nearly empty
         self._until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         connection.execute("PRAGMA synchronous = FULL")
         self._transact(connection, OPEN_PATIENCE, self._fill)
