@@ -266,7 +266,9 @@ result = [interrupts, grants]
     assert grants > 50
     await nobody(locks, "x")
     await nobody(locks, "y")
-    in_a_thread = "import threading; thread = threading.Thread(target=use); thread.start(); thread.join(); result = done"
+    in_a_thread = (
+        "import threading; thread = threading.Thread(target=use); thread.start(); thread.join(); result = done"
+    )
     await worker.do("done = []\ndef use():\n    with locks.raw.lock('x', timeout=5) as lease: done.append(lease.token)")
     assert await worker.do(in_a_thread), "an interrupted thread kept a mutex"
 
