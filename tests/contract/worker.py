@@ -189,6 +189,7 @@ async def _aio(namespace: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve until the input ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     url, options = sys.argv[1], json.loads(sys.argv[3])
     namespace = NAMESPACE
     namespace["locks"] = colours.connect(COLOUR, colours.direct, url, **options)
