@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[dev,bench]'
 	@touch $(STAMP)
 
-demo:  ## the story in half a minute: a lock fails, the fence holds (needs nothing but Python)
+demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing but Python)
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
 test: $(STAMP)  ## all tests, on real engines that they start themselves

@@ -27,6 +27,7 @@ from fencelock.backends.sqlite.engine import SqliteBackend
 from fencelock.backends.sqlite.place import network_file_system, path_of
 from fencelock.core import doorbell
 from tests.contract.worker import Worker
+from tests.engines import packages
 
 SOON = 15.0
 
@@ -102,13 +103,15 @@ def test_tokens_stay_within_what_is_synced(locks: fencelock.Locks, path: Path) -
 
 def test_reserve_is_synced_before_it_is_used(path: Path, url: str) -> None:
     """The log is synced after the reserve was written and before the first token above the old one is handed out."""
+    packages.ensure(["tools"])
+    strace = str(packages.find("tools", "strace").path)
     trace = path.parent / "trace"
     run(
         "import sys, json, os, fencelock\n"
         "locks = fencelock.connect(sys.argv[1])\n"
         "with locks.lock('x') as lease: os.write(2, b'GRANTED %d' % lease.token); print(lease.token)\n",
         url,
-        prefix=("strace", "-f", "-y", "-e", "trace=pwrite64,fdatasync,fsync,write", "-o", str(trace)),
+        prefix=(strace, "-f", "-y", "-e", "trace=pwrite64,fdatasync,fsync,write", "-o", str(trace)),
     )
     lines = trace.read_text("utf-8", "replace").splitlines()
     (granted,) = [number for number, line in enumerate(lines) if "GRANTED" in line]

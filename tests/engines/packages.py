@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "mariadb-install-db": "mariadb-server-core",
         "mariadb": "mariadb-client-core",
     },
+    "tools": {"strace": "strace"},
 }
 
 # Before PATH, where Debian has a Perl wrapper in psql's place that is slow and does not work when it is unpacked.

@@ -97,11 +97,11 @@ class Client(Generic[L]):
         if self.closed:
             return
         self.closed = True
-        held = self.keeper.leases()
+        held = self.keeper.grants()
         self.keeper.stop(Reason.CLOSED)
         try:
-            for lease in held:
-                await self.backend.release(lease.grant)
+            for grant in held:
+                await self.backend.release(grant)
             for claim in list(self._asking.values()):
                 await self.backend.abandon(claim)
         except FencelockError as error:
@@ -136,6 +136,10 @@ class Client(Generic[L]):
                 self._on_lost(lease, reason)
             except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
                 self.complain(f"on_lost failed for {lease.name!r}", error)
+
+    def caution(self, message: str) -> None:
+        """Log what the user should know and nothing else would show."""
+        self._log().warning("%s", message)
 
     def complain(self, message: str, error: BaseException) -> None:
         """Log what nobody is there to be told."""

@@ -29,6 +29,7 @@ class Keeper:
     def __init__(self, client: Client[Any]) -> None:
         self._client = client
         self._leases: dict[str, tuple[weakref.ref[LeaseCore], Grant]] = {}
+        self._orphans: dict[str, tuple[Grant, float]] = {}
         self._renewing: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
@@ -67,20 +68,31 @@ class Keeper:
         with self._client.mutex:
             return [lease for ref, _ in self._leases.values() if (lease := ref()) is not None]
 
+    def grants(self) -> list[Grant]:
+        """Return what the engine still has of ours: the leases that are held, and those that were dropped."""
+        now = self._client.world.now()
+        orphans = [grant for grant, until in list(self._orphans.values()) if until > now]
+        return [lease.grant for lease in self.leases()] + orphans
+
     def _dropped(self, ref: weakref.ref[LeaseCore]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
 
-        It is left to run out rather than released, as whoever dropped the object may still be at work under it.
+        It is left to run out, or until the client is closed, rather than released at once: whoever dropped the object may
+        still be at work under it.
         """
+        now = self._client.world.now()
         for other, grant in list(self._leases.values()):
             if other is ref:
-                name, token, ttl = grant.claim.name, grant.token, grant.claim.ttl
-                warnings.warn(
-                    f"the lease on {name!r} (token {token}) was dropped without release(): it is no longer renewed and "
-                    f"runs out within {ttl:g} s. Keep a reference to it, or use a with block.",
-                    ResourceWarning,
-                    stacklevel=2,
+                for id, (_, until) in list(self._orphans.items()):
+                    if until <= now:
+                        self._orphans.pop(id, None)
+                self._orphans[grant.claim.id] = grant, now + grant.claim.ttl
+                message = (
+                    f"the lease on {grant.claim.name!r} (token {grant.token}) was dropped without release(): it is no "
+                    f"longer renewed and runs out within {grant.claim.ttl:g} s. Keep a reference to it, or use a with block."
                 )
+                self._client.caution(message)  # Python hides ResourceWarnings unless it is asked for them
+                warnings.warn(message, ResourceWarning, stacklevel=2)
 
     async def _run(self, wake: Event) -> None:
         try:

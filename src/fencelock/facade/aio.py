@@ -105,7 +105,10 @@ class Lock:
         return self._mutex.name
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
+        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
+
+        Keep the lease: one that nobody refers to any more is no longer renewed.
+        """
         return await self._mutex.acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:

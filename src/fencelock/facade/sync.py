@@ -99,7 +99,10 @@ class Lock:
         return self._mutex.name
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout."""
+        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
+
+        Keep the lease: one that nobody refers to any more is no longer renewed.
+        """
         return drive(self._mutex.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:

@@ -76,8 +76,7 @@ class Mutex(Generic[L]):
         lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
         if lease is None:
             raise LockTimeout(
-                f"{self.name!r} was not free within {patience:g} s; wait longer, or see who holds it with "
-                f"`fencelock show {self.name!r}`",
+                f"{self.name!r} was not free within {patience:g} s; wait longer, or ask inspect({self.name!r}) who holds it",
                 self.name,
             )
         if self._reentrant:

@@ -1,0 +1,32 @@
+"""Leases that nobody refers to any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from tests.contract.colours import LocksView
+from tests.contract.subject import Subject, is_free
+
+
+async def test_dropped_lease_is_told_and_goes_with_its_client(
+    subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lease dropped without a release is logged, stays held meanwhile, and is released when its client is closed."""
+
+    async def acquire_and_drop() -> None:
+        await locks.lock("x", ttl=30).acquire()
+
+    other = subject.connect()
+    with caplog.at_level(logging.WARNING, "fencelock"), pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
+        await asyncio.create_task(acquire_and_drop())
+        await asyncio.sleep(0)
+        gc.collect()
+        await asyncio.sleep(0.05)
+    assert any("dropped without release" in record.getMessage() for record in caplog.records)
+    assert not await is_free(other, "x")
+    await locks.close()
+    assert await is_free(other, "x")
