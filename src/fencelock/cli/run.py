@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.cli.child import Child
-from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
+from fencelock.cli.codes import LOST, NOT_ACQUIRED, NOT_FOUND, SIGNALLED, TABLE, USAGE
 from fencelock.cli.guard import explain, say
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
 from fencelock.cli.signals import GIVING_UP, Signals
@@ -73,11 +73,20 @@ def parser() -> Parser:
 def main(argv: list[str]) -> NoReturn:
     """Run it. The process ends here, without the interpreter's own farewell, which takes as long as the lock did."""
     split = argv.index("--") if "--" in argv else None
-    options = parser().parse_args(argv[:split])
+    reader = parser()
+    options, unknown = reader.parse_known_args(argv[:split])
+    if unknown and split is None and not unknown[0].startswith("-"):
+        say(f"put -- before the command: {_with_dashes(argv, unknown)}")
+        _exit(USAGE)
+    if unknown:
+        reader.error(f"unrecognized arguments: {' '.join(unknown)}")
     command = [] if split is None else argv[split + 1 :]
     if not command:
         say(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
         _exit(USAGE)
+    if not command[0]:
+        say("the command is empty; is a variable in it not set?")
+        _exit(NOT_FOUND)
     for fd in (0, 1, 2):
         # A stream that was closed is taken by the next thing that is opened. What stands in for it here is closed on exec.
         try:
@@ -101,6 +110,15 @@ def main(argv: list[str]) -> NoReturn:
     if not child.started:
         child.dismiss()
     _exit(code)
+
+
+def _with_dashes(argv: list[str], command: list[str]) -> str:
+    """Return the line as it was meant. If some of the command was taken for our options, only its form is known."""
+    if argv[-len(command) :] != command:
+        return "fencelock run NAME [options] -- COMMAND [ARGUMENT ...]"
+    import shlex
+
+    return f"fencelock run {shlex.join(argv[: -len(command)])} -- {shlex.join(command)}"
 
 
 def _exit(code: int) -> NoReturn:
