@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
+
 from fencelock import connect
 from tests.cli.conftest import FENCELOCK, Cli, eventually
 
@@ -126,6 +128,43 @@ def test_reader_that_leaves(cli: Cli) -> None:
     assert process.stderr.read() == ""
     assert process.wait(5) == 128 + 13
     process.stdout = None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["ls"], ["ls", "--json"], ["show", "x"], ["show", "x", "--json"]],
+)
+def test_output_that_cannot_be_written(cli: Cli, arguments: list[str]) -> None:
+    """A full disk behind stdout, or a stdout that is closed, is one line and 74: no bug, no traceback."""
+    cli.hold("x")
+    for unbuffered in ("", "1"):
+        cli.env["PYTHONUNBUFFERED"] = unbuffered
+        with open("/dev/full", "w") as full:
+            result = cli(*arguments, stdout=full)
+        words = "fencelock: the output cannot be written: No space left on device\n"
+        assert (result.returncode, result.stderr) == (74, words)
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *FENCELOCK, *arguments], env=cli.env, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (74, b"fencelock: the output cannot be written: it is closed\n")
+
+
+def test_stderr_that_cannot_be_written(cli: Cli) -> None:
+    """With nobody to complain to, the exit code still tells."""
+    with open("/dev/full", "w") as full:
+        for arguments in (["ls", "--no-such-option"], ["show"], ["run", "x"], ["nothing"]):
+            assert cli(*arguments, stderr=full).returncode == 64
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_terminal_that_cannot_show_it_all(cli: Cli, encoding: str) -> None:
+    """What an encoding does not have is escaped, in the help, in a name and in an error."""
+    cli.hold("job-\N{ROCKET}")
+    cli.env["PYTHONIOENCODING"] = encoding
+    for command in ([], ["run"], ["ls"], ["show"], ["release"]):
+        result = cli(*command, "--help")
+        assert (result.returncode, result.stderr, result.stdout.isascii()) == (0, "", True)
+    assert cli("ls").stdout.splitlines()[1].startswith("job-\\U0001f680  held")
+    assert cli("show", "job-\N{ROCKET}").stdout.startswith("job-\\U0001f680: held\n")
+    assert "job-\\U0001f680" in cli("run", "job-\N{ROCKET}", "--no-wait", "--", "true").stderr
 
 
 def test_module_and_script_are_the_same(cli: Cli) -> None:

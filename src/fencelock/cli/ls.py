@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE
+from fencelock.cli.guard import put
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import as_json, dump, duration, printable
 
@@ -42,6 +43,6 @@ def main(argv: list[str]) -> int:
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if snapshots:
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        put("".join(f"{line}\n" for line in lines))
     return 0

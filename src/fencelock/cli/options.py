@@ -7,6 +7,7 @@ import os
 from math import isfinite
 
 from fencelock.cli.codes import USAGE
+from fencelock.cli.guard import put, say
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -33,7 +34,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Say it in one line."""
-        self.exit(USAGE, f"fencelock: {message}; see {self.prog} --help\n")
+        say(f"{message}; see {self.prog} --help")
+        self.exit(USAGE)
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002
+        """Write the help to stdout."""
+        put(self.format_help())
 
 
 def _width() -> int:

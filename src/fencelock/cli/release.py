@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
-from fencelock.cli.guard import say
+from fencelock.cli.guard import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
@@ -49,10 +49,8 @@ def main(argv: list[str]) -> int:
         document = {"name": options.name, "dropped": dropped, "holders": [holder_json(holder) for holder in holders]}
         dump({**document, "reason": options.reason})
         return 0
-    if not dropped:
-        print(f"{printable(options.name)}: nobody held it")
-        return 0
-    print(f"{printable(options.name)}: released by force")
-    for holder in holders:
-        print(f"  dropped {describe(holder)}")
+    lines = [f"{printable(options.name)}: {'released by force' if dropped else 'nobody held it'}\n"]
+    if dropped:
+        lines += [f"  dropped {describe(holder)}\n" for holder in holders]
+    put("".join(lines))
     return 0

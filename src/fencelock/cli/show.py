@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
+from fencelock.cli.guard import put
 from fencelock.cli.options import Parser, add_engine, engine_url
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
     if options.json:
         dump(as_json(snapshot))
         return 0
-    print(f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}")
-    for holder in snapshot.holders:
-        print(f"  held by {describe(holder)}")
+    lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
+    lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
-        print(f"  waiting, {place}. in line: {waiter.owner}{_mode(waiter)}")
+        lines.append(f"  waiting, {place}. in line: {waiter.owner}{_mode(waiter)}\n")
+    put("".join(lines))
     return 0
 
 
@@ -78,8 +78,7 @@ def dump(document: object) -> None:
     """Write JSON to stdout."""
     import json
 
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    put(json.dumps(document, indent=2) + "\n")
 
 
 def duration(seconds: float | None) -> str:
