@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
+from contextlib import closing
 
 import pytest
 
@@ -106,6 +108,34 @@ def test_name_that_would_move_the_cursor(cli: Cli) -> None:
     assert cli("ls").stdout.splitlines()[1].startswith("'a\\u202eb'")
     assert cli("show", name).stdout.startswith("'a\\u202eb': held")
     assert cli.json("ls")["locks"][0]["name"] == name
+
+
+def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
+    """An owner's label from the engine, whoever wrote it there, and a reason are escaped for people."""
+    label, shown = "\x1b[2J\u202eroot\x07", "\\x1b[2J\\u202eroot\\x07"
+    cli.hold("x", "--owner", "harmless")
+    cli.start("run", "x", "--owner", "next", "--", "true")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    plant(cli, label)
+    document = cli.json("show", "x")
+    assert [place["owner"] for place in document["holders"] + document["waiters"]] == [label, label]
+    refused = cli("run", "x", "--no-wait", "--", "true")
+    timed_out = cli("run", "x", "--timeout", "0.05", "--", "true")
+    results = [cli("ls"), cli("show", "x"), refused, timed_out]
+    results.append(cli("release", "x", "--force", "--reason", f"why\n{label}"))
+    assert [result.returncode for result in results] == [0, 0, 75, 75, 0]
+    for result in results:
+        assert all(line.isprintable() for line in (result.stdout + result.stderr).split("\n"))
+    assert f"'{shown}'" in results[0].stdout
+    assert results[1].stdout.count(f"'{shown}'") == 2
+    assert f"is held by {shown} (token" in refused.stderr
+    assert results[4].stderr.endswith(f": why\\n{shown}\n")
+
+
+def plant(cli: Cli, label: str) -> None:
+    """Give all claims in the database this label, as a program of another kind could."""
+    with closing(sqlite3.connect(cli.database)) as database, database:
+        database.execute("UPDATE claim SET owner = ?", (label,))
 
 
 def test_top(cli: Cli) -> None:

@@ -11,12 +11,19 @@ from fencelock.cli.codes import BUG, SIGNALLED, UNAVAILABLE, UNWRITABLE, USAGE
 
 
 def say(message: str) -> None:
-    """Write one line to stderr, if there is one."""
+    """Write one line to stderr, if there is one. What others put into the engine cannot move the cursor."""
     try:
-        sys.stderr.write(f"fencelock: {message}\n")
+        sys.stderr.write(f"fencelock: {escaped(message)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # closed or full: nobody listens, and the lock matters more
+
+
+def escaped(text: str) -> str:
+    """Return the text with whatever a terminal would act on (escape sequences, changes of direction) as its code."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Unwritable(Exception):

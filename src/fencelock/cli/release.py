@@ -41,7 +41,11 @@ def main(argv: list[str]) -> int:
 
     from fencelock.facade.sync import connect
 
-    logging.basicConfig(format="fencelock: %(message)s")
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logging.basicConfig(handlers=[Said()])
     with connect(engine_url(options), namespace=options.namespace, owner=options.owner) as locks:
         holders = locks.inspect(options.name).holders
         dropped = locks.force_release(options.name, reason=options.reason)

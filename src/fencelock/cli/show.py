@@ -34,14 +34,14 @@ def main(argv: list[str]) -> int:
     lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
-        lines.append(f"  waiting, {place}. in line: {waiter.owner}{_mode(waiter)}\n")
+        lines.append(f"  waiting, {place}. in line: {printable(waiter.owner)}{_mode(waiter)}\n")
     put("".join(lines))
     return 0
 
 
 def describe(holder: Holder) -> str:
     """Return a holder in words."""
-    return f"{holder.owner}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
+    return f"{printable(holder.owner)}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
 
 
 def _mode(place: Holder | Waiter) -> str:
@@ -87,5 +87,5 @@ def duration(seconds: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a name so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
+    """Return a name or a label so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
     return text if text.isprintable() else ascii(text)
