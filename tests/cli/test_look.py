@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -8,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from fencelock import connect
+from fencelock.cli.ls import columns
 from tests.cli.conftest import FENCELOCK, Cli, eventually
 
 
@@ -26,6 +28,58 @@ def test_ls(cli: Cli) -> None:
     assert second.startswith("other   held   worker 2  1")
     assert len(cli("ls", "jobs:").stdout.splitlines()) == 2
     assert cli("ls", "--namespace", "elsewhere").stdout == ""
+
+
+def test_ls_of_nothing(cli: Cli) -> None:
+    """At a terminal `ls` says that there is nothing to list; a program that reads it gets nothing."""
+    master, slave = os.openpty()
+    try:
+        assert cli("ls", stdout=slave).stderr == "fencelock: no lock is held\n"
+        assert cli("ls", "a", stdout=slave).stderr == "fencelock: no lock is held whose name begins with 'a'\n"
+    finally:
+        os.close(master)
+        os.close(slave)
+    piped = cli("ls")
+    assert (piped.stdout, piped.stderr) == ("", "")
+
+
+def test_ls_with_wide_characters(cli: Cli) -> None:
+    """A character that takes two columns, or none, does not shift the rest of its line."""
+    assert [columns(text) for text in ("ab", "\N{ROCKET}", "\u9396\u5b9a", "e\u0301", "\xe9")] == [2, 2, 4, 1, 1]
+    cli.hold("\N{ROCKET}\u9396", "--owner", "me")
+    cli.hold("abcde", "--owner", "me")
+    assert [line.partition("held")[0] for line in cli("ls").stdout.splitlines()[1:]] == [
+        "abcde  ",
+        "\N{ROCKET}\u9396   ",
+    ]
+
+
+def test_name_that_begins_with_a_dash(cli: Cli) -> None:
+    """Any name can be given to any command: --name takes one that looks like an option."""
+    cli.hold("--name=-x", "--owner", "me")
+    assert cli("show", "--name=-x").stdout.startswith("-x: held\n")
+    assert cli("show", "--", "-x").stdout.startswith("-x: held\n")
+    assert len(cli("ls", "--", "-").stdout.splitlines()) == 2
+    released = cli("release", "--name=-x", "--force", "--reason", "test")
+    assert released.stdout.startswith("-x: released by force\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show"], "the lock's NAME is missing"),
+        (["show", "-x"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
+        (["run", "-x", "--", "true"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
+        (["show", "--name", "a", "b"], "unrecognized arguments: b"),
+        (["run", "--name", "a", "b", "--", "true"], "unrecognized arguments: b"),
+        (["run", "--name", "a", "true"], "put -- before the command: fencelock run --name a -- true"),
+    ],
+)
+def test_name_that_is_missing_or_doubled(cli: Cli, arguments: list[str], words: str) -> None:
+    """One name, no less and no more."""
+    result = cli(*arguments)
+    assert (result.returncode, result.stdout) == (64, "")
+    assert result.stderr.startswith(f"fencelock: {words}")
 
 
 def test_ls_json(cli: Cli) -> None:

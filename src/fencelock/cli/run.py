@@ -30,10 +30,12 @@ RELEASE_PATIENCE = 5.0
 SHORTEST_PATIENCE = 0.1
 
 DESCRIPTION = """\
-Run a command while holding a lock. The command gets FENCELOCK_NAME, FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID
-(what fences compare besides the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals are passed on.
-If the lock is about to be lost, the command's whole process group gets SIGTERM with a third of the ttl left and SIGKILL
-in time to be gone before anybody else can hold the lock."""
+Run a command while holding a lock. The command gets FENCELOCK_NAME,
+FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID (what fences compare besides
+the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals
+are passed on. If the lock is about to be lost, the command's whole process
+group gets SIGTERM with a third of the ttl left, and SIGKILL in time to be gone
+before anybody else can hold the lock."""
 
 EXAMPLE = "fencelock run nightly-report --ttl 30 --no-wait -- ./report.sh --all"
 
@@ -43,10 +45,10 @@ def parser() -> Parser:
     parser = Parser(
         "run",
         DESCRIPTION,
-        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h\n\n{TABLE}\n\nexample: {EXAMPLE}",
+        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h, 1d\n\n{TABLE}\n\nexample: {EXAMPLE}",
         usage="fencelock run NAME [options] -- COMMAND [ARGUMENT ...]",
     )
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_name()
     add_engine(parser)
     parser.add_argument(
         "--ttl", type=seconds, default=30.0, help="others may have the lock so long after this process died (30)"
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> NoReturn:
     """Run it. The process ends here, without the interpreter's own farewell, which takes as long as the lock did."""
     split = argv.index("--") if "--" in argv else None
     reader = parser()
-    options, unknown = reader.parse_known_args(argv[:split])
+    options, unknown = reader.parse_known_named(argv[:split])
     if unknown and split is None and not unknown[0].startswith("-"):
         say(f"put -- before the command: {_with_dashes(argv, unknown)}")
         _exit(USAGE)

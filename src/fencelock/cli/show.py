@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Return the parser of its arguments."""
     parser = Parser("show", "Show who holds a lock and who waits for it, in order of service.", SHORT_TABLE)
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_name()
     add_engine(parser)
     parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
     return parser
@@ -23,7 +23,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """Print it for people, or as JSON."""
-    options = parser().parse_args(argv)
+    options = parser().parse_named(argv)
     from fencelock.facade.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:

@@ -18,8 +18,9 @@ options:
   -h, --help  show this help message and exit
   --version   show the version and exit
 
-The engine is the one that --url or $FENCELOCK_URL names, else a SQLite database in the user's state folder. Put a URL
-with a password into $FENCELOCK_URL: everybody on the machine can read the arguments of a process.
+The engine is the one that --url or $FENCELOCK_URL names, else a SQLite database
+in the user's state folder. Put a URL with a password into $FENCELOCK_URL:
+everybody on the machine can read the arguments of a process.
 `fencelock COMMAND --help` explains a command and its exit codes.
 """
 
