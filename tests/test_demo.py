@@ -2,24 +2,140 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import runpy
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from tests.cli.conftest import eventually, session_members
+
 ROOT = Path(__file__).parent.parent
+STORY = ROOT / "demo" / "story.py"
+WORKERS = ("alice", "bob", "carol")
 
 
-def test_demo_shows_the_loss_and_the_refusal(tmp_path: Path) -> None:
-    """The demo needs nothing but Python, loses an update without the fence, and refuses the stale write with it."""
-    environment = {**os.environ, "HOME": str(tmp_path), "VIRTUAL_ENV": ""}
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What `make demo` prints, with nothing but Python at hand."""
+    environment = {**os.environ, "HOME": str(tmp_path_factory.mktemp("home")), "VIRTUAL_ENV": ""}
+    environment.pop("FORCE_COLOR", None)
     done = subprocess.run(["make", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    bare, fenced = re.findall(r"(\d+) writes were reported as done; the record says (\d+)", done.stdout)
+    return done.stdout
+
+
+def halves(told: str) -> tuple[str, str]:
+    first, _, second = told.partition("2. The same with the fence")
+    return first, second
+
+
+def events(half: str) -> list[tuple[float, str, str]]:
+    """Return time, worker and text of each event of a worker."""
+    lines = (re.match(r" *(\d+\.\d\d) s  ( *)([^- ].*)", line) for line in half.splitlines())
+    return [(float(found[1]), WORKERS[len(found[2]) // 23], found[3]) for found in lines if found is not None]
+
+
+def test_demo_shows_the_loss_and_the_refusal(told: str) -> None:
+    """The demo loses an update without the fence, and refuses the stale write with it."""
+    bare, fenced = re.findall(r"(\d+) writes were reported as done; the record says (\d+)", told)
     assert int(bare[0]) > int(bare[1]), "the half without the fence lost nothing"
     assert int(fenced[0]) == int(fenced[1])
-    first, _, second = done.stdout.partition("2. The same with the fence")
+    first, second = halves(told)
     assert "OVER" in first
+    assert "bob did learn that its lease was lost, but too late" in first
     assert "REFUSED" not in first
     assert "REFUSED" in second
     assert "OVER" not in second
+
+
+def test_demo_fits_a_terminal(told: str) -> None:
+    """No line is wider than 80 columns, and none needs more than ASCII."""
+    assert max(map(len, told.splitlines())) <= 80
+    assert told.isascii()
+
+
+def test_demo_numbers_tokens_in_order(told: str) -> None:
+    """Tokens are shown by small numbers that rise, so that the stale one is visibly older; one is shown in full."""
+    for half in halves(told):
+        numbers = [int(text.partition("#")[2]) for _, _, text in events(half) if text.startswith("holds")]
+        assert numbers == list(range(1, len(numbers) + 1))
+    (refused,) = re.findall(r"REFUSED: #(\d+) is stale, #(\d+) has been here", told)
+    assert int(refused[0]) < int(refused[1])
+    assert len(re.findall(r"this #1 is \d{16}\.", told)) == 1
+
+
+def test_demo_shows_exclusion(told: str) -> None:
+    """Nobody is shown to hold the lock before its last holder wrote, but for the one that is stopped."""
+    for half in halves(told):
+        holding: set[str] = set()
+        last = 0.0
+        for at, who, text in events(half):
+            assert at >= last
+            last = at
+            if text.startswith("holds"):
+                assert holding <= {"bob"}, f"{who} holds at {at} while {holding} does"
+                holding.add(who)
+            elif text.startswith(("writes", "REFUSED")):
+                holding.remove(who)
+
+
+def test_demo_interrupted() -> None:
+    """Ctrl-C ends it with 130 and without a word, and takes all workers along, also the one that is stopped."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    demo = subprocess.Popen(
+        [sys.executable, str(STORY)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell that starts the tests in the background has SIGINT ignored, and that would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert demo.stdout is not None
+    try:
+        while "-- bob is stopped" not in (line := demo.stdout.readline()):
+            assert line, "it ended before anybody was stopped"
+        assert len(session_members(demo.pid)) == 1 + len(WORKERS)
+        begin = time.monotonic()
+        os.killpg(demo.pid, signal.SIGINT)
+        _, err = demo.communicate(timeout=10)
+        assert (demo.returncode, err) == (130, "")
+        assert time.monotonic() - begin < 2
+        eventually(lambda: not session_members(demo.pid))
+    finally:
+        for pid in session_members(demo.pid):
+            os.kill(pid, signal.SIGKILL)
+        demo.communicate()
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "colour"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, True),
+    ],
+)
+def test_demo_colours(environment: dict[str, str], terminal: bool, colour: bool) -> None:
+    """Colours are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
+    assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is colour
+
+
+def test_demo_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that is too old can read the file as far as the line that says so."""
+    ast.parse(STORY.read_text(), feature_version=(3, 7))
+    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+    with pytest.raises(SystemExit, match=r"the demo needs Python 3\.11 or later") as end:
+        runpy.run_path(str(STORY))
+    assert "\n" not in str(end.value)

@@ -18,6 +18,15 @@ def test_help_is_documented(cli: Cli, command: str) -> None:
     assert f"```console\n$ fencelock {command + ' ' if command else ''}--help\n{help}```\n" in DOCS.read_text()
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_a_terminal(cli: Cli, command: str) -> None:
+    """Help is at most 80 columns wide, and no wider where there is more room."""
+    help = cli(*command.split(), "--help").stdout
+    assert max(map(len, help.splitlines())) <= 80
+    cli.env["COLUMNS"] = "200"
+    assert cli(*command.split(), "--help").stdout == help
+
+
 def test_exit_codes_are_documented() -> None:
     """docs/cli.md has every exit code, with the number that the code has."""
     documented = set(map(int, re.findall(r"^\| (\d+) +\|", DOCS.read_text(), re.MULTILINE)))

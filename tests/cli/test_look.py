@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import subprocess
+from contextlib import closing
+
+import pytest
 
 from fencelock import connect
+from fencelock.cli.ls import columns
 from tests.cli.conftest import FENCELOCK, Cli, eventually
 
 
@@ -22,6 +28,58 @@ def test_ls(cli: Cli) -> None:
     assert second.startswith("other   held   worker 2  1")
     assert len(cli("ls", "jobs:").stdout.splitlines()) == 2
     assert cli("ls", "--namespace", "elsewhere").stdout == ""
+
+
+def test_ls_of_nothing(cli: Cli) -> None:
+    """At a terminal `ls` says that there is nothing to list; a program that reads it gets nothing."""
+    master, slave = os.openpty()
+    try:
+        assert cli("ls", stdout=slave).stderr == "fencelock: no lock is held\n"
+        assert cli("ls", "a", stdout=slave).stderr == "fencelock: no lock is held whose name begins with 'a'\n"
+    finally:
+        os.close(master)
+        os.close(slave)
+    piped = cli("ls")
+    assert (piped.stdout, piped.stderr) == ("", "")
+
+
+def test_ls_with_wide_characters(cli: Cli) -> None:
+    """A character that takes two columns, or none, does not shift the rest of its line."""
+    assert [columns(text) for text in ("ab", "\N{ROCKET}", "\u9396\u5b9a", "e\u0301", "\xe9")] == [2, 2, 4, 1, 1]
+    cli.hold("\N{ROCKET}\u9396", "--owner", "me")
+    cli.hold("abcde", "--owner", "me")
+    assert [line.partition("held")[0] for line in cli("ls").stdout.splitlines()[1:]] == [
+        "abcde  ",
+        "\N{ROCKET}\u9396   ",
+    ]
+
+
+def test_name_that_begins_with_a_dash(cli: Cli) -> None:
+    """Any name can be given to any command: --name takes one that looks like an option."""
+    cli.hold("--name=-x", "--owner", "me")
+    assert cli("show", "--name=-x").stdout.startswith("-x: held\n")
+    assert cli("show", "--", "-x").stdout.startswith("-x: held\n")
+    assert len(cli("ls", "--", "-").stdout.splitlines()) == 2
+    released = cli("release", "--name=-x", "--force", "--reason", "test")
+    assert released.stdout.startswith("-x: released by force\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show"], "the lock's NAME is missing"),
+        (["show", "-x"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
+        (["run", "-x", "--", "true"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
+        (["show", "--name", "a", "b"], "unrecognized arguments: b"),
+        (["run", "--name", "a", "b", "--", "true"], "unrecognized arguments: b"),
+        (["run", "--name", "a", "true"], "put -- before the command: fencelock run --name a -- true"),
+    ],
+)
+def test_name_that_is_missing_or_doubled(cli: Cli, arguments: list[str], words: str) -> None:
+    """One name, no less and no more."""
+    result = cli(*arguments)
+    assert (result.returncode, result.stdout) == (64, "")
+    assert result.stderr.startswith(f"fencelock: {words}")
 
 
 def test_ls_json(cli: Cli) -> None:
@@ -106,6 +164,34 @@ def test_name_that_would_move_the_cursor(cli: Cli) -> None:
     assert cli.json("ls")["locks"][0]["name"] == name
 
 
+def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
+    """An owner's label from the engine, whoever wrote it there, and a reason are escaped for people."""
+    label, shown = "\x1b[2J\u202eroot\x07", "\\x1b[2J\\u202eroot\\x07"
+    cli.hold("x", "--owner", "harmless")
+    cli.start("run", "x", "--owner", "next", "--", "true")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    plant(cli, label)
+    document = cli.json("show", "x")
+    assert [place["owner"] for place in document["holders"] + document["waiters"]] == [label, label]
+    refused = cli("run", "x", "--no-wait", "--", "true")
+    timed_out = cli("run", "x", "--timeout", "0.05", "--", "true")
+    results = [cli("ls"), cli("show", "x"), refused, timed_out]
+    results.append(cli("release", "x", "--force", "--reason", f"why\n{label}"))
+    assert [result.returncode for result in results] == [0, 0, 75, 75, 0]
+    for result in results:
+        assert all(line.isprintable() for line in (result.stdout + result.stderr).split("\n"))
+    assert f"'{shown}'" in results[0].stdout
+    assert results[1].stdout.count(f"'{shown}'") == 2
+    assert f"is held by {shown} (token" in refused.stderr
+    assert results[4].stderr.endswith(f": why\\n{shown}\n")
+
+
+def plant(cli: Cli, label: str) -> None:
+    """Give all claims in the database this label, as a program of another kind could."""
+    with closing(sqlite3.connect(cli.database)) as database, database:
+        database.execute("UPDATE claim SET owner = ?", (label,))
+
+
 def test_top(cli: Cli) -> None:
     """Help, version, and hints for what is neither a command nor an option."""
     assert cli("--version").stdout.startswith("fencelock 0.")
@@ -126,6 +212,43 @@ def test_reader_that_leaves(cli: Cli) -> None:
     assert process.stderr.read() == ""
     assert process.wait(5) == 128 + 13
     process.stdout = None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["ls"], ["ls", "--json"], ["show", "x"], ["show", "x", "--json"]],
+)
+def test_output_that_cannot_be_written(cli: Cli, arguments: list[str]) -> None:
+    """A full disk behind stdout, or a stdout that is closed, is one line and 74: no bug, no traceback."""
+    cli.hold("x")
+    for unbuffered in ("", "1"):
+        cli.env["PYTHONUNBUFFERED"] = unbuffered
+        with open("/dev/full", "w") as full:
+            result = cli(*arguments, stdout=full)
+        words = "fencelock: the output cannot be written: No space left on device\n"
+        assert (result.returncode, result.stderr) == (74, words)
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *FENCELOCK, *arguments], env=cli.env, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (74, b"fencelock: the output cannot be written: it is closed\n")
+
+
+def test_stderr_that_cannot_be_written(cli: Cli) -> None:
+    """With nobody to complain to, the exit code still tells."""
+    with open("/dev/full", "w") as full:
+        for arguments in (["ls", "--no-such-option"], ["show"], ["run", "x"], ["nothing"]):
+            assert cli(*arguments, stderr=full).returncode == 64
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_terminal_that_cannot_show_it_all(cli: Cli, encoding: str) -> None:
+    """What an encoding does not have is escaped, in the help, in a name and in an error."""
+    cli.hold("job-\N{ROCKET}")
+    cli.env["PYTHONIOENCODING"] = encoding
+    for command in ([], ["run"], ["ls"], ["show"], ["release"]):
+        result = cli(*command, "--help")
+        assert (result.returncode, result.stderr, result.stdout.isascii()) == (0, "", True)
+    assert cli("ls").stdout.splitlines()[1].startswith("job-\\U0001f680  held")
+    assert cli("show", "job-\N{ROCKET}").stdout.startswith("job-\\U0001f680: held\n")
+    assert "job-\\U0001f680" in cli("run", "job-\N{ROCKET}", "--no-wait", "--", "true").stderr
 
 
 def test_module_and_script_are_the_same(cli: Cli) -> None:

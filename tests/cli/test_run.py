@@ -72,6 +72,42 @@ def test_command_that_cannot_start(cli: Cli, name: str, mode: int | None, text: 
     assert cli("run", "x", "--no-wait", "--", "true").returncode == 0
 
 
+def test_command_that_is_a_folder(cli: Cli) -> None:
+    """A folder in the place of the command is called one: no chmod would help."""
+    result = cli("run", "x", "--", "/tmp")
+    assert (result.returncode, result.stderr) == (126, "fencelock: '/tmp' is a folder, not a program\n")
+
+
+def test_command_that_is_empty(cli: Cli) -> None:
+    """An empty command, as an unset variable gives it, is said to be so, and nothing is locked for it."""
+    result = cli("run", "x", "--", "")
+    assert (result.returncode, result.stdout) == (127, "")
+    assert result.stderr == "fencelock: the command is empty; is a variable in it not set?\n"
+    assert not cli.database.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["x", "true"], "fencelock run x -- true"),
+        (["x", "--ttl", "5", "sh", "-c", "exit 3"], "fencelock run x --ttl 5 -- sh -c 'exit 3'"),
+        (["x", "prog", "--quiet", "y"], "fencelock run NAME [options] -- COMMAND [ARGUMENT ...]"),
+    ],
+)
+def test_command_without_dashes(cli: Cli, arguments: list[str], line: str) -> None:
+    """Whoever forgets the -- is told where it belongs."""
+    result = cli("run", *arguments)
+    assert (result.returncode, result.stderr) == (64, f"fencelock: put -- before the command: {line}\n")
+
+
+def test_unknown_option(cli: Cli) -> None:
+    """An option that does not exist is named, before the -- and without one."""
+    for arguments in (["x", "--wait", "--", "true"], ["x", "--wait"]):
+        result = cli("run", *arguments)
+        assert result.returncode == 64
+        assert "unrecognized arguments: --wait" in result.stderr
+
+
 def test_not_acquired(cli: Cli) -> None:
     """With --no-wait or --timeout a lock that is not free gives 75, names the holder, and leaves nothing behind."""
     cli.hold("x", "--owner", "first")
@@ -152,7 +188,7 @@ def test_background_process_outlives_the_command(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["x", "true"], "unrecognized arguments: true"),
+        (["x", "true"], "put -- before the command"),
         (["x"], "must follow after --"),
         (["x", "--"], "must follow after --"),
         (["--", "true"], "NAME"),

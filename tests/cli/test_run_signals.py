@@ -101,7 +101,8 @@ def test_signal_while_holding(cli: Cli, name: str) -> None:
 def test_signal_reaches_the_whole_group(cli: Cli) -> None:
     """What the command has started gets the signal too."""
     process = cli.hold("x", command="sleep 60 & sleep 60 & touch held; wait")
-    assert len(session_members(process.pid)) == 5  # fencelock, its warden, a shell and two sleeps
+    members = 5  # fencelock, its warden, a shell and two sleeps; the touch may take a moment to be gone
+    eventually(lambda: len(session_members(process.pid)) == members)
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     eventually(lambda: session_members(process.pid) == [], 2)

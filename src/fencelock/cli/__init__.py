@@ -1,4 +1,4 @@
-"""The command line: `fencelock COMMAND …`. One file a command, imported when it is asked for.
+"""The command line: `fencelock COMMAND ...`. One file a command, imported when it is asked for.
 
 Cron starts `fencelock run` thousands of times a day, so nothing is imported here that `run` does not need.
 """
@@ -15,12 +15,9 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that the arguments name; return the exit code."""
+    from fencelock.cli.guard import guarded
+
     arguments = sys.argv[1:] if argv is None else argv
-    command = arguments[0] if arguments else "--help"
-    if command in COMMANDS:
-        from fencelock.cli.guard import guarded
-
-        return guarded(command, arguments[1:])
-    from fencelock.cli.top import top
-
-    return top(command)
+    if arguments and arguments[0] in COMMANDS:
+        return guarded(arguments[0], arguments[1:])
+    return guarded("top", arguments)

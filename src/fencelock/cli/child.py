@@ -107,6 +107,8 @@ class Child:
             )
         if number == errno.ENOEXEC:
             return NOT_EXECUTABLE, f"{command!r} is not a program; a script needs a #! line, as no shell is involved"
+        if number == errno.EACCES and "/" in command and os.path.isdir(command):
+            return NOT_EXECUTABLE, f"{command!r} is a folder, not a program"
         if number == errno.EACCES:
             return NOT_EXECUTABLE, f"{command!r} is not executable; try chmod +x"
         return NOT_EXECUTABLE, f"{command!r} could not be started: {os.strerror(number)}"

@@ -3,6 +3,7 @@
 USAGE = 64
 UNAVAILABLE = 69
 BUG = 70
+UNWRITABLE = 74
 NOT_ACQUIRED = 75
 LOST = 76
 NOT_EXECUTABLE = 126
@@ -23,4 +24,9 @@ exit codes:
   128+n  signal n came before the command was started"""
 
 SHORT_TABLE = """\
-exit codes: 0 done, 64 the arguments are wrong, 69 the engine cannot be reached, 70 a bug in fencelock"""
+exit codes:
+  0    done
+  64   the arguments are wrong
+  69   the engine cannot be reached, or cannot do what was asked
+  70   a bug in fencelock
+  74   done, but the output cannot be written"""

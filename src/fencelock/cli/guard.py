@@ -5,38 +5,70 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 
-from fencelock.cli.codes import BUG, SIGNALLED, UNAVAILABLE, USAGE
+from fencelock.cli.codes import BUG, SIGNALLED, UNAVAILABLE, UNWRITABLE, USAGE
 
 
 def say(message: str) -> None:
-    """Write one line to stderr, if there is one."""
+    """Write one line to stderr, if there is one. What others put into the engine cannot move the cursor."""
     try:
-        sys.stderr.write(f"fencelock: {message}\n")
+        sys.stderr.write(f"fencelock: {escaped(message)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # closed or full: nobody listens, and the lock matters more
 
 
+def escaped(text: str) -> str:
+    """Return the text with whatever a terminal would act on (escape sequences, changes of direction) as its code."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class Unwritable(Exception):
+    """Stdout does not take what there is to say."""
+
+
+def put(text: str) -> None:
+    """Write to stdout, all of it, or raise Unwritable."""
+    if sys.stdout is None:
+        raise Unwritable("it is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(os.strerror(error.errno or 0)) from error
+
+
 def guarded(command: str, arguments: list[str]) -> int:
     """Run a command; whatever goes wrong comes out as a line and a code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: any name can be shown in any encoding
     try:
-        code = import_module(f"fencelock.cli.{command}").main(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return int(code)
+        return int(import_module(f"fencelock.cli.{command}").main(arguments))
     except KeyboardInterrupt:
         return SIGNALLED + 2
     except BrokenPipeError:
-        # `fencelock ls | head`: python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _forget_stdout()  # `fencelock ls | head`
         return SIGNALLED + 13
+    except Unwritable as error:
+        _forget_stdout()
+        say(f"the output cannot be written: {error}")
+        return UNWRITABLE
     except Exception as error:
         if os.environ.get("FENCELOCK_DEBUG"):
             import traceback
 
             traceback.print_exc()
         return explain(error)
+
+
+def _forget_stdout() -> None:
+    # Python would complain once more when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def explain(error: Exception) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from fencelock.cli.codes import SHORT_TABLE
+from fencelock.cli.guard import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import as_json, dump, duration, printable
 
@@ -27,6 +30,10 @@ def main(argv: list[str]) -> int:
     if options.json:
         dump({"locks": [as_json(snapshot) for snapshot in snapshots]})
         return 0
+    if not snapshots:
+        if sys.stdout is not None and sys.stdout.isatty():
+            say("no lock is held" + (f" whose name begins with {options.prefix!r}" if options.prefix else ""))
+        return 0
     rows = [("NAME", "STATE", "HOLDER", "TOKEN", "EXPIRES IN", "WAITERS")]
     for snapshot in snapshots:
         holders = snapshot.holders
@@ -34,14 +41,25 @@ def main(argv: list[str]) -> int:
             (
                 printable(snapshot.name),
                 "free" if not holders else "shared" if holders[0].shared else "held",
-                ", ".join(holder.owner for holder in holders) or "-",
+                ", ".join(printable(holder.owner) for holder in holders) or "-",
                 str(snapshot.token or "-"),
                 duration(max((holder.expires_in for holder in holders), default=None)),
                 str(len(snapshot.waiters)),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if snapshots:
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines: list[str] = []
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    put("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def columns(text: str) -> int:
+    """Return how many columns a terminal needs for it: two for each wide character, none for an accent of its own."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(c) in ("Mn", "Me") else 2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -7,6 +7,10 @@ import os
 from math import isfinite
 
 from fencelock.cli.codes import USAGE
+from fencelock.cli.guard import put, say
+
+WIDEST = 80
+"""Help is no wider than this, however wide the terminal: long lines are hard to read."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -33,7 +37,36 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Say it in one line."""
-        self.exit(USAGE, f"fencelock: {message}; see {self.prog} --help\n")
+        say(f"{message}; see {self.prog} --help")
+        self.exit(USAGE)
+
+    def add_name(self) -> None:
+        """Add the lock's name, as an argument or, for one that looks like an option, as the value of one."""
+        self.add_argument("name", metavar="NAME", nargs="?", help="the lock's name")
+        self.add_argument("--name", dest="named", metavar="NAME", help="for a name that begins with a dash: --name=-x")
+
+    def parse_named(self, argv: list[str]) -> argparse.Namespace:
+        """Return the options and the one name that must be among them."""
+        options, unknown = self.parse_known_named(argv)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options
+
+    def parse_known_named(self, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options, the name among them, and what is left over."""
+        options, unknown = self.parse_known_args(argv)
+        if options.named is not None:
+            unknown = ([] if options.name is None else [options.name]) + unknown
+            options.name = options.named
+        if options.name is None and unknown:
+            self.error(f"there is no option {unknown[0]}; a name that begins with a dash is given as --name=-x")
+        if options.name is None:
+            self.error("the lock's NAME is missing")
+        return options, unknown
+
+    def print_help(self, file: object = None) -> None:  # noqa: ARG002
+        """Write the help to stdout."""
+        put(self.format_help())
 
 
 def _width() -> int:
@@ -41,14 +74,12 @@ def _width() -> int:
         columns = int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(1).columns
     except (OSError, ValueError):
         columns = 80
-    return max(columns - 2, 40)
+    return max(min(columns, WIDEST) - 2, 40)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the locks are."""
-    parser.add_argument(
-        "--url", help="the engine; by default $FENCELOCK_URL, which is the place for a URL with a password"
-    )
+    parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
     parser.add_argument("--namespace", default="fencelock", help="keeps applications on one engine apart (%(default)s)")
 
 
@@ -70,7 +101,9 @@ def seconds(text: str) -> float:
     try:
         value = float(number) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 10, 1.5, 500ms, 30s, 5m or 2h") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration such as 10, 1.5, 500ms, 30s, 5m, 2h or 1d"
+        ) from None
     if not isfinite(value) or value < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value

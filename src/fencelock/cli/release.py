@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
-from fencelock.cli.guard import say
+from fencelock.cli.guard import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
 DESCRIPTION = """\
-Take a lock away from whoever holds it and let the next in line have it. The old holder learns of it at its next renewal at
-the latest and may be at work until then: fences refuse it, as every later token is higher; what has no fence is not
-protected. Nothing needs this in the ordinary course: the lock of a process that died runs out by itself."""
+Take a lock away from whoever holds it and let the next in line have it. The old
+holder learns of it at its next renewal at the latest and may be at work until
+then: fences refuse it, as every later token is higher; what has no fence is not
+protected. Nothing needs this in the ordinary course: the lock of a process that
+died runs out by itself."""
 
 
 def parser() -> Parser:
     """Return the parser of its arguments."""
     parser = Parser("release", DESCRIPTION, SHORT_TABLE)
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_name()
     parser.add_argument("--force", action="store_true", help="needed: only a holder itself releases without force")
     parser.add_argument("--reason", metavar="TEXT", help="needed: why, for the log")
     parser.add_argument("--owner", help="who does this, for the log (host:pid)")
@@ -27,7 +29,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """Release by force and say who was dropped."""
-    options = parser().parse_args(argv)
+    options = parser().parse_named(argv)
     if not options.force:
         say(
             f"only its holder can release {options.name!r}; to take it away, give --force and --reason, after a look at "
@@ -41,7 +43,11 @@ def main(argv: list[str]) -> int:
 
     from fencelock.facade.sync import connect
 
-    logging.basicConfig(format="fencelock: %(message)s")
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logging.basicConfig(handlers=[Said()])
     with connect(engine_url(options), namespace=options.namespace, owner=options.owner) as locks:
         holders = locks.inspect(options.name).holders
         dropped = locks.force_release(options.name, reason=options.reason)
@@ -49,10 +55,8 @@ def main(argv: list[str]) -> int:
         document = {"name": options.name, "dropped": dropped, "holders": [holder_json(holder) for holder in holders]}
         dump({**document, "reason": options.reason})
         return 0
-    if not dropped:
-        print(f"{printable(options.name)}: nobody held it")
-        return 0
-    print(f"{printable(options.name)}: released by force")
-    for holder in holders:
-        print(f"  dropped {describe(holder)}")
+    lines = [f"{printable(options.name)}: {'released by force' if dropped else 'nobody held it'}\n"]
+    if dropped:
+        lines += [f"  dropped {describe(holder)}\n" for holder in holders]
+    put("".join(lines))
     return 0

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.cli.child import Child
-from fencelock.cli.codes import LOST, NOT_ACQUIRED, SIGNALLED, TABLE, USAGE
+from fencelock.cli.codes import LOST, NOT_ACQUIRED, NOT_FOUND, SIGNALLED, TABLE, USAGE
 from fencelock.cli.guard import explain, say
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
 from fencelock.cli.signals import GIVING_UP, Signals
@@ -30,10 +30,12 @@ RELEASE_PATIENCE = 5.0
 SHORTEST_PATIENCE = 0.1
 
 DESCRIPTION = """\
-Run a command while holding a lock. The command gets FENCELOCK_NAME, FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID
-(what fences compare besides the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals are passed on.
-If the lock is about to be lost, the command's whole process group gets SIGTERM with a third of the ttl left and SIGKILL
-in time to be gone before anybody else can hold the lock."""
+Run a command while holding a lock. The command gets FENCELOCK_NAME,
+FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID (what fences compare besides
+the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals
+are passed on. If the lock is about to be lost, the command's whole process
+group gets SIGTERM with a third of the ttl left, and SIGKILL in time to be gone
+before anybody else can hold the lock."""
 
 EXAMPLE = "fencelock run nightly-report --ttl 30 --no-wait -- ./report.sh --all"
 
@@ -43,10 +45,10 @@ def parser() -> Parser:
     parser = Parser(
         "run",
         DESCRIPTION,
-        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h\n\n{TABLE}\n\nexample: {EXAMPLE}",
+        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h, 1d\n\n{TABLE}\n\nexample: {EXAMPLE}",
         usage="fencelock run NAME [options] -- COMMAND [ARGUMENT ...]",
     )
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_name()
     add_engine(parser)
     parser.add_argument(
         "--ttl", type=seconds, default=30.0, help="others may have the lock so long after this process died (30)"
@@ -73,11 +75,20 @@ def parser() -> Parser:
 def main(argv: list[str]) -> NoReturn:
     """Run it. The process ends here, without the interpreter's own farewell, which takes as long as the lock did."""
     split = argv.index("--") if "--" in argv else None
-    options = parser().parse_args(argv[:split])
+    reader = parser()
+    options, unknown = reader.parse_known_named(argv[:split])
+    if unknown and split is None and not unknown[0].startswith("-"):
+        say(f"put -- before the command: {_with_dashes(argv, unknown)}")
+        _exit(USAGE)
+    if unknown:
+        reader.error(f"unrecognized arguments: {' '.join(unknown)}")
     command = [] if split is None else argv[split + 1 :]
     if not command:
         say(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
         _exit(USAGE)
+    if not command[0]:
+        say("the command is empty; is a variable in it not set?")
+        _exit(NOT_FOUND)
     for fd in (0, 1, 2):
         # A stream that was closed is taken by the next thing that is opened. What stands in for it here is closed on exec.
         try:
@@ -101,6 +112,15 @@ def main(argv: list[str]) -> NoReturn:
     if not child.started:
         child.dismiss()
     _exit(code)
+
+
+def _with_dashes(argv: list[str], command: list[str]) -> str:
+    """Return the line as it was meant. If some of the command was taken for our options, only its form is known."""
+    if argv[-len(command) :] != command:
+        return "fencelock run NAME [options] -- COMMAND [ARGUMENT ...]"
+    import shlex
+
+    return f"fencelock run {shlex.join(argv[: -len(command)])} -- {shlex.join(command)}"
 
 
 def _exit(code: int) -> NoReturn:

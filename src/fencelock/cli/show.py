@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
+from fencelock.cli.guard import put
 from fencelock.cli.options import Parser, add_engine, engine_url
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Return the parser of its arguments."""
     parser = Parser("show", "Show who holds a lock and who waits for it, in order of service.", SHORT_TABLE)
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_name()
     add_engine(parser)
     parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
     return parser
@@ -23,7 +23,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """Print it for people, or as JSON."""
-    options = parser().parse_args(argv)
+    options = parser().parse_named(argv)
     from fencelock.facade.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
@@ -31,17 +31,17 @@ def main(argv: list[str]) -> int:
     if options.json:
         dump(as_json(snapshot))
         return 0
-    print(f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}")
-    for holder in snapshot.holders:
-        print(f"  held by {describe(holder)}")
+    lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
+    lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
-        print(f"  waiting, {place}. in line: {waiter.owner}{_mode(waiter)}")
+        lines.append(f"  waiting, {place}. in line: {printable(waiter.owner)}{_mode(waiter)}\n")
+    put("".join(lines))
     return 0
 
 
 def describe(holder: Holder) -> str:
     """Return a holder in words."""
-    return f"{holder.owner}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
+    return f"{printable(holder.owner)}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
 
 
 def _mode(place: Holder | Waiter) -> str:
@@ -78,8 +78,7 @@ def dump(document: object) -> None:
     """Write JSON to stdout."""
     import json
 
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    put(json.dumps(document, indent=2) + "\n")
 
 
 def duration(seconds: float | None) -> str:
@@ -88,5 +87,5 @@ def duration(seconds: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a name so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
+    """Return a name or a label so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
     return text if text.isprintable() else ascii(text)

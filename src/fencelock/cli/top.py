@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from fencelock.cli import COMMANDS
 from fencelock.cli.codes import USAGE
-from fencelock.cli.guard import say
+from fencelock.cli.guard import put, say
 
 HELP = """\
-usage: fencelock COMMAND …
+usage: fencelock COMMAND ...
 
 Distributed locks that stay right when they break.
 
@@ -20,24 +18,28 @@ options:
   -h, --help  show this help message and exit
   --version   show the version and exit
 
-The engine is the one that --url or $FENCELOCK_URL names, else a SQLite database in the user's state folder. Put a URL
-with a password into $FENCELOCK_URL: everybody on the machine can read the arguments of a process.
+The engine is the one that --url or $FENCELOCK_URL names, else a SQLite database
+in the user's state folder. Put a URL with a password into $FENCELOCK_URL:
+everybody on the machine can read the arguments of a process.
 `fencelock COMMAND --help` explains a command and its exit codes.
 """
 
 
-def top(argument: str) -> int:
+def main(argv: list[str]) -> int:
     """Answer what came in the place of a command."""
+    argument = argv[0] if argv else "--help"
     if argument in ("-h", "--help", "help"):
-        sys.stdout.write(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, what in COMMANDS.items())))
+        put(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, what in COMMANDS.items())))
         return 0
     if argument == "--version":
         from fencelock import __version__
 
-        sys.stdout.write(f"fencelock {__version__}\n")
+        put(f"fencelock {__version__}\n")
         return 0
     if argument.startswith("-"):
-        say(f"options come after the command, as in `fencelock run NAME {argument} … -- COMMAND`; see fencelock --help")
+        say(
+            f"options come after the command, as in `fencelock run NAME {argument} ... -- COMMAND`; see fencelock --help"
+        )
     else:
         say(f"there is no command {argument!r}; there are {', '.join(COMMANDS)}. See fencelock --help")
     return USAGE
