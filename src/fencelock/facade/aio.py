@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar, Unpack
 from fencelock.core.client import Client, OnLost
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name
-from fencelock.core.urls import open_backend, redact, resolve
+from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Snapshot, Traits
 from fencelock.primitives.locked import naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
@@ -136,7 +136,7 @@ class Locks:
 
     def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
-        self._url = redact(url)
+        self._url = shown(url, client.backend)
 
     @property
     def traits(self) -> Traits:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from fencelock.backends.sqlite.database import Database
 from fencelock.backends.sqlite.engine import SqliteBackend
-from fencelock.backends.sqlite.place import path_of
+from fencelock.backends.sqlite.place import is_default, path_of
 from fencelock.core.world import World
 
 
 def connect(world: World, url: str, namespace: str) -> SqliteBackend:
     """Return the engine for a `sqlite:` URL. The file is opened when it is first needed."""
-    return SqliteBackend(world, Database(path_of(url), world.now), namespace)
+    path, default = path_of(url), is_default(url)
+    backend = SqliteBackend(world, Database(path, world.now, make_folder=default), namespace)
+    if default:
+        backend.url = f"sqlite://{path}"
+    return backend

@@ -17,7 +17,7 @@ from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.access import foreign_side_file, obstacle
-from fencelock.backends.sqlite.place import network_file_system
+from fencelock.backends.sqlite.place import make_default_folder, network_file_system
 from fencelock.core.clock import boot_id, wall_us
 from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
@@ -63,8 +63,9 @@ class NeedsReserve(Exception):
 class Database:
     """One connection, opened when it is needed, shared by the threads of a client under one mutex."""
 
-    def __init__(self, path: str, now: Callable[[], float]) -> None:
+    def __init__(self, path: str, now: Callable[[], float], *, make_folder: bool = False) -> None:
         self.path = path
+        self._make_folder = make_folder
         self.boot = boot_id()
         self.now = now
         self._mutex = RLock()
@@ -266,6 +267,8 @@ class Database:
             raise
 
     def _open(self) -> sqlite3.Connection:
+        if self._make_folder:
+            make_default_folder(self.path)
         if (why := obstacle(self.path)) is not None:
             raise EngineUnavailable(why)
         if (kind := network_file_system(os.path.dirname(self.path))) is not None:

@@ -82,6 +82,8 @@ class SqliteBackend:
     """`fencelock.core.backend.Backend` on a SQLite database."""
 
     traits = TRAITS
+    url: str | None = None
+    """What the default URL stands for; None if a path was given."""
 
     def __init__(self, world: World, database: Database, namespace: str) -> None:
         self._world = world
