@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 
-from fencelock.core.client import Client, OnLost
+from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name
 from fencelock.core.urls import open_backend, resolve, shown
-from fencelock.model import Snapshot, Traits
+from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.aio import AioWorld
@@ -157,7 +157,7 @@ class Locks:
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
-        purpose: str = "efficiency",
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> Lock:
         """Return a lock on a name.
 
@@ -173,7 +173,7 @@ class Locks:
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
-    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Return a decorator: each call holds the lock, made with the options of `lock`.
 
         `{argument}` in the name stands for the call's argument.
@@ -188,7 +188,7 @@ class Locks:
         ['report:monday']
         """
 
-        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
             name_of = naming(name, function, awaited=True)
 
             @wraps(function)
@@ -234,7 +234,7 @@ def connect(
     namespace: str = "fencelock",
     ttl: float = 30.0,
     owner: str | None = None,
-    on_lost: OnLost | None = None,
+    on_lost: Callable[[Lease, Reason], object] | None = None,
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 

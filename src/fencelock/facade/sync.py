@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Literal, ParamSpec, TypeVar, Unpack
 
-from fencelock.core.client import Client, OnLost
+from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name
 from fencelock.core.urls import open_backend, resolve, shown
-from fencelock.model import Snapshot, Traits
+from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.blocking import BlockingWorld, drive, each
@@ -150,7 +150,7 @@ class Locks:
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
-        purpose: str = "efficiency",
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> Lock:
         """Return a lock on a name.
 
@@ -223,7 +223,7 @@ def connect(
     namespace: str = "fencelock",
     ttl: float = 30.0,
     owner: str | None = None,
-    on_lost: OnLost | None = None,
+    on_lost: Callable[[Lease, Reason], object] | None = None,
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Hashable
 from enum import Enum
 from itertools import count
-from typing import Final, Generic, TypedDict
+from typing import Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
@@ -34,7 +34,7 @@ class LockOptions(TypedDict, total=False):
     renew: bool
     max_hold: float | None
     reentrant: bool
-    purpose: str
+    purpose: Literal["efficiency", "correctness"]
 
 
 class Mutex(Generic[L]):
@@ -50,7 +50,7 @@ class Mutex(Generic[L]):
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
-        purpose: str = "efficiency",
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> None:
         traits = client.backend.traits
         self._client = client
