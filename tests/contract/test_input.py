@@ -254,3 +254,34 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
             pass
     assert (folder / "locks.db").exists()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_on_lost_must_be_callable(colour: str) -> None:
+    """What cannot be called, or would have to be awaited, is refused when the client is made, not at the first loss."""
+
+    async def told(lease: object, reason: object) -> None: ...
+
+    for bad, message in ((42, "not int"), ("print", "not str"), (told, "async def")):
+        with pytest.raises(TypeError, match=rf"on_lost .*{message}"):
+            connect(colour, direct, "memory://on-lost", on_lost=bad)
+
+
+async def test_decorator_without_a_name(locks: LocksView) -> None:
+    """A bare `@locks.locked` is told what to write; it would replace the function by a decorator."""
+    raw = getattr(locks, "raw", locks)
+
+    def report() -> None: ...
+
+    with pytest.raises(TypeError, match=r"write @locks\.locked\('report'\)"):
+        raw.locked(report)
+    with pytest.raises(TypeError, match="a str, not int"):
+        raw.locked(42)
+
+
+async def test_bad_options_name_the_lock(locks: LocksView) -> None:
+    """Each message about an option says which lock it is about."""
+    for options in ({"timeout": -1}, {"timeout": "5"}, {"max_hold": 0}, {"max_hold": "x"}, {"purpose": "safety"}):
+        with pytest.raises(ValueError, match=r"^'order:42': "):
+            locks.lock("order:42", **options)
+    with pytest.raises(ValueError, match=r"^'order:42': timeout"):
+        await locks.lock("order:42").acquire(timeout=-1)

@@ -9,10 +9,10 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
-from fencelock.core.names import check_name
+from fencelock.core.names import check_callback, check_name
 from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
-from fencelock.primitives.locked import naming
+from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.aio import AioWorld
 
@@ -159,12 +159,13 @@ class Locks:
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> Lock:
-        """Return a lock on a name.
+        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
 
-        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then).
-        `timeout`: seconds to wait; None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is
-        lost even if all is well. `reentrant`: the task that holds it may take it again. `purpose="correctness"`: refuse an
-        engine whose tokens could repeat after a failure.
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then); by default
+        the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
+        once, None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is lost even if all is
+        well. `reentrant`: the task that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
+        could repeat after a failure.
         """
         options = LockOptions(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
@@ -187,6 +188,7 @@ class Locks:
         >>> asyncio.run(main())
         ['report:monday']
         """
+        check_template(name)
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
             name_of = naming(name, function, awaited=True)
@@ -250,6 +252,7 @@ def connect(
     >>> asyncio.run(main())
     'worker-1'
     """
+    check_callback(on_lost)
     url = resolve(url)
     world = AioWorld()
     backend = open_backend(world, url, check_name(namespace, "a namespace"))

@@ -11,10 +11,10 @@ from typing import Literal, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
-from fencelock.core.names import check_name
+from fencelock.core.names import check_callback, check_name
 from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
-from fencelock.primitives.locked import naming
+from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.blocking import BlockingWorld, drive, each
 
@@ -152,12 +152,13 @@ class Locks:
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> Lock:
-        """Return a lock on a name.
+        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
 
-        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then).
-        `timeout`: seconds to wait; None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is
-        lost even if all is well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an
-        engine whose tokens could repeat after a failure.
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then); by default
+        the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
+        once, None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is lost even if all is
+        well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
+        could repeat after a failure.
         """
         options = LockOptions(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
@@ -176,6 +177,7 @@ class Locks:
         ...     report("monday")
         ['report:monday']
         """
+        check_template(name)
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             name_of = naming(name, function, awaited=False)
@@ -237,6 +239,7 @@ def connect(
     ...         locks.inspect("order:42").holders[0].owner
     'worker-1'
     """
+    check_callback(on_lost)
     url = resolve(url)
     world = BlockingWorld()
     backend = open_backend(world, url, check_name(namespace, "a namespace"))
