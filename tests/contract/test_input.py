@@ -223,9 +223,13 @@ async def test_locks_do_not_travel(locks: LocksView) -> None:
     """A client, a lock or a lease cannot be pickled: another process would hold what is not its own."""
     raw = getattr(locks, "raw", locks)
     lease = await locks.lock("x").acquire()
-    for thing in (raw, raw.lock("x"), getattr(lease, "raw", lease)):
-        with pytest.raises(TypeError):
-            pickle.dumps(thing)
+    things = {"client": raw, "lock": raw.lock("x"), "lease": getattr(lease, "raw", lease)}
+    for what, thing in things.items():
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(
+                TypeError, match=rf"a fencelock {what} cannot be sent to another process; call connect\(\)"
+            ):
+                pickle.dumps([thing], protocol)
     await lease.release()
 
 
@@ -285,3 +289,15 @@ async def test_bad_options_name_the_lock(locks: LocksView) -> None:
             locks.lock("order:42", **options)
     with pytest.raises(ValueError, match=r"^'order:42': timeout"):
         await locks.lock("order:42").acquire(timeout=-1)
+
+
+async def test_truth_of_lost(locks: LocksView) -> None:
+    """`lease.lost` is true once the lease is lost, and shows in its repr which lease it belongs to."""
+    lease = await locks.lock("x", ttl=0.1, renew=False).acquire()
+    lost = getattr(lease, "raw", lease).lost
+    assert not lost
+    assert repr(lost) == "<Lost 'x' not set>"
+    await lease.lost.wait(5)
+    assert lost
+    assert repr(lost) == "<Lost 'x' set>"
+    await lease.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
@@ -43,6 +43,12 @@ class Lost:
         """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
         return await self._lease.wait_lost(timeout)
 
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+    def __repr__(self) -> str:
+        return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
+
 
 class Lease(LeaseCore):
     """What a holder holds: a name, a fencing token, and time.
@@ -59,7 +65,7 @@ class Lease(LeaseCore):
 
     @property
     def lost(self) -> Lost:
-        """The event of its loss: `is_set()` and `wait(timeout)`."""
+        """The event of its loss: `is_set()`, which is also its truth, and `wait(timeout)`."""
         return Lost(self)
 
     async def renew(self) -> None:
@@ -78,6 +84,9 @@ class Lease(LeaseCore):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.leave(error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
 
 
 class Lock:
@@ -122,6 +131,9 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
 class Locks:
@@ -228,6 +240,9 @@ class Locks:
 
     def __repr__(self) -> str:
         return f"<Locks {self._url}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock client cannot be sent to another process; call connect() there")
 
 
 def connect(
