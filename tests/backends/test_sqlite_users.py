@@ -113,6 +113,18 @@ def test_log_with_commits_is_not_to_be_deleted(folder: Path) -> None:
     assert "delete" not in refusal
 
 
+def test_log_without_its_database(folder: Path) -> None:
+    """A log that another user left when the database itself is gone can only be deleted."""
+    path = folder / "locks.db"
+    use(BOB, path, "crash")
+    path.unlink()
+    refusal = use(ALICE, path)
+    assert f"{path}-wal belongs to user {user(BOB)}" in refusal
+    assert "deleted" in refusal
+    assert "chown" not in refusal
+    assert not path.exists()
+
+
 def test_root_does_not_lock_out_the_owner(folder: Path) -> None:
     """What root leaves beside a user's database belongs to that user."""
     path = folder / "locks.db"

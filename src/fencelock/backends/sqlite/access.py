@@ -67,11 +67,13 @@ def foreign_side_file(path: str) -> str | None:
         else:
             why = f"user {this_user()} may not write it"
         # A log that is not empty may have commits that are nowhere else; the other file can always be made again.
-        delete = suffix == "-shm" or found.st_size == 0
-        advice = "have it deleted by its owner or by root while nobody uses the database, or " if delete else ""
+        alone = not os.path.exists(real)
+        delete = "have it deleted by its owner or by root while nobody uses the database"
+        give = f"have root give it to the owner of the database: chown --reference={real} {side}"
+        advice = delete if alone else f"{delete}, or {give}" if suffix == "-shm" or not found.st_size else give
         return (
-            f"{path}: {side} belongs to user {user(found.st_uid)}, and {why}; {advice}have root give it to the owner of "
-            f"the database: chown --reference={real} {side}. Users who share a database need a common group"
+            f"{path}: {side} belongs to user {user(found.st_uid)}, and {why}; {advice}. Users who share a database need a "
+            "common group"
         )
     return None
 
