@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as in typing, without importing it
+if TYPE_CHECKING:
+    from fencelock.model import Reason
+
 
 class FencelockError(Exception):
     """The root of all of fencelock's errors.
@@ -26,10 +30,10 @@ class LockTimeout(FencelockError, TimeoutError):
 class LeaseLost(FencelockError):
     """The lease is over although its holder was not done: stop touching what it protected.
 
-    `reason` says how it ended: see `fencelock.Reason`.
+    `reason` says how it ended: see `fencelock.Reason`. It is None if the holder had released it itself.
     """
 
-    def __init__(self, message: str, name: str | None = None, reason: str | None = None) -> None:
+    def __init__(self, message: str, name: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message, name)
         self.reason = reason
 

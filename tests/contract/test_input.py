@@ -223,15 +223,19 @@ async def test_locks_do_not_travel(locks: LocksView) -> None:
     """A client, a lock or a lease cannot be pickled: another process would hold what is not its own."""
     raw = getattr(locks, "raw", locks)
     lease = await locks.lock("x").acquire()
-    for thing in (raw, raw.lock("x"), getattr(lease, "raw", lease)):
-        with pytest.raises(TypeError):
-            pickle.dumps(thing)
+    things = {"client": raw, "lock": raw.lock("x"), "lease": getattr(lease, "raw", lease)}
+    for what, thing in things.items():
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(
+                TypeError, match=rf"a fencelock {what} cannot be sent to another process; call connect\(\)"
+            ):
+                pickle.dumps([thing], protocol)
     await lease.release()
 
 
 def test_unknown_scheme(colour: str) -> None:
     """A URL that names no engine is refused with those that there are."""
-    for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "SQLITE:///x", "://", "sqlite"):
+    for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "://", "sqlite"):
         with pytest.raises(InvalidURL, match="sqlite://"):
             connect(colour, direct, url)
     with pytest.raises(InvalidURL, match="must be a str"):
@@ -245,8 +249,55 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         assert locks.traits.engine == "memory"
     monkeypatch.delenv("FENCELOCK_URL")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with fencelock.connect() as locks, locks.lock("x"):
-        assert locks.traits.engine == "sqlite"
     folder = tmp_path / "state" / "fencelock"
+    with fencelock.connect() as locks:
+        assert locks.traits.engine == "sqlite"
+        assert repr(locks) == f"<Locks sqlite://{folder}/locks.db>"
+        assert not folder.exists()
+        with locks.lock("x"):
+            pass
     assert (folder / "locks.db").exists()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_on_lost_must_be_callable(colour: str) -> None:
+    """What cannot be called, or would have to be awaited, is refused when the client is made, not at the first loss."""
+
+    async def told(lease: object, reason: object) -> None: ...
+
+    for bad, message in ((42, "not int"), ("print", "not str"), (told, "async def")):
+        with pytest.raises(TypeError, match=rf"on_lost .*{message}"):
+            connect(colour, direct, "memory://on-lost", on_lost=bad)
+
+
+async def test_decorator_without_a_name(locks: LocksView) -> None:
+    """A bare `@locks.locked` is told what to write; it would replace the function by a decorator."""
+    raw = getattr(locks, "raw", locks)
+
+    def report() -> None: ...
+
+    with pytest.raises(TypeError, match=r"write @locks\.locked\('report'\)"):
+        raw.locked(report)
+    with pytest.raises(TypeError, match="a str, not int"):
+        raw.locked(42)
+
+
+async def test_bad_options_name_the_lock(locks: LocksView) -> None:
+    """Each message about an option says which lock it is about."""
+    for options in ({"timeout": -1}, {"timeout": "5"}, {"max_hold": 0}, {"max_hold": "x"}, {"purpose": "safety"}):
+        with pytest.raises(ValueError, match=r"^'order:42': "):
+            locks.lock("order:42", **options)
+    with pytest.raises(ValueError, match=r"^'order:42': timeout"):
+        await locks.lock("order:42").acquire(timeout=-1)
+
+
+async def test_truth_of_lost(locks: LocksView) -> None:
+    """`lease.lost` is true once the lease is lost, and shows in its repr which lease it belongs to."""
+    lease = await locks.lock("x", ttl=0.1, renew=False).acquire()
+    lost = getattr(lease, "raw", lease).lost
+    assert not lost
+    assert repr(lost) == "<Lost 'x' not set>"
+    await lease.lost.wait(5)
+    assert lost
+    assert repr(lost) == "<Lost 'x' set>"
+    await lease.release()

@@ -31,7 +31,7 @@ TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 def plain(annotation: Any) -> str:
     """Return an annotation without its colour."""
     text = str(annotation)
-    for coloured, bare in (("AsyncIterator", "Iterator"), ("Awaitable[T]", "T")):
+    for coloured, bare in (("AsyncIterator", "Iterator"), ("Awaitable[T]", "T"), ("Coroutine[Any, Any, T]", "T")):
         text = text.replace(coloured, bare)
     return text
 

@@ -111,6 +111,8 @@ def test_broken_engine_is_not_a_missing_dependency(monkeypatch: pytest.MonkeyPat
         ("host=db password=s3cr3t user=app", "host=db password=*** user=app"),
         ("host=db password='s3 cr3t' user=app", "host=db password=*** user=app"),
         ("app:s3cr3t@db", "app:***@db"),
+        ("redis:///app:s3cr3t@db", "redis:///app:***@db"),
+        ("redis:/app:s3cr3t@db", "redis:***@db"),
         ("sqlite:///var/lib/app/locks.db", "sqlite:///var/lib/app/locks.db"),
         ("", ""),
     ],

@@ -45,16 +45,16 @@ def test_bad_name_says_why(name: Any, why: str) -> None:
 
 def test_seconds() -> None:
     """Durations: None and what is as good as infinite have no end."""
-    assert check_seconds(None, "t", zero=True) is None
-    assert check_seconds(float("inf"), "t", zero=True) is None
-    assert check_seconds(10**400, "t", zero=True) is None
-    assert check_seconds(0, "t", zero=True) == 0
-    assert check_seconds(2, "t", zero=False) == 2.0
+    assert check_seconds(None, "t", "x", zero=True) is None
+    assert check_seconds(float("inf"), "t", "x", zero=True) is None
+    assert check_seconds(10**400, "t", "x", zero=True) is None
+    assert check_seconds(0, "t", "x", zero=True) == 0
+    assert check_seconds(2, "t", "x", zero=False) == 2.0
     for bad in (-1, float("nan"), "1", True, -(10**400)):
-        with pytest.raises(ValueError, match=r"^t must"):
-            check_seconds(bad, "t", zero=True)
+        with pytest.raises(ValueError, match=r"^'x': t must"):
+            check_seconds(bad, "t", "x", zero=True)
     with pytest.raises(ValueError, match="more than 0"):
-        check_seconds(0, "t", zero=False)
+        check_seconds(0, "t", "x", zero=False)
 
 
 @pytest.mark.parametrize("strength", Strength)

@@ -1,7 +1,8 @@
 """Checked by mypy, never run: the types that users of the public API see, in both colours."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import assert_type
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, assert_type
 
 import fencelock
 from fencelock import aio
@@ -55,6 +56,8 @@ def blocking() -> None:
         report(3)  # type: ignore[arg-type]
         locks.lock("x", "y")  # type: ignore[call-arg, arg-type]
         locks.lock("x", ttl="30")  # type: ignore[arg-type]
+        locks.lock("x", purpose="safety")  # type: ignore[arg-type]
+        locks.locked("x", purpose="safety")  # type: ignore[arg-type]
         locks.force_release("x")  # type: ignore[call-arg]
         fencelock.nosuchname  # type: ignore[attr-defined]  # noqa: B018
 
@@ -90,13 +93,34 @@ async def awaited() -> None:
             return day.encode()
 
         assert_type(await report("monday"), bytes)
+        assert_type(asyncio.create_task(report("monday")), asyncio.Task[bytes])
 
-        def make() -> Callable[[str], Awaitable[bytes]]:
+        def make() -> Callable[[str], Coroutine[Any, Any, bytes]]:
             return locks.locked("report:{day}")(report)
 
-        assert_type(make(), Callable[[str], Awaitable[bytes]])
+        assert_type(make(), Callable[[str], Coroutine[Any, Any, bytes]])
+        locks.lock("x", purpose="safety")  # type: ignore[arg-type]
         with lock:  # type: ignore[attr-defined]
             pass
+
+
+def told(lease: fencelock.Lease, reason: fencelock.Reason) -> None:
+    """A callback of the blocking colour."""
+
+
+def told_awaited(lease: aio.Lease, reason: fencelock.Reason) -> int:
+    """A callback of the asyncio colour; what it returns does not matter."""
+    return lease.token
+
+
+def callbacks() -> None:
+    """The `on_lost` of each colour gets a lease of that colour."""
+    fencelock.connect(on_lost=told)
+    aio.connect(on_lost=told_awaited)
+    fencelock.connect(on_lost=lambda lease, reason: assert_type(lease, fencelock.Lease))
+    aio.connect(on_lost=lambda lease, reason: assert_type(reason, fencelock.Reason))
+    fencelock.connect(on_lost=told_awaited)  # type: ignore[arg-type]
+    aio.connect(on_lost=told)  # type: ignore[arg-type]
 
 
 def errors() -> None:
@@ -105,6 +129,6 @@ def errors() -> None:
         blocking()
     except fencelock.LeaseLost as error:
         assert_type(error.name, str | None)
-        assert_type(error.reason, str | None)
+        assert_type(error.reason, fencelock.Reason | None)
     except fencelock.FencelockError as error:
         assert_type(error.name, str | None)

@@ -28,10 +28,25 @@ ENGINES: dict[str, Engine] = {
 }
 
 
+COMING = {
+    "redis": "redis", "rediss": "redis", "valkey": "valkey", "unix": "redis", "redlock": "redlock", "etcd": "etcd",
+    "zookeeper": "zookeeper", "zk": "zookeeper", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
+    "mariadb": "mariadb",
+}  # fmt: skip
+"""Schemes that later releases will know."""
+
+
+class FromEnvironment(str):
+    """A URL that stood in $FENCELOCK_URL: what is wrong with it is said of that."""
+
+    __slots__ = ()
+
+
 def resolve(url: str | None) -> str:
     """Return the URL that is meant: the one given, else $FENCELOCK_URL, else SQLite in the user's state folder."""
     if url is None:
-        url = os.environ.get("FENCELOCK_URL") or "sqlite://"
+        given = os.environ.get("FENCELOCK_URL")
+        return FromEnvironment(given) if given else "sqlite://"
     if not isinstance(url, str):
         raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(url).__name__}")
     return url
@@ -39,12 +54,16 @@ def resolve(url: str | None) -> str:
 
 def open_backend(world: World, url: str, namespace: str) -> Backend:
     """Return the engine that the URL names, or raise InvalidURL or MissingDependency."""
+    if isinstance(url, FromEnvironment):
+        try:
+            return open_backend(world, str(url), namespace)
+        except InvalidURL as error:
+            raise InvalidURL(f"$FENCELOCK_URL: {error}") from error.__cause__
     scheme, colon, _ = url.partition(":")
+    scheme = scheme.lower()
     engine = ENGINES.get(scheme) if colon else None
     if engine is None:
-        raise InvalidURL(
-            f"{redact(url)!r} names no engine of this release; it has {', '.join(f'{name}://' for name in sorted(ENGINES))}"
-        )
+        raise InvalidURL(_unknown(url))
     try:
         module = import_module(engine.module)
     except ImportError as error:
@@ -55,6 +74,34 @@ def open_backend(world: World, url: str, namespace: str) -> Backend:
         ) from error
     connect = cast("Callable[[World, str, str], Backend]", module.connect)
     return connect(world, url, namespace)
+
+
+def shown(url: str, backend: Backend) -> str:
+    """Return the URL for people to see: without its password, and what a default stands for in its place."""
+    return redact(getattr(backend, "url", None) or url)
+
+
+def _unknown(url: str) -> str:
+    """Return what is wrong with a URL that names no engine, and what may have been meant."""
+    there = f"this release has {', '.join(f'{name}://' for name in sorted(ENGINES))}"
+    scheme, colon, rest = url.partition(":")
+    plain = redact(url) == url  # else it has a password, and nothing is to be made of its parts
+    if plain and url and (not colon or url[0] in "/.~"):
+        if url.lower() in ENGINES:
+            return f"{url!r} is no URL; did you mean {url.lower()}://? {there}"
+        path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+        return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? {there}"
+    base = scheme.lower().partition("+")[0]
+    if colon and base in COMING:
+        return f"{redact(url)!r}: {COMING[base]} is still to come; {there}"
+    if colon and base:
+        from difflib import get_close_matches  # 3 ms that only a slip of the pen should pay
+
+        for near in get_close_matches(base, [*ENGINES, *COMING]):
+            if near in ENGINES:
+                return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? {there}"
+            return f"{redact(url)!r} names no engine; did you mean {near}://? It is still to come; {there}"
+    return f"{redact(url)!r} names no engine of this release; {there}"
 
 
 def redact(url: str) -> str:
@@ -68,8 +115,9 @@ def redact(url: str) -> str:
     import re  # most URLs have nothing to hide and need not pay for it
 
     # The last @ ends the credentials: a password may contain an @, / or ? that was not escaped. Rather too much than
-    # too little: nobody needs to see what stands there. Without a scheme, or with a wrong one, it is hidden all the same.
+    # too little: nobody needs to see what stands there. Without a scheme, or with a wrong one, it is hidden all the same, and
+    # after a slash too many.
     start, slashes, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
-    rest = re.sub(r"(?s)^([^:@/?#]*:).*@", r"\1***@", rest)
+    rest = re.sub(r"(?s)^([^:@?#]*:).*@", r"\1***@", rest)
     rest = re.sub(r"(?is)(\w*(?:pass|secret|token|pwd)\w*\s*=\s*)('[^']*'|[^\s&;#]*)", r"\1***", rest)
     return f"{start}{slashes}{rest}"

@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
-from fencelock.core.client import Client, OnLost
+from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
-from fencelock.core.names import check_name
-from fencelock.core.urls import open_backend, redact, resolve
-from fencelock.model import Snapshot, Traits
-from fencelock.primitives.locked import naming
+from fencelock.core.names import check_callback, check_name
+from fencelock.core.urls import open_backend, resolve, shown
+from fencelock.model import Reason, Snapshot, Traits
+from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.blocking import BlockingWorld, drive, each
 
@@ -43,6 +43,12 @@ class Lost:
         """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
         return drive(self._lease.wait_lost(timeout))
 
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+    def __repr__(self) -> str:
+        return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
+
 
 class Lease(LeaseCore):
     """What a holder holds: a name, a fencing token, and time.
@@ -57,7 +63,7 @@ class Lease(LeaseCore):
 
     @property
     def lost(self) -> Lost:
-        """The event of its loss: `is_set()` and `wait(timeout)`."""
+        """The event of its loss: `is_set()`, which is also its truth, and `wait(timeout)`."""
         return Lost(self)
 
     def renew(self) -> None:
@@ -76,6 +82,9 @@ class Lease(LeaseCore):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         drive(self.leave(error))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
 
 
 class Lock:
@@ -120,6 +129,9 @@ class Lock:
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
+
 
 class Locks:
     """A client: the locks of one engine and namespace. Made by `connect`; safe to share between threads.
@@ -131,7 +143,7 @@ class Locks:
 
     def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
-        self._url = redact(url)
+        self._url = shown(url, client.backend)
         _clients.add(client)
 
     @property
@@ -153,14 +165,15 @@ class Locks:
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
-        purpose: str = "efficiency",
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> Lock:
-        """Return a lock on a name.
+        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
 
-        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then).
-        `timeout`: seconds to wait; None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is
-        lost even if all is well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an
-        engine whose tokens could repeat after a failure.
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then); by default
+        the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
+        once, None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is lost even if all is
+        well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
+        could repeat after a failure.
         """
         options = LockOptions(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
@@ -179,6 +192,7 @@ class Locks:
         ...     report("monday")
         ['report:monday']
         """
+        check_template(name)
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             name_of = naming(name, function, awaited=False)
@@ -219,6 +233,9 @@ class Locks:
     def __repr__(self) -> str:
         return f"<Locks {self._url}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock client cannot be sent to another process; call connect() there")
+
 
 def connect(
     url: str | None = None,
@@ -226,7 +243,7 @@ def connect(
     namespace: str = "fencelock",
     ttl: float = 30.0,
     owner: str | None = None,
-    on_lost: OnLost | None = None,
+    on_lost: Callable[[Lease, Reason], object] | None = None,
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 
@@ -240,6 +257,7 @@ def connect(
     ...         locks.inspect("order:42").holders[0].owner
     'worker-1'
     """
+    check_callback(on_lost)
     url = resolve(url)
     world = BlockingWorld()
     backend = open_backend(world, url, check_name(namespace, "a namespace"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 
 from fencelock.errors import FencelockError, StaleToken
-from fencelock.fences import Fenced
+from fencelock.fences import Fenced, check_lease, check_resource
 
 SCHEMA = """CREATE TABLE IF NOT EXISTS fencelock_fence (
     resource TEXT PRIMARY KEY,
@@ -42,7 +42,15 @@ class SqlFence:
 
         Call it first in a transaction, before anything is read. On a connection that commits every statement by itself it
         is refused, as the lock on the fence would be gone before the write.
+
+        The fence compares tokens and knows nothing of locks. It notices a holder that comes after a newer one was here, for
+        whatever reason. It does not notice that a lease has run out or was released as long as nobody newer has been here:
+        then nobody is harmed either, and the next one's token closes the door. It does not notice two resources mixed up,
+        writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
+        _check_connection(connection)
+        check_resource(resource)
+        check_lease(lease)
         if not connection.in_transaction and _autocommits(connection):
             raise FencelockError(
                 f"the fence of {resource!r} needs a transaction, and this connection commits each statement by itself: "
@@ -61,6 +69,8 @@ class SqlFence:
         """Move the fence on purpose, down or up, in the caller's transaction. Logged, with the reason."""
         import logging
 
+        _check_connection(connection)
+        check_resource(resource)
         if not reason.strip():
             raise ValueError(f"moving the fence of {resource!r} needs a reason that others can read later")
         self._execute(connection, "INSERT OR REPLACE INTO fencelock_fence VALUES (?, ?, '')", (resource, token))
@@ -74,6 +84,16 @@ class SqlFence:
                 raise
         connection.execute(SCHEMA)
         return connection.execute(statement, args)
+
+
+def _check_connection(connection: object) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        raise TypeError(f"SqlFence takes a sqlite3.Connection in this release, not {_kind(connection)}")
+
+
+def _kind(thing: object) -> str:
+    kind = type(thing)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _autocommits(connection: sqlite3.Connection) -> bool:

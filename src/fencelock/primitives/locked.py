@@ -8,6 +8,16 @@ from typing import Any
 from fencelock.errors import InvalidName
 
 
+def check_template(template: object) -> None:
+    """Raise TypeError if there is no name, as with a bare `@locks.locked`."""
+    if isinstance(template, str):
+        return
+    given = getattr(template, "__name__", None) if callable(template) else None
+    if given is not None:
+        raise TypeError(f"@locks.locked needs a name for the lock of {given}: write @locks.locked({given!r})")
+    raise TypeError(f"@locks.locked needs the lock's name, a str, not {type(template).__name__}")
+
+
 def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
     """Return what makes the lock's name from a call's arguments; a template that cannot fit is refused at once.
 

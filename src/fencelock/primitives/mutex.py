@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Hashable
 from enum import Enum
 from itertools import count
-from typing import Final, Generic, TypedDict
+from typing import Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
@@ -34,7 +34,7 @@ class LockOptions(TypedDict, total=False):
     renew: bool
     max_hold: float | None
     reentrant: bool
-    purpose: str
+    purpose: Literal["efficiency", "correctness"]
 
 
 class Mutex(Generic[L]):
@@ -50,15 +50,15 @@ class Mutex(Generic[L]):
         renew: bool = True,
         max_hold: float | None = None,
         reentrant: bool = False,
-        purpose: str = "efficiency",
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
     ) -> None:
         traits = client.backend.traits
         self._client = client
         self.name = check_name(name)
         self._ttl = client.ttl if ttl is None else check_ttl(ttl, traits, name)
-        self._timeout = None if timeout is None else check_seconds(timeout, "timeout", zero=True)
+        self._timeout = None if timeout is None else check_seconds(timeout, "timeout", name, zero=True)
         self._renew = renew
-        self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", zero=False)
+        self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", name, zero=False)
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
@@ -67,7 +67,7 @@ class Mutex(Generic[L]):
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
-        patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
+        patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
         client = self._client
         if self._reentrant and (held := self._held_here()) is not None:
             held.check()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable
 from itertools import count
 from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
-from fencelock.backends.sqlite.place import network_file_system
+from fencelock.backends.sqlite.access import foreign_side_file, obstacle
+from fencelock.backends.sqlite.place import make_default_folder, network_file_system
 from fencelock.core.clock import boot_id, wall_us
 from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
@@ -35,6 +37,7 @@ BUSY_PAUSES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
 FORK_PATIENCE = 2.0
 CLOSE_PATIENCE = 1.0
 OPEN_PATIENCE = 2.0
+SIDE_FILE_LOOKS, SIDE_FILE_PAUSE = 10, 0.005
 LOOK_AGAIN = 0.1
 """How often to see whether the file is still the one that the path names, in seconds."""
 
@@ -60,8 +63,9 @@ class NeedsReserve(Exception):
 class Database:
     """One connection, opened when it is needed, shared by the threads of a client under one mutex."""
 
-    def __init__(self, path: str, now: Callable[[], float]) -> None:
+    def __init__(self, path: str, now: Callable[[], float], *, make_folder: bool = False) -> None:
         self.path = path
+        self._make_folder = make_folder
         self.boot = boot_id()
         self.now = now
         self._mutex = RLock()
@@ -263,12 +267,17 @@ class Database:
             raise
 
     def _open(self) -> sqlite3.Connection:
-        folder = os.path.dirname(self.path)
-        if (kind := network_file_system(folder)) is not None:
+        if self._make_folder:
+            make_default_folder(self.path)
+        if (why := obstacle(self.path)) is not None:
+            raise EngineUnavailable(why)
+        if (kind := network_file_system(os.path.dirname(self.path))) is not None:
             raise EngineUnavailable(
                 f"{self.path} is on a network file system ({kind}), where SQLite cannot keep processes apart; "
                 "choose a local path, or an engine with a server"
             )
+        self._await_side_files()
+        _make_file(self.path)
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         self._connection = connection
         self._cursor = connection.cursor()  # one for all: making one takes as long as a short statement
@@ -295,6 +304,15 @@ class Database:
         except OSError:
             pass
         return connection
+
+    def _await_side_files(self) -> None:
+        """Raise if another user's `-wal` or `-shm` is in the way; SQLite gives a new one its mode only after creating it."""
+        looks = 1
+        while (why := foreign_side_file(self.path)) is not None:
+            if looks == SIDE_FILE_LOOKS:
+                raise EngineUnavailable(why)
+            looks += 1
+            time.sleep(SIDE_FILE_PAUSE)
 
     def _layout(self, connection: sqlite3.Connection) -> int:
         """Return the layout's number, or 0 if the database is new; raise if it is somebody else's."""
@@ -360,6 +378,17 @@ _inherited: list[sqlite3.Connection | None] = []
 
 
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+def _make_file(path: str) -> None:
+    """Create an empty file that the group may write if the umask allows it: SQLite itself never lets the group write.
+
+    Not by opening it: closing it again would drop the locks of whoever in this process was faster.
+    """
+    try:
+        os.mknod(path, 0o664 | stat.S_IFREG)
+    except OSError:
+        pass  # it is there already; or, where only root may do this, SQLite creates it for its owner alone
 
 
 def _sync_folder(folder: str) -> None:

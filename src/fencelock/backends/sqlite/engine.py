@@ -28,6 +28,8 @@ from fencelock.model import (
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+Taken = tuple[int | None, int | None, float | None]
+"""What an attempt came to: the token if it was granted, the ticket, and when to try again at the latest."""
 
 TRAITS = Traits(engine="sqlite", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
 
@@ -80,6 +82,8 @@ class SqliteBackend:
     """`fencelock.core.backend.Backend` on a SQLite database."""
 
     traits = TRAITS
+    url: str | None = None
+    """What the default URL stands for; None if a path was given."""
 
     def __init__(self, world: World, database: Database, namespace: str) -> None:
         self._world = world
@@ -96,9 +100,12 @@ class SqliteBackend:
         sent = self._world.now()
         rings: list[str] = []
         try:
-            token, ticket, retry_in = self._database.write(0, self._take, rings, claim, queue, ticket)
+            taken: Taken | None = self._database.write(0, self._take, rings, claim, queue, ticket)
         except Occupied:
-            token, ticket, retry_in = await self._later(self._take, claim, queue, ticket)
+            taken = None  # and out of this block, so that no error to come has this one as its context
+        if taken is None:
+            taken = await self._later(self._take, claim, queue, ticket)
+        token, ticket, retry_in = taken
         if rings:
             self._ring(rings)
         if token is None:
@@ -144,10 +151,12 @@ class SqliteBackend:
         try:
             released = self._database.write(0, self._leave, rings, grant.claim, grant.handle)
         except Occupied:
-            return await self._later(self._leave, grant.claim, grant.handle)
-        if rings:
-            self._ring(rings)
-        return released
+            pass
+        else:
+            if rings:
+                self._ring(rings)
+            return released
+        return await self._later(self._leave, grant.claim, grant.handle)
 
     async def inspect(self, name: str) -> Snapshot:
         """Read the queue."""
@@ -181,9 +190,7 @@ class SqliteBackend:
 
     # ------------------------------------------------------------------ each a step of one transaction
 
-    def _take(
-        self, db: sqlite3.Cursor, rings: list[str], claim: Claim, queue: bool, ticket: int | None
-    ) -> tuple[int | None, int | None, float | None]:
+    def _take(self, db: sqlite3.Cursor, rings: list[str], claim: Claim, queue: bool, ticket: int | None) -> Taken:
         now = int(self._now() * 1e6)
         ttl = int(claim.ttl * 1e6) + 1
         place = (self._space, claim.name)
@@ -360,15 +367,18 @@ class SqliteBackend:
         try:
             result = self._database.write(0, step, rings, *args)
         except Occupied:
-            return await self._later(step, *args)
-        self._ring(rings)
-        return result
+            pass
+        else:
+            self._ring(rings)
+            return result
+        return await self._later(step, *args)
 
     async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         try:
             return self._database.read(0, step, *args)
         except Occupied:
-            return await self._insist(self._database.read, step, *args)
+            pass
+        return await self._insist(self._database.read, step, *args)
 
     async def _insist(self, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
         until = Deadline(self._world.now, OCCUPIED_PATIENCE)
@@ -380,7 +390,7 @@ class SqliteBackend:
                     raise EngineUnavailable(
                         f"{self._database.path}: another process has kept it locked for {OCCUPIED_PATIENCE:g} s; is one "
                         "stopped in the middle of a transaction?"
-                    ) from error
+                    ) from error.__cause__
 
 
 def _us(seconds: float) -> int:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from fencelock.core.urls import redact
-from fencelock.errors import InvalidURL
+from fencelock.errors import EngineUnavailable, InvalidURL
 
 NETWORK = """
     9p afs beegfs ceph cifs coda davfs fuse.ceph fuse.cephfs fuse.davfs fuse.glusterfs fuse.juicefs fuse.mfs fuse.rclone
@@ -22,14 +22,22 @@ def path_of(url: str) -> str:
     `sqlite:///var/lib/app/locks.db` is absolute, as in any URL, so that every process means the same file wherever it was
     started. `sqlite:locks.db` is relative to the current folder, `sqlite:~/locks.db` to the home, `sqlite://` the default.
     """
-    rest = url.partition(":")[2]
-    if rest in ("", "//", "///"):
+    if is_default(url):
         return default_path()
+    rest = url.partition(":")[2]
+    if rest.strip("/") == ":memory:":
+        raise InvalidURL(f"{redact(url)!r} is a file with an odd name here; for locks in memory use memory://name")
     if rest.startswith("//"):
+        if (home := rest.lstrip("/")).startswith("~"):
+            meant = f"sqlite:{home}" if redact(url) == url else "sqlite:~/locks.db"
+            raise InvalidURL(
+                f"{redact(url)!r}: for a path in the home folder write {meant}, without slashes before the ~"
+            )
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost") or not slash:
             raise InvalidURL(
-                f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db"
+                f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db, or none, "
+                "as in sqlite:locks.db in the current folder"
             )
         rest = "/" + path.lstrip("/")
     if "?" in rest or "#" in rest:
@@ -40,24 +48,41 @@ def path_of(url: str) -> str:
         rest = unquote(rest)
     if not rest.strip("/") or "\0" in rest:
         raise InvalidURL(f"{redact(url)!r} names no file")
-    return os.path.abspath(os.path.expanduser(rest))
+    path = os.path.expanduser(rest)
+    if path.startswith("~"):
+        raise InvalidURL(f"{redact(url)!r}: there is no such home folder; give the whole path")
+    return os.path.abspath(path)
+
+
+def is_default(url: str) -> bool:
+    """Return whether the URL names no path, and so stands for the one in the user's state folder."""
+    return url.partition(":")[2] in ("", "//", "///")
 
 
 def default_path() -> str:
-    """Return the database in the user's state folder, and make that folder."""
+    """Return the database in the user's state folder. Nothing is made before it is used."""
+    state = os.environ.get("XDG_STATE_HOME", "")
     if sys.platform == "darwin":
         state = os.path.expanduser("~/Library/Application Support")
-    else:
-        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    folder = os.path.join(state, "fencelock")
+    elif not os.path.isabs(state):  # the standard has it that a relative one does not count
+        state = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(state):
+        raise InvalidURL(f"this user has no home folder for the default place of locks; {_INSTEAD}")
+    return os.path.join(state, "fencelock", "locks.db")
+
+
+def make_default_folder(path: str) -> None:
+    """Make the folder of the default database, for this user alone."""
+    folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise InvalidURL(
-            f"the default place for locks, {folder}, cannot be made ({error.strerror}); "
-            "give a URL or set FENCELOCK_URL, for example to sqlite:///var/lib/app/locks.db"
+        raise EngineUnavailable(
+            f"the default place for locks, {folder}, cannot be made ({error.strerror}); {_INSTEAD}"
         ) from error
-    return os.path.join(folder, "locks.db")
+
+
+_INSTEAD = "give a URL or set FENCELOCK_URL, for example to sqlite:///var/lib/app/locks.db"
 
 
 def network_file_system(path: str, mounts: str | None = None) -> str | None:

@@ -1,0 +1,122 @@
+"""URLs: what is meant by one, and what is said about one that means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fencelock
+from fencelock import EngineUnavailable, InvalidURL, aio
+
+CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("locks.db", "did you mean sqlite:locks.db?"),
+        ("./locks.db", "did you mean sqlite:./locks.db?"),
+        ("~/locks.db", "did you mean sqlite:~/locks.db?"),
+        ("/tmp/x.db", "did you mean sqlite:///tmp/x.db?"),
+        ("/tmp/100%?.db", "did you mean sqlite:///tmp/100%25%3F.db?"),
+        ("sqlite", "did you mean sqlite://?"),
+        ("sqllite:///x.db", "did you mean sqlite:///x.db?"),
+        ("sqlite3:x.db", "did you mean sqlite:x.db?"),
+        ("memroy://x", "did you mean memory://x?"),
+        ("redsi://x", "did you mean redis://? It is still to come"),
+        ("redis://h", "redis is still to come; this release has memory://, sqlite://"),
+        ("REDISS://h", "redis is still to come"),
+        ("valkey://h", "valkey is still to come"),
+        ("unix:///run/redis.sock", "redis is still to come"),
+        ("redlock://a,b,c", "redlock is still to come"),
+        ("etcd://h", "etcd is still to come"),
+        ("zookeeper://h", "zookeeper is still to come"),
+        ("postgresql://h/db", "postgresql is still to come"),
+        ("postgresql+advisory://h/db", "postgresql is still to come"),
+        ("mysql://h/db", "mysql is still to come"),
+        ("nosuch://x", "names no engine of this release; this release has memory://, sqlite://"),
+        ("sqlite:///:memory:", "use memory://name"),
+        ("sqlite::memory:", "use memory://name"),
+        ("sqlite://:memory:", "use memory://name"),
+        ("sqlite:///~/h.db", "write sqlite:~/h.db"),
+        ("sqlite://~/h.db", "write sqlite:~/h.db"),
+        ("sqlite://locks.db", "sqlite:locks.db"),
+        ("sqlite:~nobody-of-this-name/h.db", "no such home folder"),
+    ],
+)
+@CONNECT
+def test_what_is_said_about_a_url(connect: Callable[[str], object], url: str, message: str) -> None:
+    """A URL that names no engine, or no file, is refused when the client is made, with what was probably meant."""
+    with pytest.raises(InvalidURL) as caught:
+        connect(url)
+    assert message in str(caught.value)
+
+
+def test_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a URL from the environment is said of the variable, and only then."""
+    for url in ("sqllite:x.db", "redis://h", "sqlite::memory:", "memory://a/b", "x.db"):
+        monkeypatch.setenv("FENCELOCK_URL", url)
+        with pytest.raises(InvalidURL, match=r"^\$FENCELOCK_URL: ") as caught:
+            fencelock.connect()
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+        with pytest.raises(InvalidURL, match=r"^[^$]*$"):
+            fencelock.connect(url)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "sqllite://", "sqlite://", "sqlite:///~/", "redis://", "nosuch://", "memory://", "/"]
+)
+@pytest.mark.parametrize("rest", ["me:s3cr3t@h/x", ":s3cr3t@h", "h/x?password=s3cr3t", "password=s3cr3t"])
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, prefix: str, rest: str) -> None:
+    """No message about a URL has its password, whatever else is wrong with it."""
+    url = prefix + rest
+    monkeypatch.setenv("FENCELOCK_URL", url)
+    for given in (url, None):
+        try:
+            shown = repr(fencelock.connect(given))
+        except InvalidURL as error:
+            shown = f"{error} {error!r} {error.__cause__!r} {error.__context__!r}"
+        assert "s3cr3t" not in shown
+
+
+def test_schemes_ignore_case(tmp_path: Path) -> None:
+    """A scheme may be written in capitals, as in any URL."""
+    with fencelock.connect(f"SQLite://{tmp_path}/locks.db") as locks, locks.lock("x"):
+        assert locks.traits.engine == "sqlite"
+    with (
+        fencelock.connect("MEMORY://capitals") as locks,
+        fencelock.connect("memory://capitals") as other,
+        locks.lock("x"),
+    ):
+        assert list(other.names()) == ["x"]
+
+
+def test_default_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When the default folder cannot be made, the first use says so, and what to do instead."""
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("FENCELOCK_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with fencelock.connect() as locks, pytest.raises(EngineUnavailable, match="FENCELOCK_URL"):
+        locks.inspect("x")
+
+
+def test_given_folder_is_not_made(tmp_path: Path) -> None:
+    """Only the default folder is made: a path that was given may have a slip in it."""
+    with (
+        fencelock.connect(f"sqlite://{tmp_path}/new/locks.db") as locks,
+        pytest.raises(EngineUnavailable, match="create"),
+    ):
+        locks.inspect("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_relative_state_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative $XDG_STATE_HOME is ignored, as its standard says."""
+    monkeypatch.delenv("FENCELOCK_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setenv("HOME", "/home/me")
+    with fencelock.connect() as locks:
+        assert repr(locks) == "<Locks sqlite:///home/me/.local/state/fencelock/locks.db>"

@@ -1,0 +1,141 @@
+"""The SQL fence, and what commands under `fencelock run` hand to it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import FencelockError, StaleToken
+from fencelock.fences import from_environ
+from fencelock.fences.sql import SqlFence
+
+LEASE = SimpleNamespace(token=34, id="a")
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    """A database of the application's own."""
+    connection = sqlite3.connect(":memory:")
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("thing", [None, "app.db", sqlite3, object()])
+def test_not_a_connection(thing: Any) -> None:
+    """What is not a connection of sqlite3 is refused by its type, whatever methods it may have."""
+    with pytest.raises(TypeError, match=r"SqlFence takes a sqlite3\.Connection in this release, not "):
+        SqlFence().check(thing, "x", LEASE)
+    with pytest.raises(TypeError, match=r"SqlFence takes a sqlite3\.Connection in this release, not "):
+        SqlFence().rebase(thing, "x", 5, reason="why")
+
+
+def test_cursor_is_not_a_connection(database: sqlite3.Connection) -> None:
+    """A cursor, which is easily mistaken for a connection, is named in full."""
+    with pytest.raises(TypeError, match=r"not sqlite3\.Cursor"):
+        SqlFence().check(database.cursor(), "x", LEASE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        None,
+        34,
+        SimpleNamespace(token=34),
+        SimpleNamespace(id="a"),
+        SimpleNamespace(token="34", id="a"),
+        SimpleNamespace(token=True, id="a"),
+        SimpleNamespace(token=34, id=None),
+    ],
+)
+def test_not_a_lease(database: sqlite3.Connection, lease: Any) -> None:
+    """What has no token or no id is refused before anything is executed."""
+    with pytest.raises(TypeError, match=r"token \(int\) and an id \(str\)"):
+        SqlFence().check(database, "x", lease)
+    assert not database.in_transaction
+
+
+def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
+    """A lock in place of its lease is refused, and the message says where to get the lease."""
+    with fencelock.connect("memory://fence-types") as locks, pytest.raises(TypeError, match=r"not Lock: .*acquire"):
+        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("resource", "error"), [("", ValueError), (None, TypeError), (42, TypeError), (b"x", TypeError)]
+)
+def test_not_a_resource(database: sqlite3.Connection, resource: Any, error: type[Exception]) -> None:
+    """A resource is a str that is not empty."""
+    with pytest.raises(error, match="resource must"):
+        SqlFence().check(database, resource, LEASE)
+    with pytest.raises(error, match="resource must"):
+        SqlFence().rebase(database, resource, 5, reason="why")
+
+
+def test_released_lease_passes_until_somebody_newer_was_here(database: sqlite3.Connection) -> None:
+    """The fence knows nothing of locks: a released lease gets in as long as nobody newer has been here."""
+    with fencelock.connect("memory://fence-released") as locks:
+        with locks.lock("x") as old:
+            pass
+        with database:
+            SqlFence().check(database, "x", old)
+        with locks.lock("x") as new, database:
+            SqlFence().check(database, "x", new)
+        with pytest.raises(StaleToken), database:
+            SqlFence().check(database, "x", old)
+
+
+def test_from_environ(database: sqlite3.Connection) -> None:
+    """What `fencelock run` put into the environment does for a fence what a lease does."""
+    mine = from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "a", "OTHER": "x"})
+    assert mine == (34, "a")
+    assert (mine.token, mine.id) == (34, "a")
+    with database:
+        SqlFence().check(database, "x", mine)
+    with pytest.raises(StaleToken), database:
+        SqlFence().check(database, "x", from_environ({"FENCELOCK_TOKEN": "33", "FENCELOCK_ID": "b"}))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "FENCELOCK_TOKEN and FENCELOCK_ID"),
+        ({"FENCELOCK_TOKEN": "34"}, "^FENCELOCK_ID is not set"),
+        ({"FENCELOCK_TOKEN": "", "FENCELOCK_ID": "a"}, "^FENCELOCK_TOKEN is not set"),
+        ({"FENCELOCK_TOKEN": "x", "FENCELOCK_ID": "a"}, "not a number"),
+        ({"FENCELOCK_TOKEN": "-3", "FENCELOCK_ID": "a"}, "not a number"),
+    ],
+)
+def test_not_under_fencelock_run(environ: dict[str, str], message: str) -> None:
+    """A command that was started without `fencelock run` is told so."""
+    with pytest.raises(FencelockError, match=message):
+        from_environ(environ)
+
+
+def test_under_fencelock_run(tmp_path: Path) -> None:
+    """The snippet of docs/cli.md works in a command under `fencelock run`."""
+    (snippet,) = [
+        block.partition("```")[0]
+        for block in (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8").split("```python\n")[1:]
+        if "from_environ" in block
+    ]
+    program = (
+        "import sqlite3\n"
+        f"db = sqlite3.connect({str(tmp_path / 'app.db')!r})\n"
+        "db.execute('CREATE TABLE IF NOT EXISTS report (day TEXT)')\n" + snippet
+    )
+    url = f"sqlite://{tmp_path}/locks.db"
+    command = [sys.executable, "-m", "fencelock", "run", "report", "--url", url, "--", sys.executable, "-c", program]
+    for _ in range(2):
+        subprocess.run(command, check=True, timeout=60)
+    database = sqlite3.connect(tmp_path / "app.db")
+    assert database.execute("SELECT count(*) FROM report").fetchone() == (2,)
+    assert database.execute("SELECT resource FROM fencelock_fence").fetchall() == [("report",)]
+    database.close()
