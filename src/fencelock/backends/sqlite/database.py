@@ -99,8 +99,9 @@ class Database:
         """Run a step that only reads: it never waits for writers."""
         mutex = self._mutex
         try:
-            self._enter(patience)
-            return step(self._cursor, *args)
+            # A cursor of its own: a signal handler or a finalizer may look around in the middle of a transaction of
+            # this very thread, and on the transaction's cursor it would cut short what that reads.
+            return step(self._enter(patience).cursor(), *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
@@ -166,10 +167,7 @@ class Database:
         cursor = self._cursor
         execute = cursor.execute
         if connection.in_transaction:
-            raise EngineUnavailable(
-                f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
-                "or set a flag instead"
-            )
+            raise self._reentered()
         try:  # from before BEGIN: Ctrl-C may come right after it
             try:
                 execute("BEGIN IMMEDIATE")
@@ -234,11 +232,13 @@ class Database:
     def _ready(self, patience: float) -> sqlite3.Connection:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
-        self._look_again = self.now() + LOOK_AGAIN
         if self._connection is not None:
+            if self._identity is None:
+                raise self._reentered()  # a signal handler, while it is being opened
             try:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
+                    self._look_again = self.now() + LOOK_AGAIN
                     return self._connection
             except OSError:
                 pass
@@ -247,10 +247,12 @@ class Database:
         if not patience:
             raise Occupied  # opening may have to sync: not where that would hold up an event loop
         try:
-            return self._open()
+            connection = self._open()
         except BaseException:
             self._disconnect()
             raise
+        self._look_again = self.now() + LOOK_AGAIN
+        return connection
 
     def _open(self) -> sqlite3.Connection:
         folder = os.path.dirname(self.path)
@@ -333,6 +335,13 @@ class Database:
         if self._connection is not None:
             self._connection.close()
             self._connection = self._identity = None
+            self._look_again = 0.0
+
+    def _reentered(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
+            "or set a flag instead"
+        )
 
     def _translated(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
