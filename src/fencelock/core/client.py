@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from fencelock.core.acquire import acquire, undo
@@ -47,7 +47,8 @@ class Client(Generic[L]):
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
         self._asking: dict[str, Claim] = {}
         self.closed = False
-        _clients.add(self)
+        with _registry:
+            _clients.add(self)
 
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
@@ -158,29 +159,37 @@ def _default_owner() -> str:
 
 
 _clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
+_registry = RLock()
+"""Held while a client is added, and all through a fork: a set that grows cannot be read, and none may be forgotten."""
+
+
+def clients() -> list[Client[Any]]:
+    """Return every client of this process."""
+    with _registry:
+        return list(_clients)
 
 
 def _before_fork() -> None:
-    _fork_mutex.acquire()  # two threads may fork at the same time
-    _forking.extend(_clients)
-    for client in _forking:
+    _registry.acquire()
+    _forking.append(list(_clients))
+    for client in _forking[-1]:
         client.backend.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    while _forking:
-        _forking.pop().backend.after_fork(child=False)
-    _fork_mutex.release()
+    for client in _forking.pop():
+        client.backend.after_fork(child=False)
+    _registry.release()
 
 
 def _after_fork_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork()
-    _fork_mutex.release()  # its holder is the thread that forked, and that is us
+    for client in _forking.pop():
+        client.after_fork()
+    _registry.release()  # its holder is the thread that forked, and that is us
 
 
-_forking: list[Client[Any]] = []
-_fork_mutex = Lock()
+_forking: list[list[Client[Any]]] = []
+"""The clients that a fork is about; a list of them, as a signal handler may fork in the middle of a fork."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
