@@ -45,30 +45,32 @@ class Client(Generic[L]):
         self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
         self.keeper = Keeper(self)
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
-        self._asking: dict[str, Claim] = {}
+        self.under_way: dict[str, Claim] = {}
+        """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = False
         with _registry:
             _clients.add(self)
 
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
-        self._check_open(claim.name)
-        self._asking[claim.id] = claim
+        # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
+        self.under_way[claim.id] = claim
         try:
-            grant = await acquire(self.world, self.backend, claim, timeout)
+            self._check_open(claim.name)
+            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
                 return None
             lease = self._make_lease(self, grant, renew, max_hold)
             try:
                 self.keeper.add(lease)
+                if self.closed:
+                    lease.lose(Reason.CLOSED)
+                    self._check_open(claim.name)
             except BaseException:  # no thread to be had for the keeper, say
                 await undo(self.world, self.backend, grant.claim)
                 raise
         finally:
-            self._asking.pop(claim.id, None)
-        if self.closed:
-            lease.lose(Reason.CLOSED)
-            self._check_open(claim.name)
+            self.under_way.pop(claim.id, None)
         return lease
 
     async def inspect(self, name: str) -> Snapshot:
@@ -103,7 +105,7 @@ class Client(Generic[L]):
         try:
             for lease in held:
                 await self.backend.release(lease.grant)
-            for claim in list(self._asking.values()):
+            for claim in list(self.under_way.values()):
                 await self.backend.abandon(claim)
         except FencelockError as error:
             # Not one by one: an engine that does not answer would hold up the end of the process many times over.
@@ -118,7 +120,7 @@ class Client(Generic[L]):
         leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
-        self._asking.clear()
+        self.under_way.clear()
         self.owner = self._given_owner or _default_owner()
         self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()

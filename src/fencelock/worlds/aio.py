@@ -95,8 +95,9 @@ class SlotBell:
         return rung
 
     def close(self) -> None:
-        """Give back the slot."""
+        """Give back the slot; whoever still waits, as the client is being closed, looks and learns of that."""
         self._close()
+        self._event.set()
 
 
 class TaskGuard:
