@@ -248,8 +248,10 @@ class Database:
             raise Occupied  # opening may have to sync: not where that would hold up an event loop
         try:
             connection = self._open()
-        except BaseException:
+        except BaseException as error:
             self._disconnect()
+            if isinstance(error, OSError) and not isinstance(error, EngineUnavailable):
+                raise EngineUnavailable(f"{self.path}: it cannot be opened ({error})") from error
             raise
         self._look_again = self.now() + LOOK_AGAIN
         return connection
