@@ -15,7 +15,7 @@ from itertools import count
 from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
-from fencelock.backends.sqlite.place import network_file_system
+from fencelock.backends.sqlite.place import network_file_system, other_names
 from fencelock.core.clock import boot_id, wall_us
 from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
@@ -269,6 +269,8 @@ class Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         layout = self._layout(connection)
+        if (problem := other_names(self.path)) is not None:
+            raise EngineUnavailable(f"{self.path} {problem}")
         if layout == 0:
             self._create(connection)
         elif layout != LAYOUT:
