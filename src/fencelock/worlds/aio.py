@@ -189,7 +189,7 @@ class AioWorld:
     def _rung(self) -> None:
         assert self._socket is not None
         try:
-            while True:
+            for _ in range(doorbell.RINGS_AT_ONCE):
                 event = self._slots.get(self._socket.recv(16))
                 if event is not None:
                     event.set()
