@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -20,6 +21,8 @@ def say(message: str) -> None:
 
 def guarded(command: str, arguments: list[str]) -> int:
     """Run a command; whatever goes wrong comes out as a line and a code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: a name may be more than a terminal can show
     try:
         code = import_module(f"fencelock.cli.{command}").main(arguments)
         if sys.stdout is not None:

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
             (
                 printable(snapshot.name),
                 "free" if not holders else "shared" if holders[0].shared else "held",
-                ", ".join(holder.owner for holder in holders) or "-",
+                ", ".join(printable(holder.owner) for holder in holders) or "-",
                 str(snapshot.token or "-"),
                 duration(max((holder.expires_in for holder in holders), default=None)),
                 str(len(snapshot.waiters)),

@@ -35,13 +35,14 @@ def main(argv: list[str]) -> int:
     for holder in snapshot.holders:
         print(f"  held by {describe(holder)}")
     for place, waiter in enumerate(snapshot.waiters, 1):
-        print(f"  waiting, {place}. in line: {waiter.owner}{_mode(waiter)}")
+        print(f"  waiting, {place}. in line: {printable(waiter.owner)}{_mode(waiter)}")
     return 0
 
 
 def describe(holder: Holder) -> str:
     """Return a holder in words."""
-    return f"{holder.owner}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
+    owner = printable(holder.owner)
+    return f"{owner}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
 
 
 def _mode(place: Holder | Waiter) -> str:
@@ -88,5 +89,5 @@ def duration(seconds: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a name so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
+    """Return a name or a label so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
     return text if text.isprintable() else ascii(text)
