@@ -256,3 +256,28 @@ def test_module_and_script_are_the_same(cli: Cli) -> None:
     script = FENCELOCK[0].rpartition("/")[0] + "/fencelock"
     bare = subprocess.run([script, "ls", "--json"], env=cli.env, capture_output=True, text=True, check=True)
     assert json.loads(bare.stdout) == cli.json("ls")
+
+
+def test_labels_cannot_move_the_cursor(cli: Cli) -> None:
+    """The label of an owner reaches the terminal escaped, also one that was put into the database by hand."""
+    cli.hold("x", "--owner", "me\u202eyou")
+    assert "'me\\u202eyou'" in cli("ls").stdout
+    with closing(sqlite3.connect(cli.database)) as database, database:
+        database.execute("UPDATE claim SET owner = ?", ("\x1b[2Jme",))
+    waiter = cli.start("run", "x", "--", "true")
+    eventually(lambda: len(cli.json("show", "x")["waiters"]) == 1)
+    for command in (["ls"], ["show", "x"], ["run", "x", "--no-wait", "--", "true"]):
+        result = cli(*command)
+        assert "'\\x1b[2Jme'" in result.stdout + result.stderr
+    result = cli("release", "x", "--force", "--reason", "test")
+    assert "'\\x1b[2Jme'" in result.stdout
+    assert waiter.wait(10) == 0
+
+
+def test_name_that_the_terminal_cannot_show(cli: Cli) -> None:
+    """A name that the terminal's encoding does not have is shown escaped, and the table goes on."""
+    cli.hold("\N{LOCK}")
+    cli.env["PYTHONIOENCODING"] = "ascii"
+    result = cli("ls")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\\U0001f512" in result.stdout

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 
 import pytest
 
+from fencelock.cli import warden
 from fencelock.cli.supervise import plan
 from tests.cli.conftest import Cli, boottime, eventually, session_members
 
@@ -154,3 +158,48 @@ def test_plan(ttl: float, max_hold: float | None) -> None:
     ask, kill = plan(ttl, max_hold)
     assert ask == pytest.approx(min(ttl, max_hold or ttl) / 3)
     assert 0 < kill <= ask / 2
+
+
+LOST_BEFORE_THE_START = """
+import sys, time
+from fencelock.cli import supervise
+from fencelock.cli.guard import guarded
+
+class Slow(supervise.Supervisor):
+    def _tell_warden(self):
+        time.sleep(0.5)
+
+supervise.Supervisor = Slow
+sys.exit(guarded("run", sys.argv[1:]))
+"""
+
+
+def test_lost_before_the_command_starts(cli: Cli) -> None:
+    """A command whose lock was lost between the grant and its start is not started."""
+    argv = [sys.executable, "-c", LOST_BEFORE_THE_START, "x", "--max-hold", "0.2", "--", "touch", "ran"]
+    result = subprocess.run(argv, env=cli.env, cwd=cli.folder, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 76, result.stderr
+    assert "was not started" in result.stderr
+    assert not cli.file("ran").exists()
+    assert cli.json("ls") == {"locks": []}
+
+
+def test_warden_that_was_stopped(cli: Cli) -> None:
+    """A warden that could not listen for long looks at the last deadline only, and leaves the command alone."""
+    command = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    listen, tell = os.pipe()
+    os.write(tell, b"".join(b"%.6f\n" % (boottime() - 1) for _ in range(2000)) + b"%.6f\n" % (boottime() + 60))
+    pid = os.fork()
+    if pid == 0:
+        os.close(tell)
+        warden._watch(command.pid, listen)
+    try:
+        time.sleep(0.5)
+        assert command.poll() is None
+        os.close(tell)
+        assert command.wait(10) == -signal.SIGKILL
+    finally:
+        os.close(listen)
+        command.kill()
+        command.wait()
+        os.waitpid(pid, 0)

@@ -87,6 +87,20 @@ def test_second_signal_while_acquiring(cli: Cli) -> None:
     eventually(lambda: session_members(process.pid) == [], 1)
 
 
+def test_signal_sent_twice_at_once(cli: Cli) -> None:
+    """A signal that comes to the process and to its group, as from `timeout`, is one: the place in line is given up."""
+    cli.hold("x")
+    for _ in range(5):
+        process = cli.start("run", "x", "--", "touch", "ran")
+        eventually(lambda: len(cli.json("show", "x")["waiters"]) == 1)
+        for _ in range(20):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert process.wait(10) == 128 + signal.SIGTERM
+        assert cli.json("show", "x")["waiters"] == []
+    assert not cli.file("ran").exists()
+
+
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
 def test_signal_while_holding(cli: Cli, name: str) -> None:
     """A signal is passed on to the command, whose own code comes out."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import time
 from typing import Any
 
@@ -507,6 +508,25 @@ async def test_closing_with_waiters(subject: Subject) -> None:
             await asyncio.wait_for(task, SOON)
     await holder.release()
     assert await is_free(other, "x")
+
+
+async def test_closing_while_others_take_turns(subject: Subject) -> None:
+    """Whatever a close meets half-way, granted and not yet returned or about to line up again, it leaves nothing."""
+    observer = subject.connect()
+    for _ in range(15):
+        locks = subject.connect(ttl=60)
+
+        async def take_turns(locks: LocksView = locks) -> None:
+            while True:
+                async with locks.lock("x"):
+                    await asyncio.sleep(0)
+
+        async with background(*[take_turns() for _ in range(6)]) as tasks:
+            await asyncio.sleep(0.02 * random.random())
+            await locks.close()
+            ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SOON)
+        assert {type(end) for end in ends} <= {ClientClosed, LeaseLost}
+        await nobody(observer, "x", within=1)
 
 
 async def test_with_block_closes(subject: Subject) -> None:

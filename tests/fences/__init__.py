@@ -1,0 +1,1 @@
+"""The fences, against real resources."""

@@ -191,6 +191,7 @@ def _acquire(
 
 
 def _held(client: Client[LeaseCore], name: str) -> str:
+    from fencelock.cli.show import printable
     from fencelock.errors import FencelockError
     from fencelock.worlds.blocking import drive
 
@@ -198,7 +199,7 @@ def _held(client: Client[LeaseCore], name: str) -> str:
         snapshot = drive(client.inspect(name))
     except FencelockError:
         return f"{name!r} is not free"
-    who = ", ".join(f"{holder.owner} (token {holder.token})" for holder in snapshot.holders)
+    who = ", ".join(f"{printable(holder.owner)} (token {holder.token})" for holder in snapshot.holders)
     return f"{name!r} is held by {who or 'nobody any more'}, with {len(snapshot.waiters)} in line"
 
 
@@ -215,6 +216,10 @@ def _hold(
     if options.verbose:
         say(f"holding {lease.name!r} with token {lease.token}")
     supervisor = Supervisor(lease, child, warden, signals, world.now, options.max_hold)
+    if lease.is_lost():  # this process was stopped since; from here on the warden sees to that
+        _release(lease, world.now)
+        say(f"{_loss(lease)}; the command was not started")
+        return LOST
     child.start(
         {
             "FENCELOCK_NAME": lease.name,

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 
 GIVING_UP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """They end `fencelock run` while it waits, and are passed on to the command once that runs."""
 PASSED_ON = (*GIVING_UP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 """The rest of them mean nothing before the command runs."""
+ONE_SIGNAL = 0.25
+"""Signals so close together count as one, as `timeout` sends its own to the process and to the group that it is in."""
 POKE = b"\0"
 
 
@@ -40,10 +43,17 @@ class Signals:
             signal.signal(number, _noted)
 
     def let_go(self) -> None:
-        """Let the next signal end the process as if nobody had noted anything."""
+        """Let a second signal end the process as if nobody had noted anything."""
+        first = time.monotonic()
+
+        def again(number: int, _: object) -> None:
+            if time.monotonic() - first > ONE_SIGNAL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+
         for number in GIVING_UP:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, again)
 
     def poke(self) -> None:
         """Wake whoever waits, from any thread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -80,10 +79,10 @@ class _Bell(SocketBell):
     def __init__(self, sock: socket.socket, name: str, world: WaitingWorld, fd: int) -> None:
         super().__init__(sock, name, SocketBell.destroy)
         self._world = world
-        self._poll.register(fd, select.POLLIN)
+        self._fd = fd
 
     async def wait(self, timeout: float) -> bool:
         self._world.look()
-        self._poll.poll(max(0.0, timeout) * 1000)
+        self._listen(timeout, self._socket.fileno(), self._fd)
         self._world.look()
         return self.silence()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LONGEST_SLEEP = 1.0
 """The kernel's timers stand still while the machine is suspended."""
+PIPE_SIZE = 65536
+"""All that a pipe holds: the last deadline is what counts, however long nobody listened."""
 BLOWS = 50
 """How often to strike: a process may fork while the signal goes round. The last of them may be spent on corpses."""
 
@@ -60,14 +62,19 @@ def _watch(group: int, listen: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)  # whoever reads what the command writes waits for its end, not for ours
-        kill_at = _hear(listen)
+        if (kill_at := _hear(listen)) is None:
+            os._exit(0)  # the command was never started
         from fencelock.core.clock import boottime  # not before it is needed: most commands are done by then
 
-        while kill_at is not None and boottime() < kill_at:
+        while True:
             if _readable(listen, kill_at - boottime()):
-                kill_at = _hear(listen) or boottime()
-        if kill_at is not None:
-            _kill(group)
+                later = _hear(listen)
+                if later is None:
+                    break
+                kill_at = later
+            elif boottime() >= kill_at:
+                break  # nor has a later deadline come while it was us who were stopped
+        _kill(group)
     finally:
         os._exit(0)
 
@@ -80,7 +87,7 @@ def _readable(fd: int, timeout: float) -> bool:
 
 def _hear(listen: int) -> float | None:
     """Return the last of the deadlines that were told, or None if there will be no more."""
-    lines = os.read(listen, 4096).split()
+    lines = os.read(listen, PIPE_SIZE).split()
     return float(lines[-1]) if lines else None
 
 

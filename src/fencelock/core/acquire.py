@@ -15,11 +15,15 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
-async def acquire(world: World, backend: Backend, claim: Claim, timeout: float | None) -> Grant | None:
+async def acquire(
+    world: World, backend: Backend, claim: Claim, timeout: float | None, under_way: dict[str, Claim]
+) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
-    Whatever else happens (an error, a cancellation, a time-out), nothing of the claim is left on the engine.
+    Whatever else happens (an error, a cancellation, a time-out), nothing of the claim is left on the engine. `under_way`
+    is where close() looks, under the id of the first claim, for what is being asked for.
     """
+    first = claim.id
     patience: Deadline | None = None
     while True:
         sent = world.now()
@@ -49,7 +53,7 @@ async def acquire(world: World, backend: Backend, claim: Claim, timeout: float |
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
         await undo(world, backend, claim)
-        claim = claim.again()
+        claim = under_way[first] = claim.again()
 
 
 def name_it(error: BaseException, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from fencelock.core.acquire import acquire, undo
@@ -45,29 +45,32 @@ class Client(Generic[L]):
         self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
         self.keeper = Keeper(self)
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
-        self._asking: dict[str, Claim] = {}
+        self.under_way: dict[str, Claim] = {}
+        """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = False
-        _clients.add(self)
+        with _registry:
+            _clients.add(self)
 
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper looks after, or None when the time is over."""
-        self._check_open(claim.name)
-        self._asking[claim.id] = claim
+        # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
+        self.under_way[claim.id] = claim
         try:
-            grant = await acquire(self.world, self.backend, claim, timeout)
+            self._check_open(claim.name)
+            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
                 return None
             lease = self._make_lease(self, grant, renew, max_hold)
             try:
                 self.keeper.add(lease)
+                if self.closed:
+                    lease.lose(Reason.CLOSED)
+                    self._check_open(claim.name)
             except BaseException:  # no thread to be had for the keeper, say
                 await undo(self.world, self.backend, grant.claim)
                 raise
         finally:
-            self._asking.pop(claim.id, None)
-        if self.closed:
-            lease.lose(Reason.CLOSED)
-            self._check_open(claim.name)
+            self.under_way.pop(claim.id, None)
         return lease
 
     async def inspect(self, name: str) -> Snapshot:
@@ -102,7 +105,7 @@ class Client(Generic[L]):
         try:
             for grant in held:
                 await self.backend.release(grant)
-            for claim in list(self._asking.values()):
+            for claim in list(self.under_way.values()):
                 await self.backend.abandon(claim)
         except FencelockError as error:
             # Not one by one: an engine that does not answer would hold up the end of the process many times over.
@@ -117,7 +120,7 @@ class Client(Generic[L]):
         leases = self.keeper.leases()
         self.keeper = Keeper(self)
         self.reentrant.clear()
-        self._asking.clear()
+        self.under_way.clear()
         self.owner = self._given_owner or _default_owner()
         self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()
@@ -162,29 +165,37 @@ def _default_owner() -> str:
 
 
 _clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
+_registry = RLock()
+"""Held while a client is added, and all through a fork: a set that grows cannot be read, and none may be forgotten."""
+
+
+def clients() -> list[Client[Any]]:
+    """Return every client of this process."""
+    with _registry:
+        return list(_clients)
 
 
 def _before_fork() -> None:
-    _fork_mutex.acquire()  # two threads may fork at the same time
-    _forking.extend(_clients)
-    for client in _forking:
+    _registry.acquire()
+    _forking.append(list(_clients))
+    for client in _forking[-1]:
         client.backend.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    while _forking:
-        _forking.pop().backend.after_fork(child=False)
-    _fork_mutex.release()
+    for client in _forking.pop():
+        client.backend.after_fork(child=False)
+    _registry.release()
 
 
 def _after_fork_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork()
-    _fork_mutex.release()  # its holder is the thread that forked, and that is us
+    for client in _forking.pop():
+        client.after_fork()
+    _registry.release()  # its holder is the thread that forked, and that is us
 
 
-_forking: list[Client[Any]] = []
-_fork_mutex = Lock()
+_forking: list[list[Client[Any]]] = []
+"""The clients that a fork is about; a list of them, as a signal handler may fork in the middle of a fork."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import RLock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket  # 4 ms that only who has to wait, or hands over, should pay
 
 AVAILABLE = sys.platform.startswith("linux")
+RINGS_AT_ONCE = 64
+"""How many rings to take in before going on: any user of the machine can ring without end."""
 
 
 def open_socket() -> tuple[socket.socket, str]:
@@ -31,21 +34,32 @@ class Ringer:
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
+        self._closed = False
+        self._mutex = RLock()
 
     def ring(self, address: str) -> None:
-        """Ring; a bell that is gone, or full of rings already, needs none."""
-        if self._socket is None:
-            import socket
-
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        """Ring; a bell that is gone, or full of rings already, needs none, and without a free descriptor there is none."""
         name, _, slot = address.partition("/")
         try:
-            self._socket.sendto(slot.encode(), f"\0{name}")
-        except OSError:
+            (self._socket or self._open()).sendto(slot.encode(), f"\0{name}")
+        except (OSError, ImportError):
             pass
+        if self._closed:
+            self.close()  # by a thread that was still at it when the client was closed
+
+    def _open(self) -> socket.socket:
+        import socket
+
+        with self._mutex:  # or of two sockets of two threads one would be forgotten
+            if self._socket is None:
+                kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+                self._socket = socket.socket(socket.AF_UNIX, kind)
+            return self._socket
 
     def close(self) -> None:
         """Give back the socket."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._closed = True
+        with self._mutex:
+            bell, self._socket = self._socket, None
+        if bell is not None:
+            bell.close()

@@ -244,6 +244,8 @@ class LeaseCore:
                 return not lost
             self._released = True
             client.keeper.drop(self)
+            if not lost:
+                client.under_way[self.id] = self._grant.claim  # for a close() that would overtake us
         if self.reentry is not None:
             client.reentrant.pop(self.reentry, None)
         if self._event is not None:
@@ -260,6 +262,8 @@ class LeaseCore:
         except BaseException:
             await undo(client.world, client.backend, self._grant.claim)
             raise
+        finally:
+            client.under_way.pop(self.id, None)
         if self._grant.straggler:
             await undo(client.world, client.backend, self._grant.claim)
         return ours

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
 from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
-from fencelock.core.client import Client
+from fencelock.core.client import Client, clients
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_callback, check_name
 from fencelock.core.urls import open_backend, resolve, shown
@@ -144,7 +143,6 @@ class Locks:
     def __init__(self, client: Client[Lease], url: str) -> None:
         self._client = client
         self._url = shown(url, client.backend)
-        _clients.add(client)
 
     @property
     def traits(self) -> Traits:
@@ -264,11 +262,9 @@ def connect(
     return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)
 
 
-_clients: weakref.WeakSet[Client[Lease]] = weakref.WeakSet()
-
-
 @atexit.register
 def _close_all() -> None:
     """Spare others the wait for what an ending process still holds."""
-    for client in list(_clients):
-        drive(client.close())
+    for client in clients():
+        if isinstance(client.world, BlockingWorld):
+            drive(client.close())

@@ -15,12 +15,12 @@ from fencelock.fences import Fenced, check_lease, check_resource
 SCHEMA = """CREATE TABLE IF NOT EXISTS fencelock_fence (
     resource TEXT PRIMARY KEY,
     token    INTEGER NOT NULL,  -- the highest that was let through
-    id       TEXT NOT NULL      -- whose it was: an equal token of another claim is refused
+    id       TEXT NOT NULL      -- whose it was: an equal token of another claim is refused; '' after a move by hand
 ) STRICT, WITHOUT ROWID"""
 
 CHECK = """INSERT INTO fencelock_fence VALUES (?, ?, ?)
 ON CONFLICT (resource) DO UPDATE SET token = excluded.token, id = excluded.id
-WHERE excluded.token > token OR (excluded.token = token AND excluded.id = id)"""
+WHERE excluded.token > token OR (excluded.token = token AND id IN (excluded.id, ''))"""
 
 
 class SqlFence:
@@ -59,14 +59,19 @@ class SqlFence:
             )
         if self._execute(connection, CHECK, (resource, lease.token, lease.id)).rowcount:
             return
-        seen = connection.execute("SELECT token FROM fencelock_fence WHERE resource = ?", (resource,)).fetchone()[0]
+        (seen,) = self._execute(
+            connection, "SELECT token FROM fencelock_fence WHERE resource = ?", (resource,)
+        ).fetchone()
         raise StaleToken(
             f"{resource!r} refused token {lease.token}: a holder with token {seen} has been here. Stop, and acquire anew",
             resource,
         )
 
     def rebase(self, connection: sqlite3.Connection, resource: str, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up, in the caller's transaction. Logged, with the reason."""
+        """Move the fence on purpose, down or up, in the caller's transaction: every token from this one on is let in.
+
+        Logged, with the reason.
+        """
         import logging
 
         _check_connection(connection)
@@ -77,13 +82,15 @@ class SqlFence:
         logging.getLogger("fencelock").warning("the fence of %r was moved to token %d: %s", resource, token, reason)
 
     def _execute(self, connection: sqlite3.Connection, statement: str, args: tuple[object, ...]) -> sqlite3.Cursor:
+        cursor = connection.cursor()
+        cursor.row_factory = None  # the caller's own, dicts for example, is not for us
         try:
-            return connection.execute(statement, args)
+            return cursor.execute(statement, args)
         except sqlite3.OperationalError as error:
             if "no such table" not in str(error):
                 raise
-        connection.execute(SCHEMA)
-        return connection.execute(statement, args)
+        cursor.execute(SCHEMA)
+        return cursor.execute(statement, args)
 
 
 def _check_connection(connection: object) -> None:

@@ -95,8 +95,9 @@ class SlotBell:
         return rung
 
     def close(self) -> None:
-        """Give back the slot."""
+        """Give back the slot; whoever still waits, as the client is being closed, looks and learns of that."""
         self._close()
+        self._event.set()
 
 
 class TaskGuard:
@@ -188,7 +189,7 @@ class AioWorld:
     def _rung(self) -> None:
         assert self._socket is not None
         try:
-            while True:
+            for _ in range(doorbell.RINGS_AT_ONCE):
                 event = self._slots.get(self._socket.recv(16))
                 if event is not None:
                     event.set()

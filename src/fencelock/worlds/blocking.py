@@ -56,25 +56,33 @@ class SocketBell:
     def __init__(self, sock: socket.socket, name: str, done: Callable[[SocketBell], None]) -> None:
         self._socket = sock
         self._done = done
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
         self.address = name
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a ring, for so long at most."""
-        return bool(self._poll.poll(max(0.0, timeout) * 1000)) and self.silence()
+        return self._listen(timeout, self._socket.fileno()) and self.silence()
+
+    def _listen(self, timeout: float, *descriptors: int) -> bool:
+        # A poll object for each wait: when a client is closed, two may come to wait for one bell.
+        poll = select.poll()
+        for descriptor in descriptors:
+            if descriptor < 0:
+                return True  # closed, as the client is
+            poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1000))
 
     def silence(self) -> bool:
         """Forget the rings so far."""
         rung = False
         try:
-            while True:
+            for _ in range(doorbell.RINGS_AT_ONCE):
                 self._socket.recv(16)
                 rung = True
         except BlockingIOError:
-            return rung
+            pass
         except OSError:
             return True  # the client was closed under a waiter: let it look, and learn of that
+        return rung
 
     def close(self) -> None:
         """Give it back for the next wait."""

@@ -17,7 +17,7 @@ from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.access import foreign_side_file, obstacle
-from fencelock.backends.sqlite.place import make_default_folder, network_file_system
+from fencelock.backends.sqlite.place import make_default_folder, network_file_system, other_names
 from fencelock.core.clock import boot_id, wall_us
 from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
@@ -105,8 +105,9 @@ class Database:
         """Run a step that only reads: it never waits for writers."""
         mutex = self._mutex
         try:
-            self._enter(patience)
-            return step(self._cursor, *args)
+            # A cursor of its own: a signal handler or a finalizer may look around in the middle of a transaction of
+            # this very thread, and on the transaction's cursor it would cut short what that reads.
+            return step(self._enter(patience).cursor(), *args)
         except sqlite3.Error as error:
             raise self._translated(error) from error
         finally:
@@ -172,10 +173,7 @@ class Database:
         cursor = self._cursor
         execute = cursor.execute
         if connection.in_transaction:
-            raise EngineUnavailable(
-                f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
-                "or set a flag instead"
-            )
+            raise self._reentered()
         try:  # from before BEGIN: Ctrl-C may come right after it
             try:
                 execute("BEGIN IMMEDIATE")
@@ -248,11 +246,13 @@ class Database:
     def _ready(self, patience: float) -> sqlite3.Connection:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
-        self._look_again = self.now() + LOOK_AGAIN
         if self._connection is not None:
+            if self._identity is None:
+                raise self._reentered()  # a signal handler, while it is being opened
             try:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
+                    self._look_again = self.now() + LOOK_AGAIN
                     return self._connection
             except OSError:
                 pass
@@ -261,10 +261,14 @@ class Database:
         if not patience:
             raise Occupied  # opening may have to sync: not where that would hold up an event loop
         try:
-            return self._open()
-        except BaseException:
+            connection = self._open()
+        except BaseException as error:
             self._disconnect()
+            if isinstance(error, OSError) and not isinstance(error, EngineUnavailable):
+                raise EngineUnavailable(f"{self.path}: it cannot be opened ({error})") from error
             raise
+        self._look_again = self.now() + LOOK_AGAIN
+        return connection
 
     def _open(self) -> sqlite3.Connection:
         if self._make_folder:
@@ -284,6 +288,8 @@ class Database:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         layout = self._layout(connection)
+        if (problem := other_names(self.path)) is not None:
+            raise EngineUnavailable(f"{self.path} {problem}")
         if layout == 0:
             self._create(connection)
         elif layout != LAYOUT:
@@ -364,6 +370,13 @@ class Database:
         if self._connection is not None:
             self._connection.close()
             self._connection = self._identity = None
+            self._look_again = 0.0
+
+    def _reentered(self) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"{self.path}: this very thread is in the middle of a transaction; in a signal handler, raise an exception "
+            "or set a flag instead"
+        )
 
     def _translated(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -11,7 +11,7 @@ from fencelock.backends.sqlite.database import Database, NeedsReserve, Occupied
 from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.doorbell import Ringer
 from fencelock.core.world import Doorbell, World
-from fencelock.errors import EngineUnavailable, LimitMismatch
+from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch
 from fencelock.model import (
     Busy,
     Claim,
@@ -38,6 +38,8 @@ OCCUPIED_SLICE = 0.1
 OCCUPIED_PATIENCE = 10.0
 POLL_WITH_BELL = 1.0
 POLL_FIRST, POLL_LAST = 0.002, 0.1
+ABANDONED_KEPT = 10_000
+"""How many claims are remembered as given up: as many as may be waiting when a client is closed."""
 
 # The claims of a name, oldest first.
 QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM claim
@@ -92,6 +94,7 @@ class SqliteBackend:
         self._space = namespace
         self._bells: dict[str, Doorbell | None] = {}
         self._ringer = Ringer()
+        self._abandoned: dict[str, None] = {}
 
     # ------------------------------------------------------------------ the protocol
 
@@ -99,12 +102,18 @@ class SqliteBackend:
         """Take the lock or a place in line, in one transaction."""
         sent = self._world.now()
         rings: list[str] = []
+        first = ticket is None
         try:
-            taken: Taken | None = self._database.write(0, self._take, rings, claim, queue, ticket)
-        except Occupied:
-            taken = None  # and out of this block, so that no error to come has this one as its context
-        if taken is None:
-            taken = await self._later(self._take, claim, queue, ticket)
+            try:
+                taken: Taken | None = self._database.write(0, self._take, rings, claim, queue, ticket)
+            except Occupied:
+                taken = None  # and out of this block, so that no error to come has this one as its context
+            if taken is None:
+                taken = await self._later(self._take, claim, queue, ticket)
+        except BaseException:
+            if first:
+                self._silence(claim)  # it has no place in line to be called from
+            raise
         token, ticket, retry_in = taken
         if rings:
             self._ring(rings)
@@ -138,6 +147,10 @@ class SqliteBackend:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave the queue, or give back the lock."""
+        # close() abandons what other threads and tasks still ask for: they must not line up again behind its back.
+        self._abandoned[claim.id] = None
+        if len(self._abandoned) > ABANDONED_KEPT:
+            self._abandoned.pop(next(iter(self._abandoned)), None)
         self._silence(claim)
         await self._write(self._leave, claim, None)
 
@@ -187,10 +200,13 @@ class SqliteBackend:
         if child:
             self._close_bells()
             self._ringer.close()
+            self._ringer = Ringer()
 
     # ------------------------------------------------------------------ each a step of one transaction
 
     def _take(self, db: sqlite3.Cursor, rings: list[str], claim: Claim, queue: bool, ticket: int | None) -> Taken:
+        if claim.id in self._abandoned:
+            raise ClientClosed("this client is closed; connect again")
         now = int(self._now() * 1e6)
         ttl = int(claim.ttl * 1e6) + 1
         place = (self._space, claim.name)
@@ -334,7 +350,10 @@ class SqliteBackend:
 
     def _bell(self, claim: Claim) -> str | None:
         if claim.id not in self._bells:
-            self._bells[claim.id] = self._world.doorbell()
+            try:
+                self._bells[claim.id] = self._world.doorbell()
+            except OSError:  # no descriptor left: look now and then instead
+                self._bells[claim.id] = None
         bell = self._bells[claim.id]
         return None if bell is None else bell.address
 
@@ -344,8 +363,8 @@ class SqliteBackend:
             bell.close()
 
     def _close_bells(self) -> None:
-        while self._bells:
-            if (bell := self._bells.popitem()[1]) is not None:
+        for id in list(self._bells):
+            if (bell := self._bells.pop(id, None)) is not None:
                 bell.close()
 
     async def _later(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable, InvalidURL
@@ -87,21 +88,39 @@ _INSTEAD = "give a URL or set FENCELOCK_URL, for example to sqlite:///var/lib/ap
 
 def network_file_system(path: str, mounts: str | None = None) -> str | None:
     """Return the type of the network file system that the path is on, or None. `mounts` is Linux's table of mounts."""
-    if mounts is None:
-        try:
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-                mounts = file.read()
-        except OSError:
-            return None
     best, kind = "", None
     where = os.path.realpath(path)
-    for line in mounts.splitlines():
-        # 36 35 98:0 /root /mount/point options - type source options; the last line for a mount point counts
-        fields, _, tail = line.partition(" - ")
-        point = _unescape(fields.split(" ")[4])
+    for point, type_ in _mounts(mounts):  # the last line for a mount point counts
         if len(point) >= len(best) and (where == point or where.startswith(point.rstrip("/") + "/")):
-            best, kind = point, tail.split(" ")[0]
+            best, kind = point, type_
     return kind if kind in NETWORK.split() else None
+
+
+def other_names(path: str, mounts: str | None = None) -> str | None:
+    """Say how a database can be reached under another name as well, or return None.
+
+    SQLite finds the log by the name of the database: under another name there is another log, and nobody is kept apart.
+    """
+    where = os.path.realpath(path)
+    if os.stat(where).st_nlink > 1:
+        return "has several hard links; remove the others, or use symbolic ones"
+    if any(point == where for point, _ in _mounts(mounts)):
+        return "is mounted by itself, without the log beside it; mount its folder instead"
+    return None
+
+
+def _mounts(table: str | None) -> Iterator[tuple[str, str]]:
+    """Yield mount points and types of file systems, nothing where there is no table."""
+    if table is None:
+        try:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+                table = file.read()
+        except OSError:
+            return
+    for line in table.splitlines():
+        # 36 35 98:0 /root /mount/point options - type source options
+        fields, _, tail = line.partition(" - ")
+        yield _unescape(fields.split(" ")[4]), tail.split(" ")[0]
 
 
 def _unescape(point: str) -> str:
