@@ -14,7 +14,7 @@ import portalocker
 import fencelock
 from bench.harness import Goal, Run, interleaved, show
 from fencelock import aio
-from fencelock.backends.sqlite import engine as sql
+from fencelock.backends.sqlite import queue as sql
 from fencelock.backends.sqlite.database import COMMITS_PER_CHECKPOINT, Database
 from fencelock.core.clock import boottime
 

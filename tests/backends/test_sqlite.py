@@ -650,7 +650,7 @@ def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> No
         backend = clients[number]._client.backend
         assert isinstance(backend, SqliteBackend)
 
-        def look(*args: Any, number: int = number, real: Any = backend._peek) -> Any:
+        def look(*args: Any, number: int = number, real: Any = backend._queue.peek) -> Any:
             woken.append(number)
             return real(*args)
 
@@ -660,7 +660,7 @@ def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> No
             gates[number].wait(SOON)
             lease.release()
 
-        monkeypatch.setattr(backend, "_peek", look)
+        monkeypatch.setattr(backend._queue, "peek", look)
         threads.append(threading.Thread(target=work))
         threads[-1].start()
         while len(clients[20].inspect("x").waiters) <= number:

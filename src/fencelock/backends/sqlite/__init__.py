@@ -1,7 +1,8 @@
 """The SQLite engine, the embedded default: many processes on one machine, no server, nothing to install.
 
 `place` says which file a URL names and whether its file system is fit, `access` whether this user may use it, `database`
-keeps the connection and its transactions, `engine` does what the protocol of `fencelock.core.backend` asks for.
+keeps the connection and its transactions, `queue` has the statements and the steps of a transaction, and `engine` does what
+`fencelock.core.backend` asks for.
 """
 
 from __future__ import annotations
