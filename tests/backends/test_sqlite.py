@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import fencelock
 from fencelock import EngineUnavailable, InvalidURL, LockTimeout, Reason
 from fencelock.backends.sqlite import database as database_module
 from fencelock.backends.sqlite import engine as engine_module
+from fencelock.backends.sqlite import queue as queue_module
 from fencelock.backends.sqlite.database import APPLICATION_ID, Database
 from fencelock.backends.sqlite.engine import SqliteBackend
 from fencelock.backends.sqlite.place import network_file_system, path_of
@@ -56,6 +57,12 @@ def database_of(locks: fencelock.Locks) -> Database:
     backend = locks._client.backend
     assert isinstance(backend, SqliteBackend)
     return backend._database
+
+
+def set_wall_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], int]) -> None:
+    """Have everything that looks at the wall clock look at this one."""
+    monkeypatch.setattr(database_module, "wall_us", clock)
+    monkeypatch.setattr(queue_module, "wall_us", clock)
 
 
 def take(locks: fencelock.Locks, name: str = "x") -> int:
@@ -129,7 +136,7 @@ def test_reserve_is_synced_before_it_is_used(path: Path, url: str) -> None:
 def test_power_cut(path: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut that loses all that was not synced, tokens go on above every one that was handed out."""
     stuck = int(time.time() * 1e6)
-    monkeypatch.setattr(database_module, "wall_us", lambda: stuck)  # a clock that does not help
+    set_wall_clock(monkeypatch, lambda: stuck)  # a clock that does not help
     with fencelock.connect(url) as locks:
         take(locks)
         snapshot(path, tmp_path / "synced")  # the reserve is in here; the grants that follow are not
@@ -157,7 +164,7 @@ def test_another_boot_voids_all_claims(url: str) -> None:
 def test_clock_set_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wall clock that is set back, to before the epoch even, or far ahead and back, does not lower a token."""
     clock = [int(time.time() * 1e6)]
-    monkeypatch.setattr(database_module, "wall_us", lambda: clock[0])
+    set_wall_clock(monkeypatch, lambda: clock[0])
     with fencelock.connect(url) as locks:
         tokens = []
         for step in (0, -3600, -(10**9), 10**7, -(10**7), 4 * 10**9, -(4 * 10**9)):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.backends.sqlite import database, engine
+from fencelock.backends.sqlite import database, queue
 from fencelock.model import settle
 
 
@@ -32,7 +32,7 @@ def test_handler_that_inspects(locks: fencelock.Locks, tmp_path: Path, monkeypat
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(locks.inspect("other")))
     try:
         with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as others, others.lock("x"):
-            monkeypatch.setattr(engine, "settle", interrupted)
+            monkeypatch.setattr(queue, "settle", interrupted)
             assert locks.lock("x").try_acquire() is None
     finally:
         signal.signal(signal.SIGUSR1, before)

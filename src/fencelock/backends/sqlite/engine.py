@@ -46,7 +46,7 @@ class SqliteBackend:
     def __init__(self, world: World, database: Database, namespace: str) -> None:
         self._world = world
         self._database = database
-        self._queue = Queue(namespace, database.boot, world.now, self._bell)
+        self._queue = Queue(database, namespace, self._bell)
         self._bells: dict[str, Doorbell | None] = {}
         self._ringer = Ringer()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from fencelock.backends.sqlite.database import NeedsReserve
+from fencelock.backends.sqlite.database import Database, NeedsReserve
 from fencelock.core.clock import wall_us
 from fencelock.errors import ClientClosed, LimitMismatch
 from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, contradiction, settle
@@ -61,10 +61,10 @@ class Row(NamedTuple):
 class Queue:
     """The claims of one namespace, oldest first."""
 
-    def __init__(self, space: str, boot: str, now: Callable[[], float], bell: Callable[[Claim], str | None]) -> None:
+    def __init__(self, database: Database, space: str, bell: Callable[[Claim], str | None]) -> None:
+        self._database = database
         self._space = space
-        self._boot = boot
-        self._now = now
+        self._now = database.now
         self._bell = bell
         self.abandoned: dict[str, None] = {}
         """Claims that must not line up again, as an abandon may overtake an attempt of another thread."""
@@ -174,7 +174,7 @@ class Queue:
             rings.append(row.bell)
 
     def _mint(self, db: sqlite3.Cursor) -> int:
-        row = db.execute(MINT, (wall_us(), self._boot)).fetchone()
+        row = db.execute(MINT, (wall_us(), self._database.boot)).fetchone()
         if row is None:
             raise NeedsReserve
         return row[0]  # type: ignore[no-any-return]
