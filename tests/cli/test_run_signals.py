@@ -278,7 +278,7 @@ def test_command_reads_the_terminal(cli: Cli) -> None:
 def test_control_z_and_back(cli: Cli) -> None:
     """Ctrl-Z stops the command and fencelock with it; back within the ttl, both go on."""
     terminal = Terminal(cli)
-    terminal.type("$FENCELOCK run x --ttl 5 -- sh -c 'echo $$ > pid; echo up; sleep 0.5; echo done; exit 4'\n")
+    terminal.type("$FENCELOCK run x --ttl 5 -- sh -c 'echo $$ > pid; sleep 0.5 & echo up; wait; echo done; exit 4'\n")
     terminal.until("up\r\n")
     terminal.type("\x1a")
     terminal.until("ready> ")
