@@ -88,9 +88,9 @@ def _unknown(url: str) -> str:
     plain = redact(url) == url  # else it has a password, and nothing is to be made of its parts
     if plain and url and (not colon or url[0] in "/.~"):
         if url.lower() in ENGINES:
-            return f"{url!r} is no URL; did you mean {url.lower()}://? {there}"
+            return f"{url!r} is no URL; did you mean {url.lower()}://? T{there[1:]}"
         path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
-        return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? {there}"
+        return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? T{there[1:]}"
     base = scheme.lower().partition("+")[0]
     if colon and base in COMING:
         return f"{redact(url)!r}: {COMING[base]} is still to come; {there}"
@@ -99,7 +99,7 @@ def _unknown(url: str) -> str:
 
         for near in get_close_matches(base, [*ENGINES, *COMING]):
             if near in ENGINES:
-                return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? {there}"
+                return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
             return f"{redact(url)!r} names no engine; did you mean {near}://? It is still to come; {there}"
     return f"{redact(url)!r} names no engine of this release; {there}"
 
