@@ -34,8 +34,9 @@ def bare(folder: str) -> Run:
             expires = int(boottime() * 1e6) + 30_000_000
             execute("BEGIN IMMEDIATE")
             execute(sql.ANYBODY, place).fetchone()
-            (token,) = execute(sql.MINT, (time.time_ns() // 1000, database.boot)).fetchone()
-            args = (*place, id, False, None, 30_000_000, "host:1", None, token, expires)
+            wall = time.time_ns() // 1000
+            (token,) = execute(sql.MINT, (wall, database.boot, wall)).fetchone()
+            args = (*place, *place, id, False, None, 30_000_000, "host:1", None, token, expires)
             (ticket,) = execute(sql.JOIN, args).fetchone()
             execute("COMMIT")
             execute("BEGIN IMMEDIATE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +13,13 @@ pytest_plugins = ["tests.engines.plugin"]
 
 TEST_SECONDS = 100.0
 """Below pytest-timeout's limit, so that a coroutine that hangs is cancelled and its traceback shown."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take back that Ctrl-C is ignored, as it is for the background jobs of a shell: every process would inherit that."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -476,6 +476,20 @@ async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
             await asyncio.sleep(60)
 
 
+async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> None:
+    """`on_lost` is called on the event loop, also if a thread that looked at the lease was the first to see its loss."""
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    locks = subject.connect(on_lost=lambda *_: told.set_result(threading.get_ident()))
+    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+
+    def look() -> None:
+        while not lease.lost.is_set():
+            pass
+
+    await asyncio.to_thread(look)
+    assert await asyncio.wait_for(told, SOON) == threading.get_ident()
+
+
 async def test_many_waiters(locks: LocksView) -> None:
     """200 tasks that wait for one name are served one by one, in order."""
     served: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
+from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
@@ -133,12 +134,16 @@ class Client(Generic[L]):
         return self._on_lost is not None
 
     def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
-        """Call the user's `on_lost`; its errors are logged and do not stop the keeper."""
+        """Call the user's `on_lost`, if there is one."""
         if self._on_lost is not None:
-            try:
-                self._on_lost(lease, reason)
-            except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
-                self.complain(f"on_lost failed for {lease.name!r}", error)
+            self.world.at_home(partial(self._call_on_lost, self._on_lost, lease, reason))
+
+    def _call_on_lost(self, on_lost: OnLost, lease: LeaseCore, reason: Reason) -> None:
+        """Errors of the user's function are logged and do not stop the keeper."""
+        try:
+            on_lost(lease, reason)
+        except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
+            self.complain(f"on_lost failed for {lease.name!r}", error)
 
     def caution(self, message: str) -> None:
         """Log what the user should know and nothing else would show."""

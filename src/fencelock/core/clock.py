@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+
+from fencelock.errors import EngineUnavailable
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     boottime: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -12,6 +15,8 @@ if hasattr(time, "CLOCK_BOOTTIME"):
 else:
     boottime = time.monotonic
 
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 WALL_MAX_US = 2**52
 """A wall clock beyond the year 2112 is not believed: it would use up the tokens, which stay below 2^53."""
@@ -26,9 +31,15 @@ def wall_us() -> int:
 def boot_id() -> str:
     """Return what tells this start of the machine from every other, so that times since boot can be compared."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open(BOOT_ID, encoding="ascii") as file:
             return file.read().strip()
-    except OSError:
+    except OSError as error:
+        if sys.platform == "linux":
+            # Anything else would differ from what the others read, who would then take our claims for void, and we theirs.
+            raise EngineUnavailable(
+                f"{BOOT_ID} cannot be read ({error.strerror}), and without it times cannot be compared with those of other "
+                "processes; mount /proc, or allow it (ProcSubset=all for a systemd service)"
+            ) from error
         # Without a boot id (macOS) the moment of boot has to do; it is steady to a second or so.
         return f"booted:{round((time.time() - boottime()) / 10)}"
 

@@ -73,6 +73,10 @@ class World(Protocol):
         """Run in the background; it never keeps the process alive."""
         ...
 
+    def at_home(self, tell: Callable[[], None]) -> None:
+        """Call a function of the user's where users expect it: on the event loop, if that is what the world runs on."""
+        ...
+
     async def sleep(self, seconds: float) -> None: ...
 
     async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:

@@ -247,8 +247,8 @@ def connect(
 
     Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
-    `on_lost(lease, reason)` is called once, in a thread of the keeper's, for every lease that is lost, but not for those that
-    close() gives up.
+    `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: in a
+    thread of the keeper's, or in the thread that was the first to see the loss when it looked at the lease.
 
     >>> with connect("memory://connect", owner="worker-1") as locks:
     ...     with locks.lock("order:42") as lease:

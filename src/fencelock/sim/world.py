@@ -112,6 +112,10 @@ class SimWorld:
         else:
             self._keep(self.process.spawn(work, name, self._forget))
 
+    def at_home(self, tell: Callable[[], None]) -> None:
+        """Call it right here."""
+        tell()
+
     def _keep(self, task: Task) -> Task:
         self._tasks[task] = None
         return task

@@ -204,6 +204,20 @@ class AioWorld:
         """Run as a task of its own."""
         self._keep(self._home().create_task(work, name=name))
 
+    def at_home(self, tell: Callable[[], None]) -> None:
+        """Call it on the loop: right here, or soon if a thread looked at a lease and was the first to see its loss."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if self._loop is None or here is self._loop:
+            tell()
+            return
+        try:
+            self._loop.call_soon_threadsafe(tell)
+        except RuntimeError:
+            pass  # the loop is closed, and whoever cared with it
+
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -142,6 +142,10 @@ class BlockingWorld:
         """Run in a daemon thread."""
         threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
 
+    def at_home(self, tell: Callable[[], None]) -> None:
+        """Call it right here: any thread will do."""
+        tell()
+
     async def sleep(self, seconds: float) -> None:
         """Sleep in this thread."""
         time.sleep(seconds)  # noqa: ASYNC251

@@ -25,19 +25,19 @@ QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM cl
 ANYBODY = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
 # The next token: above every earlier one and, as long as the clock does not go back, above those of lost databases too.
 # No row: the reserve is used up.
-MINT = """UPDATE counter SET token = max(token + 1, ?1) WHERE boot = ?2 AND max(token + 1, ?1) <= reserved
+MINT = """UPDATE counter SET token = max(token + 1, ?) WHERE boot = ? AND max(token + 1, ?) <= reserved
           RETURNING token"""
 JOIN = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, bell, token, expires)
-          VALUES (?1, ?2, (SELECT coalesce(max(ticket), 0) + 1 FROM claim WHERE space = ?1 AND name = ?2),
-                  ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) RETURNING ticket"""
+          VALUES (?, ?, (SELECT coalesce(max(ticket), 0) + 1 FROM claim WHERE space = ? AND name = ?),
+                  ?, ?, ?, ?, ?, ?, ?, ?) RETURNING ticket"""
 REFRESH = "UPDATE claim SET expires = ? WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
 RENEW = REFRESH + " AND token IS NOT NULL"
 FIND = "SELECT ticket FROM claim WHERE space = ? AND name = ? AND id = ?"
 HAND_OVER = "UPDATE claim SET token = ?, expires = ? WHERE space = ? AND name = ? AND ticket = ?"
 LOOK = "SELECT token FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
 # The same, and whether a holder has run out: who should have noticed, the first in line, may have died as well.
-PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ?1 AND name = ?2 AND token IS NOT NULL AND expires <= ?5)
-          FROM claim WHERE space = ?1 AND name = ?2 AND ticket = ?3 AND id = ?4 AND expires > ?5"""
+PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ? AND name = ? AND token IS NOT NULL AND expires <= ?)
+          FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"""
 BURY = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
 LEAVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
 LEAVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
@@ -149,7 +149,8 @@ class Queue:
         return db.execute(LOOK, args).fetchone()  # type: ignore[no-any-return]
 
     def peek(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None, int] | None:
-        args = (self._space, claim.name, ticket, claim.id, int(self._now() * 1e6))
+        now = int(self._now() * 1e6)
+        args = (self._space, claim.name, now, self._space, claim.name, ticket, claim.id, now)
         return db.execute(PEEK, args).fetchone()  # type: ignore[no-any-return]
 
     def force(self, db: sqlite3.Cursor, rings: list[str], name: str) -> int:
@@ -174,15 +175,16 @@ class Queue:
             rings.append(row.bell)
 
     def _mint(self, db: sqlite3.Cursor) -> int:
-        row = db.execute(MINT, (wall_us(), self._database.boot)).fetchone()
+        wall = wall_us()
+        row = db.execute(MINT, (wall, self._database.boot, wall)).fetchone()
         if row is None:
             raise NeedsReserve
         return row[0]  # type: ignore[no-any-return]
 
     def _join(self, db: sqlite3.Cursor, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
         args = (
-            self._space, claim.name, claim.id, claim.shared, claim.limit, int(claim.ttl * 1e6) + 1, claim.owner, bell,
-            token, expires,
+            self._space, claim.name, self._space, claim.name, claim.id, claim.shared, claim.limit,
+            int(claim.ttl * 1e6) + 1, claim.owner, bell, token, expires,
         )  # fmt: skip
         return db.execute(JOIN, args).fetchone()[0]  # type: ignore[no-any-return]
 
