@@ -182,7 +182,7 @@ def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
         assert all(line.isprintable() for line in (result.stdout + result.stderr).split("\n"))
     assert f"'{shown}'" in results[0].stdout
     assert results[1].stdout.count(f"'{shown}'") == 2
-    assert f"is held by {shown} (token" in refused.stderr
+    assert f"is held by '{shown}' (token" in refused.stderr
     assert results[4].stderr.endswith(f": why\\n{shown}\n")
 
 

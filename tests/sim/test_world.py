@@ -225,7 +225,7 @@ def test_a_lease_is_kept(lab: Lab) -> None:
     async def work() -> bool:
         lease = await Mutex(lab.client, "x").acquire()
         await lab.world.sleep(20)
-        return await lease.give_back()
+        return await lease._give_back()
 
     lab.start(work())
     assert lab.run(19) == []
@@ -278,11 +278,11 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
     async def hold() -> None:
         lease = await Mutex(lab.client, "x").acquire()
         await lab.world.sleep(2)
-        await lease.give_back()
+        await lease._give_back()
 
     async def wait() -> None:
         lease = await Mutex(second, "x").acquire()
-        await lease.give_back()
+        await lease._give_back()
 
     other = Process(lab.scheduler, "p2")
     second = lab.connect(SimWorld(other))

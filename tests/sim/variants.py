@@ -58,12 +58,12 @@ def deadline_from_reply() -> Iterator[None]:
 @contextmanager
 def renewal_from_reply() -> Iterator[None]:
     """A renewal moves the deadline from when it was answered, not from when it was sent."""
-    renewed = LeaseCore.renewed
+    renewed = LeaseCore._renewed
 
     def late(self: LeaseCore, answer: Renewal, sent: float, tell: lease.Tell | None = None) -> None:
         renewed(self, answer, self._client.world.now(), tell)
 
-    with patch.object(LeaseCore, "renewed", late):
+    with patch.object(LeaseCore, "_renewed", late):
         yield
 
 

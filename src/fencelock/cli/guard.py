@@ -15,8 +15,10 @@ def say(message: str) -> None:
     try:
         sys.stderr.write(f"fencelock: {escaped(message)}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass  # closed or full: nobody listens, and the lock matters more
+    except OSError:
+        _forget(2)  # full: nobody listens, and the lock matters more
+    except (ValueError, AttributeError):
+        pass  # closed
 
 
 def escaped(text: str) -> str:
@@ -52,10 +54,10 @@ def guarded(command: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return SIGNALLED + 2
     except BrokenPipeError:
-        _forget_stdout()  # `fencelock ls | head`
+        _forget(1)  # `fencelock ls | head`
         return SIGNALLED + 13
     except Unwritable as error:
-        _forget_stdout()
+        _forget(1)
         say(f"the output cannot be written: {error}")
         return UNWRITABLE
     except Exception as error:
@@ -66,9 +68,9 @@ def guarded(command: str, arguments: list[str]) -> int:
         return explain(error)
 
 
-def _forget_stdout() -> None:
-    # Python would complain once more when it flushes at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _forget(descriptor: int) -> None:
+    # Python would fail once more, with an exit code of its own, when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def explain(error: Exception) -> int:

@@ -248,11 +248,11 @@ def _hold(
 
 
 def _loss(lease: LeaseCore) -> str:
-    if lease.reason is None and lease.due == inf:
+    if lease.reason is None and lease._due == inf:
         return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
         return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
-    return str(lease.loss())
+    return str(lease._loss())
 
 
 def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
@@ -267,7 +267,7 @@ def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
 
     def release() -> None:
         try:
-            answers.append(drive(lease.give_back()))
+            answers.append(drive(lease._give_back()))
         except FencelockError as error:
             errors.append(str(error))
 

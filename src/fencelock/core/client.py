@@ -65,7 +65,7 @@ class Client(Generic[L]):
             try:
                 self.keeper.add(lease)
                 if self.closed:
-                    lease.lose(Reason.CLOSED)
+                    lease._lose(Reason.CLOSED)
                     self._check_open(claim.name)
             except BaseException:  # no thread to be had for the keeper, say
                 await undo(self.world, self.backend, grant.claim)
@@ -126,7 +126,7 @@ class Client(Generic[L]):
         self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()
         for lease in leases:
-            lease.lose(Reason.FORKED)
+            lease._lose(Reason.FORKED)
 
     @property
     def cares_about_loss(self) -> bool:

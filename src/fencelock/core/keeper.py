@@ -38,9 +38,9 @@ class Keeper:
     def add(self, lease: LeaseCore) -> None:
         """Look after a lease from now on."""
         with self._client.mutex:
-            grant = lease.grant
+            grant = lease._grant
             self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
-            look = lease.next_look()
+            look = lease._next_look()
             if look >= self._planned:
                 return
             self._planned = look
@@ -72,7 +72,7 @@ class Keeper:
         """Return what the engine still has of ours: the leases that are held, and those that were dropped."""
         now = self._client.world.now()
         orphans = [grant for grant, until in list(self._orphans.values()) if until > now]
-        return [lease.grant for lease in self.leases()] + orphans
+        return [lease._grant for lease in self.leases()] + orphans
 
     def _dropped(self, ref: weakref.ref[LeaseCore]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
@@ -114,7 +114,7 @@ class Keeper:
     def _act(self, due: list[LeaseCore], overdue: list[LeaseCore]) -> None:
         told: list[tuple[LeaseCore, Reason]] = []
         for lease in overdue:
-            lease.run_out(lambda lease, reason: told.append((lease, reason)))
+            lease._run_out(lambda lease, reason: told.append((lease, reason)))
         if due:
             try:
                 self._client.world.spawn(self._renew(due), "fencelock-renewal")
@@ -147,13 +147,13 @@ class Keeper:
         with self._client.mutex:
             for id, (ref, _) in list(self._leases.items()):
                 lease = ref()
-                if lease is None or lease.over:
+                if lease is None or lease._over:
                     del self._leases[id]
                 elif now >= lease.deadline:
                     overdue.append(lease)
-                elif id not in self._renewing and lease.wants_renewal(now + lease.ttl / 3 * SLACK):
+                elif id not in self._renewing and lease._wants_renewal(now + lease.ttl / 3 * SLACK):
                     due.append(lease)
-            if not any(lease.wants_renewal(now) for lease in due):
+            if not any(lease._wants_renewal(now) for lease in due):
                 due = []
             self._renewing.update(lease.id for lease in due)
         return due, overdue
@@ -165,14 +165,14 @@ class Keeper:
             return None
         for id, (ref, _) in self._leases.items():
             if (lease := ref()) is not None:
-                look = lease.deadline if id in self._renewing else lease.next_look()
+                look = lease.deadline if id in self._renewing else lease._next_look()
                 self._planned = min(self._planned, look)
         return None if self._planned == inf else max(0.0, self._planned - self._client.world.now())
 
     async def _renew(self, due: list[LeaseCore]) -> None:
         sent = self._client.world.now()
         try:
-            answers = await self._client.backend.renew([lease.grant for lease in due])
+            answers = await self._client.backend.renew([lease._grant for lease in due])
         except FencelockError:
             answers = [Renewal.UNKNOWN] * len(due)
         except Exception as error:
@@ -187,7 +187,7 @@ class Keeper:
         """Take in the answers; return the losses that are still to be told, after all leases know where they are."""
         told: list[tuple[LeaseCore, Reason]] = []
         for lease, answer in zip(due, answers, strict=True):
-            lease.renewed(answer, sent, lambda lease, reason: told.append((lease, reason)))
+            lease._renewed(answer, sent, lambda lease, reason: told.append((lease, reason)))
         with self._client.mutex:
             self._renewing.difference_update(lease.id for lease in due)
         self._replan()
@@ -196,7 +196,7 @@ class Keeper:
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
-            looks = [lease.next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
+            looks = [lease._next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
             wake = self._wake
             if not looks or min(looks) >= self._planned or wake is None:
                 return
@@ -206,7 +206,7 @@ class Keeper:
     def stop(self, reason: Reason) -> None:
         """Give up every lease that is left, and end."""
         for lease in self.leases():
-            lease.lose(reason)
+            lease._lose(reason)
         with self._client.mutex:
             wake, self._wake, self._running, self._planned = self._wake, None, False, inf
         if wake is not None:

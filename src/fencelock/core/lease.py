@@ -39,17 +39,17 @@ class LeaseCore:
         "_blocks",
         "_client",
         "_depth",
+        "_due",
         "_event",
         "_final",
         "_grant",
         "_guards",
+        "_pause",
+        "_reentry",
         "_released",
         "_renews",
         "deadline",
-        "due",
-        "pause",
         "reason",
-        "reentry",
     )
 
     def __init__(self, client: Client[Any], grant: Grant, renew: bool, max_hold: float | None) -> None:
@@ -64,8 +64,8 @@ class LeaseCore:
         self._final = None if max_hold is None else client.world.now() + max_hold
         self.reason: Reason | None = None
         """How it was lost, or None."""
-        self.pause = 0.0
-        self.reentry: tuple[str, Hashable] | None = None
+        self._pause = 0.0
+        self._reentry: tuple[str, Hashable] | None = None
         self._extend(grant.since)
 
     # ------------------------------------------------------------------ what users read
@@ -105,17 +105,17 @@ class LeaseCore:
     def is_lost(self) -> bool:
         """Return whether the lease ended before it was released. It looks at the clock itself."""
         if self.reason is None and not self._released and self._client.world.now() >= self.deadline:
-            self.run_out()
+            self._run_out()
         return self.reason is not None
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is over, released or lost."""
         if self.is_lost():
-            raise self.loss()
+            raise self._loss()
         if self._released:
             raise LeaseLost(f"the lease on {self.name!r} was released; acquire again", self.name, None)
 
-    def loss(self) -> LeaseLost:
+    def _loss(self) -> LeaseLost:
         """Return the error that tells of the loss."""
         reason = self.reason or Reason.EXPIRED
         return LeaseLost(
@@ -131,65 +131,60 @@ class LeaseCore:
     # ------------------------------------------------------------------ what changes it
 
     @property
-    def grant(self) -> Grant:
-        """The grant, for the engine."""
-        return self._grant
-
-    @property
-    def given_back(self) -> bool:
+    def _given_back(self) -> bool:
         """Whether it was released."""
         return self._released
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         """Whether the keeper has nothing left to do for it."""
         return self._released or self.reason is not None
 
-    def wants_renewal(self, now: float) -> bool:
+    def _wants_renewal(self, now: float) -> bool:
         """Return whether it is due."""
-        return now >= self.due
+        return now >= self._due
 
-    def next_look(self) -> float:
+    def _next_look(self) -> float:
         """Return when the keeper has to look at it again."""
-        return min(self.due, self.deadline)
+        return min(self._due, self.deadline)
 
-    def run_out(self, tell: Tell | None = None) -> None:
+    def _run_out(self, tell: Tell | None = None) -> None:
         """Lose it because its deadline has passed."""
-        self.lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
+        self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
 
     def _extend(self, since: float) -> None:
         ttl = self._grant.claim.ttl
         self.deadline: float = since + ttl - drift(ttl)
-        self.due: float = since + ttl / 3 if self._renews else inf
+        self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
-            self.deadline, self.due = self._final, inf
+            self.deadline, self._due = self._final, inf
 
-    def renewed(self, answer: Renewal, sent: float, tell: Tell | None = None) -> None:
+    def _renewed(self, answer: Renewal, sent: float, tell: Tell | None = None) -> None:
         """Take in what the engine said to a renewal that was sent at that time."""
         with self._client.mutex:
-            if self.over:
+            if self._over:
                 return
             now = self._client.world.now()
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
-                    self.pause = 0.0
+                    self._pause = 0.0
                     self._extend(sent)
                     return
                 if answer is not Renewal.LOST:
                     # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.
-                    self.pause = min(self.pause * 2 or self.ttl / 30, self.ttl / 6)
-                    if self.due != inf:  # renewed by hand only, or about to reach max_hold
-                        self.due = now + self.pause * (0.5 + self._client.world.random() / 2)
+                    self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
+                    if self._due != inf:  # renewed by hand only, or about to reach max_hold
+                        self._due = now + self._pause * (0.5 + self._client.world.random() / 2)
                     return
         if answer is Renewal.LOST:
-            self.lose(Reason.GONE, tell)
+            self._lose(Reason.GONE, tell)
         else:
-            self.run_out(tell)
+            self._run_out(tell)
 
-    def lose(self, reason: Reason, tell: Tell | None = None) -> None:
+    def _lose(self, reason: Reason, tell: Tell | None = None) -> None:
         """End the lease, once, and tell everybody who wants to know; `tell` instead of the user's `on_lost`, if given."""
         with self._client.mutex:
-            if self.over:
+            if self._over:
                 return
             self.reason = reason
             self._client.keeper.drop(self)
@@ -202,16 +197,16 @@ class LeaseCore:
         if reason is not Reason.CLOSED:
             (tell or self._client.tell_lost)(self, reason)
 
-    async def wait_lost(self, timeout: float | None) -> bool:
+    async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
         with self._client.mutex:
             if self._event is None:
                 self._event = self._client.world.event()
-        if not self.over:
+        if not self._over:
             await self._event.wait(timeout)
         return self.is_lost()
 
-    async def renew_now(self) -> None:
+    async def _renew_now(self) -> None:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
         self.check()
         sent = self._client.world.now()
@@ -220,18 +215,18 @@ class LeaseCore:
         except FencelockError as error:
             name_it(error, self.name)
             raise
-        self.renewed(answer, sent)
+        self._renewed(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(
                 f"the renewal of {self.name!r} was not answered; {self.remaining:.1f} s are left of it", self.name
             )
         self.check()
 
-    def again(self) -> None:
+    def _again(self) -> None:
         """Count one more holder of the same lease (reentrancy)."""
         self._depth += 1
 
-    async def give_back(self) -> bool:
+    async def _give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
         client = self._client
         self.is_lost()
@@ -246,8 +241,8 @@ class LeaseCore:
             client.keeper.drop(self)
             if not lost:
                 client.under_way[self.id] = self._grant.claim  # for a close() that would overtake us
-        if self.reentry is not None:
-            client.reentrant.pop(self.reentry, None)
+        if self._reentry is not None:
+            client.reentrant.pop(self._reentry, None)
         if self._event is not None:
             self._event.set()
         if lost:
@@ -296,7 +291,7 @@ class LeaseCore:
 
     # ------------------------------------------------------------------ the with block
 
-    def enter(self, guard: Guard | None) -> None:
+    def _enter(self, guard: Guard | None) -> None:
         """Begin a `with` block: the guard interrupts its body on loss, where the colour has one."""
         self._blocks += 1
         if guard is not None:
@@ -304,19 +299,19 @@ class LeaseCore:
             if self.is_lost():
                 guard.interrupt()
 
-    def enter_again(self) -> None:
+    def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
         self.check()
         if self._blocks:
-            self.again()
-        self.enter(self._client.world.guard())
+            self._again()
+        self._enter(self._client.world.guard())
 
-    async def leave(self, error: BaseException | None) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self._blocks -= 1
         ours = self._guards.pop().leave() if self._guards else False
         try:
-            await self.give_back()
+            await self._give_back()
         except FencelockError as failure:
             if error is None:
                 raise
@@ -325,6 +320,6 @@ class LeaseCore:
             return
         own = isinstance(error, Exception | KeyboardInterrupt | SystemExit)  # not just our interruption of the body
         if error is None or (ours and not own):
-            raise self.loss() from error
+            raise self._loss() from error
         if not (isinstance(error, LeaseLost) and error.name == self.name):
-            error.add_note(f"Besides, {self.loss()}.")
+            error.add_note(f"Besides, {self._loss()}.")

@@ -41,7 +41,7 @@ class Lost:
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
-        return await self._lease.wait_lost(timeout)
+        return await self._lease._wait_lost(timeout)
 
     def __bool__(self) -> bool:
         return self.is_set()
@@ -70,20 +70,20 @@ class Lease(LeaseCore):
 
     async def renew(self) -> None:
         """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
-        await self.renew_now()
+        await self._renew_now()
 
     async def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
-        return await self.give_back()
+        return await self._give_back()
 
     async def __aenter__(self) -> Lease:
-        self.enter_again()
+        self._enter_block()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.leave(error)
+        await self._leave(error)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
@@ -130,7 +130,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._mutex.leaving().leave(error)
+        await self._mutex.leaving()._leave(error)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

@@ -40,7 +40,7 @@ class Lost:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
-        return drive(self._lease.wait_lost(timeout))
+        return drive(self._lease._wait_lost(timeout))
 
     def __bool__(self) -> bool:
         return self.is_set()
@@ -67,20 +67,20 @@ class Lease(LeaseCore):
 
     def renew(self) -> None:
         """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
-        drive(self.renew_now())
+        drive(self._renew_now())
 
     def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
-        return drive(self.give_back())
+        return drive(self._give_back())
 
     def __enter__(self) -> Lease:
-        self.enter_again()
+        self._enter_block()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self.leave(error))
+        drive(self._leave(error))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
@@ -123,7 +123,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._mutex.leaving().leave(error))
+        drive(self._mutex.leaving()._leave(error))
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

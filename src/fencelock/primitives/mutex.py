@@ -71,7 +71,7 @@ class Mutex(Generic[L]):
         client = self._client
         if self._reentrant and (held := self._held_here()) is not None:
             held.check()
-            held.again()
+            held._again()
             return held
         lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
         if lease is None:
@@ -80,8 +80,8 @@ class Mutex(Generic[L]):
                 self.name,
             )
         if self._reentrant:
-            lease.reentry = (self.name, client.world.here())
-            client.reentrant[lease.reentry] = weakref.ref(lease)
+            lease._reentry = (self.name, client.world.here())
+            client.reentrant[lease._reentry] = weakref.ref(lease)
         return lease
 
     async def try_acquire(self) -> L | None:
@@ -95,12 +95,12 @@ class Mutex(Generic[L]):
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
         ref = self._client.reentrant.get((self.name, self._client.world.here()))
         lease = None if ref is None else ref()
-        return None if lease is None or lease.given_back else lease
+        return None if lease is None or lease._given_back else lease
 
     def entered(self, lease: L) -> L:
         """Begin a `with` block with a lease that was just acquired."""
         world = self._client.world
-        lease.enter(world.guard())
+        lease._enter(world.guard())
         self._entered[next(self._blocks)] = (world.here(), lease)
         return lease
 

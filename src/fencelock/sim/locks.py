@@ -41,12 +41,12 @@ class SimLease(LeaseCore):
         ends = [process.clock.true(self.deadline), self._ended, process.died]
         return min(end for end in ends if end is not None)
 
-    async def give_back(self) -> bool:
+    async def _give_back(self) -> bool:
         """Release; whoever calls this has stopped to work under the lease."""
         self._end()
         op = self._recorder.call(self.name, Kind.RELEASE, self._process, self.token)
         try:
-            ours = await super().give_back()
+            ours = await super()._give_back()
         except Cancelled:
             op.ended(Outcome.OK)  # nobody learns of it, but it must have been given back
             self._recorder.given_back(self)
@@ -59,10 +59,10 @@ class SimLease(LeaseCore):
             self._recorder.given_back(self)
         return ours
 
-    def lose(self, reason: Reason, tell: Tell | None = None) -> None:
+    def _lose(self, reason: Reason, tell: Tell | None = None) -> None:
         """Tell of the loss."""
         self._end()
-        super().lose(reason, tell)
+        super()._lose(reason, tell)
 
     def _end(self) -> None:
         if self._ended is None:
@@ -76,10 +76,10 @@ class Held:
         self._lease = lease
 
     async def __aenter__(self) -> SimLease:
-        self._lease.enter_again()
+        self._lease._enter_block()
         return self._lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._lease.leave(error)
+        await self._lease._leave(error)

@@ -103,7 +103,7 @@ class Worker:
                 try:
                     await self._change(job, lease)
                 finally:
-                    await lease.give_back()
+                    await lease._give_back()
         except (LeaseLost, StaleToken, EngineUnavailable):
             pass  # told, and nothing more is written under this lease
 
@@ -133,7 +133,7 @@ class Worker:
     async def _change(self, job: Job, lease: SimLease) -> None:
         resource, process = self._resources[job.name], self._world.process
         if job.renews:
-            await lease.renew_now()
+            await lease._renew_now()
         for _ in range(job.rounds):
             saw = await resource.read(process, lease)
             await self._world.sleep(job.think * self._world.random())

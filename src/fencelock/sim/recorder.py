@@ -85,7 +85,7 @@ class Recorder:
         self.scheduler.after(self._settled, partial(self._look, lease, self.scheduler.time))
 
     def _look(self, lease: SimLease, since: float) -> None:
-        if self.store.has(lease.grant.claim):
+        if self.store.has(lease._grant.claim):
             self.history.add(Left(lease.name, lease.owner, "claim", self.scheduler.time, since))
 
     def note(self, who: str, what: str) -> None:
