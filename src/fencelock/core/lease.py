@@ -225,9 +225,13 @@ class LeaseCore:
             )
         self.check()
 
-    def again(self) -> None:
-        """Count one more holder of the same lease (reentrancy)."""
-        self._depth += 1
+    def again(self) -> bool:
+        """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""
+        with self._client.mutex:
+            if self._released:
+                return False
+            self._depth += 1
+            return True
 
     async def give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""

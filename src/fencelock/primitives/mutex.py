@@ -68,9 +68,10 @@ class Mutex(Generic[L]):
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", zero=True)
         client = self._client
         if self._reentrant and (held := self._held_here()) is not None:
-            held.check()
-            held.again()
-            return held
+            if held.is_lost():
+                raise held.loss()
+            if held.again():
+                return held
         lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
         if lease is None:
             raise LockTimeout(
