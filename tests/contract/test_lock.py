@@ -14,7 +14,9 @@ import pytest
 
 import fencelock
 from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
+from fencelock.core.lease import LeaseCore
 from fencelock.model import CORRECT
+from fencelock.worlds.blocking import drive
 from tests.contract.colours import LocksView, client_of, core_of
 from tests.contract.subject import SOON, Subject, background, is_free, nobody, stall, take, waiting
 
@@ -431,6 +433,24 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
         await asyncio.create_task(use(number))
     gc.collect()
     assert len(client_of(locks).reentrant) <= 1
+
+
+async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes a lock again while somebody else gives the same lease back gets one that holds."""
+    lock = locks.lock("x", reentrant=True)
+    first = await lock.acquire()
+    again = LeaseCore._again
+
+    def released_meanwhile(self: LeaseCore) -> bool:
+        monkeypatch.undo()
+        drive(self._give_back())
+        return again(self)
+
+    monkeypatch.setattr(LeaseCore, "_again", released_meanwhile)
+    second = await lock.acquire(timeout=SOON)
+    second.check()
+    assert second.token > first.token
+    assert await second.release()
 
 
 async def test_not_reentrant_by_default(locks: LocksView) -> None:

@@ -222,9 +222,13 @@ class LeaseCore:
             )
         self.check()
 
-    def _again(self) -> None:
-        """Count one more holder of the same lease (reentrancy)."""
-        self._depth += 1
+    def _again(self) -> bool:
+        """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""
+        with self._client.mutex:
+            if self._released:
+                return False
+            self._depth += 1
+            return True
 
     async def _give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
@@ -302,8 +306,8 @@ class LeaseCore:
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
         self.check()
-        if self._blocks:
-            self._again()
+        if self._blocks and not self._again():
+            self.check()
         self._enter(self._client.world.guard())
 
     async def _leave(self, error: BaseException | None) -> None:

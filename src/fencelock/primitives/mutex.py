@@ -70,9 +70,10 @@ class Mutex(Generic[L]):
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
         client = self._client
         if self._reentrant and (held := self._held_here()) is not None:
-            held.check()
-            held._again()
-            return held
+            if held.is_lost():
+                raise held._loss()
+            if held._again():
+                return held
         lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
         if lease is None:
             raise LockTimeout(
