@@ -35,6 +35,7 @@ class SqlFence:
     ...     SqlFence().check(db, "order:42", old)
     Traceback (most recent call last):
     fencelock.errors.StaleToken: 'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
+    >>> db.close()
     """
 
     def check(self, connection: sqlite3.Connection, resource: str, lease: Fenced) -> None:
