@@ -294,10 +294,12 @@ class Database:
 
     def _layout(self, connection: sqlite3.Connection) -> int:
         """Return the layout's number, or 0 if the database is new; raise if it is somebody else's."""
+        # In this order: another process may create it in between, and what has tables by then has its marks as well.
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         if application == APPLICATION_ID:
             return int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if application == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+        if application == 0 and tables == 0:
             return 0
         raise EngineUnavailable(
             f"{self.path} is a database of another program; fencelock does not touch it. Choose another path"
