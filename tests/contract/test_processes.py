@@ -77,6 +77,7 @@ async with locks.lock('x', ttl=0.4) as lease:
         )
     ) as (task,):
         await eventually(lambda: _held(locks, "x"), "the worker holds it")
+        await asyncio.sleep(0.2)  # and has been told so: stopped before that, it would only acquire again
         worker.stop()
         assert await take(locks, "x") > 0
         worker.resume()
