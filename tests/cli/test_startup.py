@@ -1,10 +1,10 @@
+"""What a start imports. How long it takes is for `make bench`: machines are noisy, and no test asserts on a time."""
+
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,21 +35,3 @@ def test_imports_no_more_than_it_needs(cli: Cli, compiled: dict[str, str]) -> No
     imported = set(re.findall(r"\| +(\S+)$", report, re.MULTILINE))
     assert "sqlite3" in imported
     assert imported & HEAVY == set()
-
-
-def test_starts_fast(compiled: dict[str, str]) -> None:
-    """`fencelock run x -- true` takes at most three times as long as a Python that imports sqlite3 and json."""
-
-    def best(command: list[str], so_far: float) -> float:
-        begin = time.perf_counter()
-        subprocess.run(command, env=compiled, check=True)
-        return min(so_far, time.perf_counter() - begin)
-
-    bare = ours = float("inf")
-    for round in range(100):
-        bare = best([sys.executable, "-c", "import sqlite3, json"], bare)
-        ours = best([SCRIPT, "run", "x", "--", "true"], ours)
-        if round >= 10 and ours <= 3 * bare:
-            break  # the rest only matters on a machine that is busy with something else
-    assert ours <= 3 * bare, f"{ours * 1000:.0f} ms against {bare * 1000:.0f} ms"
-    assert os.path.isdir(compiled["PYTHONPYCACHEPREFIX"])
