@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -400,18 +401,14 @@ print(json.dumps([sorted(errors), tokens == sorted(set(tokens)), names, released
     assert released is True
 
 
-def test_no_permission(tmp_path: Path) -> None:
+def test_no_permission() -> None:
     """A user who may not write there is told so."""
-    folder = tmp_path / "closed"
-    folder.mkdir(mode=0o755)
-    with fencelock.connect(f"sqlite://{folder}/locks.db") as locks:
-        take(locks)
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.getuid() and parent not in (Path("/"), Path("/tmp")):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    answer, seconds = run(
-        TRY, str(folder / "locks.db"), prefix=("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    )
+    with tempfile.TemporaryDirectory(prefix="fencelock-test-") as folder:  # pytest's own folders are closed to others
+        os.chmod(folder, 0o755)
+        with fencelock.connect(f"sqlite://{folder}/locks.db") as locks:
+            take(locks)
+        nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+        answer, seconds = run(TRY, f"{folder}/locks.db", prefix=nobody)
     assert "belongs to user root and user nobody may not write it" in answer, answer
     assert seconds < SOON
 
