@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fencelock.core.clock import boottime
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.core.world import NO_ANSWER, Command, Dialer
 from fencelock.errors import Unanswered
 from fencelock.worlds.sockets import silence
 
@@ -79,10 +79,6 @@ class TransportWire(asyncio.Protocol):
             raise Unanswered(f"{self._address}: {why}")
         return found
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Wait for the bell: the loop reads by itself, and `on_end` rings the bells of those who wait in vain."""
-        return await bell.wait(timeout) if self.open else bell.is_set()
-
     def close(self) -> None:
         """Close it; whoever awaits an answer gets none."""
         if not self._loop.is_closed():
@@ -147,7 +143,7 @@ async def fan(
         wire.post(command).add_done_callback(lambda answer, place=place: take(place, answer))  # type: ignore[misc]
     timer = loop.call_later(timeout, _finish, done)
     try:
-        if asked:
+        if asked and not enough(answers):
             await done
     finally:
         timer.cancel()
