@@ -81,7 +81,9 @@ class TransportWire(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it; whoever awaits an answer gets none."""
-        if not self._loop.is_closed():
+        if self._loop.is_closed():
+            self._bury()
+        else:
             self._transport.abort()
         self._end(None)
 
@@ -92,6 +94,16 @@ class TransportWire(asyncio.Protocol):
         if sock is not None:
             silence(sock)
         _forgotten.append((self._transport, self._kept))
+
+    def _bury(self) -> None:
+        """Close what a closed loop left open: it has no way for that any more, and would only complain."""
+        if type(self._transport).__name__ != "_SelectorSocketTransport":
+            self.forget()
+            return
+        transport: Any = self._transport
+        transport._closing, sock, transport._sock = True, transport._sock, None
+        if sock is not None:
+            sock.close()
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
