@@ -1,6 +1,9 @@
-"""The search through every run of `protocol`, breadth first, and the instances that are searched.
+"""The search through every run of `protocol`, breadth first, and the worlds that are searched.
 
-`python -m tests.redlock.model` prints what each instance of the test run takes, `--large` searches larger ones.
+Fewer states, and nothing lost: nodes are interchangeable, so their states are kept sorted; of two orders of proposals that
+differ in the clients' names only, one is searched; and `World.settle` drops what can make no difference any more.
+
+`python -m tests.redlock.model` searches the worlds of the test run, `--large` the larger ones.
 """
 
 from __future__ import annotations
@@ -14,19 +17,27 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tests.redlock.protocol import GONE, Clients, Event, Instance, Move, Node, Nodes, World
 
+# Every world has claims, late claims, late undos, expiry and loss; the rest is as its line says. One round means that a
+# claim is never re-sent with a later deadline, and not renewed. Measured on one core, CPython 3.11.
 SMALL = (
-    Instance("all features, one round", heal=True, collect=True),
-    Instance("re-sends and renewals, heal", rounds=2, heal=True),
-    Instance("new claims with any proposal, heal", heal=True, rising=False),
-    Instance("three clients, all features, one round", clients=3, attempts=1, heal=True, collect=True),
-    Instance("all features, three rounds, one attempt each", attempts=1, rounds=3, heal=True, collect=True),
+    Instance("late heals, collection", heal=True, collect=True),  # 485,000 states, 16 s
+    Instance("re-sends, renewals, late heals", rounds=2, heal=True),  # 127,000 states, 7 s
+    Instance("new claims with any proposal, late heals", heal=True, rising=False),  # 183,000 states, 9 s
+    Instance("three clients, late heals, collection", clients=3, attempts=1, heal=True, collect=True),  # 56,000, 2 s
+    Instance("everything, three rounds, one attempt", attempts=1, rounds=3, heal=True, collect=True),  # 49,000, 2 s
 )
 LARGE = (
-    Instance("all features, two rounds", rounds=2, heal=True, collect=True),
-    Instance("three clients, all features, two rounds", clients=3, attempts=1, rounds=2, heal=True, collect=True),
-    Instance("new claims with any proposal, all features, one round", heal=True, collect=True, rising=False),
-    Instance("five nodes, one attempt each, all features", nodes=5, attempts=1, rounds=2, heal=True, collect=True),
-    Instance("three attempts each, heal", attempts=3, heal=True),
+    Instance("everything, two rounds, two attempts", rounds=2, heal=True, collect=True),  # 1,817,000 states, 143 s
+    Instance(
+        "everything, three clients, two rounds", clients=3, attempts=1, rounds=2, heal=True, collect=True
+    ),  # 331,000, 15 s
+    Instance(
+        "new claims with any proposal, late heals, collection", heal=True, collect=True, rising=False
+    ),  # 2,094,000, 130 s
+    Instance(
+        "everything, five nodes, two rounds", nodes=5, attempts=1, rounds=2, heal=True, collect=True
+    ),  # 262,000, 21 s
+    Instance("three attempts each, late heals", attempts=3, heal=True),
 )
 
 T = TypeVar("T", bound=Hashable)
@@ -110,7 +121,7 @@ class Search:
             after = [step.nodes.get(node) or self._meet(step, clients, node) for node in nodes]
             if step.move.quorum and sum(vote for _, vote in after) < step.move.quorum:
                 continue
-            if step.move.broken and (promise is None or promise in step.move.broken):
+            if step.move.broken and promise in (None, *step.move.broken):
                 return True
             new = pack(step.clients, [node for node, _ in after])
             if new not in came_from:
@@ -207,10 +218,10 @@ def replay(search: Search, way: list[int], promise: str | None) -> Trace:
             step for step in search.world.steps(clients, nodes) if search.number(step[2], step[3]) == state
         )
         lines.append(Line(event, at, clients, nodes))
-    for event, at, clients, nodes, broken in search.world.steps(clients, nodes):
-        if broken and (promise is None or promise in broken):
-            return Trace(search.world, (*lines, Line(event, at, clients, nodes)), broken)
-    raise AssertionError("the way ends where no promise is broken")
+    event, at, clients, nodes, broken = next(
+        step for step in search.world.steps(clients, nodes) if step[4] and promise in (None, *step[4])
+    )
+    return Trace(search.world, (*lines, Line(event, at, clients, nodes)), broken)
 
 
 @dataclass(frozen=True)
@@ -227,7 +238,7 @@ class Found:
         return f"{self.instance.name}: {found}, {self.states:,} states, {self.seconds:.1f} s"
 
 
-def find(instance: Instance, promise: str | None = None, progress: Callable[[str], None] = print) -> Found:
+def find(instance: Instance, promise: str | None = None, progress: Callable[[str], object] = print) -> Found:
     """Search an instance, for any promise that can be broken or for this one, one order of proposals after another."""
     started, states = time.monotonic(), 0
     trace: Trace | None = None

@@ -1,44 +1,40 @@
-"""Every run of the fenced Redlock protocol in a small world, searched breadth first for a broken promise.
+"""The fenced Redlock protocol as a model: what can happen next, on three nodes or so, to a few clients that want one lock.
 
-**The protocol.** Per name a node has `holder` (an attempt: a claim's id and its proposal p), `last` (the highest p that
-it took or undid; gone once collected) and `floor` (of the whole node, never falls). What a p must exceed is `last`, or
-`floor` where `last` is gone. `claim`, `undo` (a release is the same message) and `heal` are the methods of `World`.
+**The protocol.** Of the name a node has `holder` (an attempt: a claim's id and its proposal p), `last` (the highest p that
+it took or undid; gone once collected) and `floor` (of the whole node; never falls). A proposal is compared with `last`, or
+with `floor` where `last` is gone. What a node does with each message is in the methods `claim`, `undo` (a release is the
+same message), `heal` and `collect` of `World`.
 
-**Promises**, looked at whenever a client counts a majority and takes its attempt for granted:
+**The promises** are looked at whenever a client counts a majority and takes its attempt for granted:
 
 - exclusion: no other client believes that it holds the lock;
 - uniqueness: no earlier grant has the same token;
-- order: every earlier grant has a lower token. Earlier means counted earlier, by a clock that nobody has: this is more
-  than a grant that came before this one was *asked for*.
+- order: no earlier grant has a higher token. Earlier is what was counted earlier, by a clock that nobody in the model has:
+  that is stronger than to compare with the grants that were there when this one was asked for.
 
-**Messages.** Whatever was sent may arrive at any later time, in any order, at some nodes only, never, or again: so the
-network needs no state, and a message is sent as early as it could be. An attempt that is over has sent its undo to all
-nodes, and the client's next attempt has sent its claims.
+**Messages.** Whatever was sent may arrive at any later point, in any order, at some nodes only, never, or once more. So the
+network needs no state of its own, and everything may be sent as early as possible: when an attempt ends, its undo is on
+its way to all nodes, and so are the claims of the client's next attempt.
 
-**Time.** A client sends an attempt in rounds: the first claims, and each later re-send or renewal. The deadline of a round
-is its send time + ttl - drift. A node that has seen round r counts its ttl from no earlier than r was sent, so its hold
-does not run out before the deadline of r has passed; after that it may, at any point. A client counts for round r only
-answers to round r or later, only before the deadline of r, and then believes until that deadline. A deadline may pass at
-any point. Of the deadlines only their order (round by round) is kept:
+**Time.** A client sends an attempt in rounds: the first claims, then re-sends, then renewals. The deadline of a round is
+its send time + ttl - drift. A node that got a message of round r counts the ttl from there, which is not before r was
+sent, so its hold cannot run out before the deadline of r (`since` is r); afterwards it may at any point. A client counts
+for round r only answers to r or later, only before the deadline of r, and then believes until that deadline. When a
+deadline passes is open, but for the order of the rounds:
 
-- an open attempt is in round r when the deadlines before r have passed ("wait" moves it on);
-- a believed one when r was counted last: holds that saw earlier rounds only are not protected any more, though a few
-  may really last longer;
-- "end" is a release, a failure or the last deadline, and from then on no hold of the attempt is protected at all.
+- an open attempt in round r is past the deadlines before r ("wait" takes it past that of r as well);
+- a believed one counted r last: a hold that saw only earlier rounds is not protected any more;
+- an attempt ends by a release, by giving up or by its last deadline, and nothing protects its holds any more.
 
-A hold made by a late heal, or by a message of a round that is past, is never protected. That the clocks of nodes and
-clients run at the same rate, but for the drift, is assumed.
+A hold by a heal, or by a message of a round that is past, is not protected either (`LOOSE`). All this lets holds run out
+earlier than clocks would, never later. The one assumption is that of every lease: but for the drift, clocks run at one rate.
 
-**More than can really happen**, so that fewer states say more: a renewal is taken for a re-sent claim (it may take the
-node as well), a granted attempt may be healed anywhere from its first majority on, a client may go on under the same id
-after a grant too. Proposals count by their order only, so `top` distinct numbers are enough, and each order of them, ties
-included, is a search of its own. A later attempt with a higher proposal is under the same id, else under a new one.
+**More may happen than really can**, which makes the answer stronger and the model smaller: a renewal may take a node, as
+a re-sent claim may; a heal may come from the first majority on, not only after a renewal, and to any node; a client may
+go on under the same id after a grant too. A later attempt with a higher proposal is under the same id, others are not.
 
-**Fewer states, without loss**: nodes are interchangeable (sorted), clients are (of two orders that differ in the names of
-the clients one is searched), answers and ttls that can make no difference any more are dropped, and so is a floor below
-`last`, as collecting would raise it.
-
-`python -m tests.redlock.model` prints what each instance of the test run takes, `--large` searches larger ones.
+**Proposals** count by their order alone. Each order that those of all attempts can have, ties included, is a world of its
+own, so a range of as many numbers as there are attempts stands for every range.
 """
 
 from __future__ import annotations
@@ -231,7 +227,7 @@ class World:
                 rounds = [LOOSE] * past + [*range(client.round, self.instance.rounds)] * (not over)
                 for round in rounds:
                     yield Event("claim", attempt, round), self.claim(node, attempt, round, over)
-                if over:
+                if over and not self.lapsed(client):
                     yield Event("undo", attempt), self.undo(node, attempt)
                 granted = client.granted >> k & 1 or not self.rules.heal_after_grant
                 if self.instance.heal and granted:
@@ -248,6 +244,11 @@ class World:
         """Whether a variant lets the holds of this client run out although it goes on counting on them."""
         return not (self.rules.deadline_from_send if client.believes else self.rules.count_before_deadline)
 
+    def lapsed(self, client: Client) -> bool:
+        """Whether a variant lets this client come back to a lease whose deadline has passed: it has not undone it."""
+        last = self.instance.attempts - 1
+        return self.rules.revive and client.attempt > last and bool(client.granted >> last & 1)
+
     # What a client does.
 
     def client_moves(self, clients: Clients) -> Iterator[Move]:
@@ -259,7 +260,7 @@ class World:
                 return (*clients[:owner], client, *clients[owner + 1 :])
 
             if client.attempt == self.instance.attempts:
-                if self.rules.revive and client.granted >> (client.attempt - 1):
+                if self.lapsed(client):
                     again = becomes(client._replace(attempt=client.attempt - 1, believes=True))
                     broken = self.broken(clients, attempt - 1)
                     yield Move(Event("revive", attempt - 1), again, broken, self.instance.majority)
@@ -307,11 +308,15 @@ class World:
             answers.append(NONE if other or ended or answer < client.round + client.believes else answer)
         since = node.since
         if not node.free:
-            client = after[self.owner(node.holder)]
+            was, client = before[self.owner(node.holder)], after[self.owner(node.holder)]
             current = node.holder % self.instance.attempts == client.attempt
-            since = since if current and since >= client.round else LOOSE
-        floor = 0 if self.rules.collect_raises_floor and node.last > node.floor else node.floor
-        return node._replace(since=since, floor=floor, answers=tuple(answers))
+            revived = current and was.attempt > client.attempt
+            since = client.round if revived else since if current and since >= client.round else LOOSE
+        return node._replace(since=since, floor=self.needed_floor(node), answers=tuple(answers))
+
+    def needed_floor(self, node: Node) -> int:
+        """The floor as far as it counts: below `last` it does not, as collecting would raise it to there."""
+        return 0 if self.rules.collect_raises_floor and node.last > node.floor else node.floor
 
     def steps(self, clients: Clients, nodes: Nodes) -> Iterator[tuple[Event, int, Clients, Nodes, frozenset[str]]]:
         """Each event, the node it happens on if any, what comes of it, and the promises that it breaks."""
