@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.redlock import model
+from tests.redlock.clocks import Clocks, gap
 from tests.redlock.model import SMALL, Search, Trace, find, main
 from tests.redlock.protocol import Clients, Event, Instance, Node, Nodes, Rules, World
 
@@ -160,6 +161,26 @@ def test_the_search_leaves_nothing_out() -> None:
             assert dropped == set(search.came_from)
             happened |= {event.what for event in events}
     assert happened == {"claim", "undo", "heal", "expire", "collect", "grant", "renew", "wait", "end"}
+
+
+CLOCKED = (
+    (Instance("late messages of an attempt before", nodes=1, clients=1, rounds=2, heal=True), 6),
+    (Instance("three rounds", nodes=1, clients=1, attempts=1, rounds=3, heal=True), 6),
+    (Instance("another client", nodes=1, attempts=1, rounds=2, heal=True), 4),
+)
+
+
+@pytest.mark.parametrize(("instance", "until"), CLOCKED, ids=[instance.name for instance, _ in CLOCKED])
+def test_the_model_has_all_that_clocks_allow(instance: Instance, until: int) -> None:
+    """With send times, deadlines and expiries on a clock nothing happens that the model without clocks leaves out."""
+    for proposals in instance.proposals():
+        world = World(instance, proposals)
+        states, found = gap(Clocks(world, until))
+        print(f"{instance.name}, proposals {proposals}: {states:,} states")
+        assert found is None
+        _, found = gap(Clocks(world, until, late=1))
+        assert found is not None, "a client that believes too long went unnoticed"
+        assert found.event.what == "expire"
 
 
 def test_a_trace_tells_a_story() -> None:
