@@ -68,6 +68,7 @@ class Rules:
     deadline_from_send: bool = True
     renew_by_majority: bool = True
     higher_under_same_id: bool = True
+    another_after_undo: bool = True
     revive: bool = False
 
 
@@ -195,7 +196,8 @@ class World:
         """Free the node if it is this attempt that holds it, and see to it that a late claim of it is too low."""
         p = self.proposals[attempt]
         same = not node.free and self.owner(node.holder) == self.owner(attempt)
-        if node.holder == attempt or (same and not self.rules.undo_names_proposal):
+        equal = same and self.proposals[node.holder] == p and not self.rules.another_after_undo
+        if node.holder == attempt or equal or (same and not self.rules.undo_names_proposal):
             node = node.freed()
         bound = node.bound if self.rules.undo_minds_floor else node.last
         higher = p > bound and self.rules.undo_raises_last

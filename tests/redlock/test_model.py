@@ -71,6 +71,12 @@ VARIANTS = (
     Variant("the deadline is counted from the answers", Rules(deadline_from_send=False), ONCE, ("exclusion",)),
     Variant("one node is enough to renew", Rules(renew_by_majority=False), replace(ONCE, rounds=2), ("exclusion",)),
     Variant("a lower proposal under the same id", LOWER_AGAIN, replace(TWICE, rising=False), ("exclusion",)),
+    Variant(
+        "the same proposal again after its undo",
+        Rules(another_after_undo=False),
+        replace(TWICE, rising=False),
+        ("exclusion",),
+    ),
     Variant("one node of three is a majority", Rules(majority=1), ONCE, ("exclusion", "uniqueness", "order")),
     Variant("two nodes of four are", Rules(majority=2), replace(ONCE, nodes=4), ("exclusion", "uniqueness", "order")),
 )
