@@ -21,6 +21,7 @@ from fencelock.core.clock import wall_us
 from fencelock.core.urls import redact
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, World
 from fencelock.errors import (
+    ClientClosed,
     EngineUnavailable,
     FencelockError,
     GuaranteeUnavailable,
@@ -53,7 +54,7 @@ MEND_FIRST, MEND_LAST = 0.5, 10.0
 ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
-TRIED_KEPT = 10_000
+CLAIMS_KEPT = 10_000
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
@@ -167,6 +168,7 @@ class RedlockBackend:
         """The highest proposal seen: ours are never lower, whatever our clock says."""
         self._tried: dict[str, int] = {}
         """What each claim has proposed and not undone: asked again, it proposes the same."""
+        self._given_up: dict[str, int] = {}
         self._seats: dict[str, Seat] = {}
         self._run_ids: list[bytes | None] = []
 
@@ -218,6 +220,9 @@ class RedlockBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None and not seat.taken:
             self._rise(claim, seat)
+        # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
+        # has proposed. And never the same again once it is undone: the undo could arrive last.
+        _keep(self._given_up, claim.id, 0)
         args = (claim.name, claim.id, self._tried.get(claim.id, 0))
         await self._majority_of(UNDO, self._keys(claim.name), args, _patience(claim.ttl), everybody=True)
         self._tried.pop(claim.id, None)
@@ -337,7 +342,9 @@ class RedlockBackend:
         for _ in range(ROUNDS):
             proposal = self._tried.get(claim.id) or self._next()
             ticket = ticket or proposal
-            self._remember(claim.id, proposal)
+            _keep(self._tried, claim.id, proposal)
+            if claim.id in self._given_up:
+                raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
             if seat is not None:
                 seat.clear()
             sent = self._world.now()
@@ -348,10 +355,13 @@ class RedlockBackend:
                 return Grant(claim, proposal, sent)
             # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
             # same wires, and behind it.
+            stays = queue and claim.id not in self._given_up
             undo: list[Command] = [
-                (*args[:3], ttl, claim.owner, link.channel, ticket) if queue and link else args[:3] for link in links
+                (*args[:3], ttl, claim.owner, link.channel, ticket) if stays and link else args[:3] for link in links
             ]
             await self._fan(UNDO, keys, undo, links, patience, _at_once)
+            if stays and claim.id in self._given_up:
+                await self._fan(UNDO, keys, [args[:3]] * len(links), links, patience, _at_once)
             self._tried.pop(claim.id, None)
             self._highest = max([self._highest, *(answer[1] for answer in said if answer[0] == -1)])
             busy = sorted(answer[1] for answer in said if answer[0] == 0)
@@ -395,11 +405,6 @@ class RedlockBackend:
         if self._highest > TOKEN_MAX:
             raise EngineUnavailable(f"the nodes have seen proposals beyond 2^53, the last one near {self._highest}")
         return self._highest
-
-    def _remember(self, id: str, proposal: int) -> None:
-        self._tried[id] = proposal
-        if len(self._tried) > TRIED_KEPT:
-            self._tried.pop(next(iter(self._tried)), None)
 
     # ------------------------------------------------------------------ asking the nodes
 
@@ -532,6 +537,13 @@ class RedlockBackend:
             f"{at}:queue:{name}",
             f"{at}:waiters:{name}",
         )
+
+
+def _keep(memory: dict[str, int], id: str, value: int) -> None:
+    """Remember something of a claim, for as many claims as may be under way at a time."""
+    memory[id] = value
+    if len(memory) > CLAIMS_KEPT:
+        memory.pop(next(iter(memory)), None)
 
 
 def _patience(ttl: float) -> float:
