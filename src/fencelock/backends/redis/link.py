@@ -172,9 +172,13 @@ class Links:
         layout = f"{self._namespace}:layout"
         asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
         answers = await self._world.fan([(link.wire, command) for command in asked], DIAL_PATIENCE, _all_there)
+        _, info, found = answers
+        self.check(info, link)
+        known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
+        if known.get(b"redis_mode") == b"cluster":  # first: a key in somebody else's slot would only be refused as such
+            raise EngineUnavailable(f"{self.address}: {HINTS['MOVED']}")
         for answer in answers:
             self.check(answer, link)
-        _, info, found = answers
         if found is None:
             self.check(await link.wire.ask(("SET", layout, LAYOUT, "NX"), DIAL_PATIENCE), link)
         elif found != LAYOUT.encode():
@@ -182,12 +186,10 @@ class Links:
                 f"{self.address}: the namespace {self._namespace!r} was written by another release of fencelock (layout "
                 f"{found.decode(errors='replace')}, this one has {LAYOUT}); use another namespace, or upgrade"
             )
-        self._look_at(dict(line.split(b":", 1) for line in info.splitlines() if b":" in line))
+        self._look_at(known)
 
     def _look_at(self, info: dict[bytes, bytes]) -> None:
         """Say what people should know about the server."""
-        if info.get(b"redis_mode") == b"cluster":
-            raise EngineUnavailable(f"{self.address}: {HINTS['MOVED']}")
         log = logging.getLogger("fencelock")
         run_id, before = info.get(b"run_id", b""), self.run_id
         self.run_id = run_id
