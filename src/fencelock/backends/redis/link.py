@@ -256,7 +256,8 @@ class Links:
             return
         if answer.kind in ANEW:
             self.drop(link)
-        hint = HINTS.get(answer.kind)
+        # What a user may not do inside a script is told as any other error of a script.
+        hint = HINTS.get("NOPERM" if "The user executing the script can't" in str(answer) else answer.kind)
         said = f"{self.address} refused: {answer}" + (f" ({hint})" if hint else "")
         raise EngineUnavailable(said) from answer
 
