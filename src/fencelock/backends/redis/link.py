@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from os import urandom
 from typing import Any
 
@@ -120,7 +121,11 @@ class Links:
         """Give a link back, for the next who needs one."""
         if self._world.shares_wires:
             return
-        if not link.wire.open or self._closed or len(self._idle) >= LINKS_KEPT:
+        if not link.wire.open:
+            self.drop(link)
+            for other in list(self._idle):
+                other.used = -inf  # whatever broke this one may have broken them all: look before they are used
+        elif self._closed or len(self._idle) >= LINKS_KEPT:
             self.drop(link)
         else:
             link.calls.clear()
