@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
-from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.backends.redis.dial import ServerError
 from fencelock.backends.redis.link import Link, Links
 from fencelock.backends.redis.scripts import load
 from fencelock.core.world import Command, Dialer, Event, World
@@ -168,7 +166,7 @@ class RedisBackend:
             pattern = f"{_literally(self._prefix)}:{{*}}:{kind}:{_literally(prefix)}*"
             cursor = 0
             while True:
-                after, keys = await self._plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
+                after, keys = await self._links.plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), LONGEST)
                 found.update(key.decode().split(f"}}:{kind}:", 1)[1] for key in keys)
                 cursor = int(after)
                 if not cursor:
@@ -219,16 +217,6 @@ class RedisBackend:
     def _keys(self, name: str) -> Command:
         at = self._at(name)
         return f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}"
-
-    async def _plain(self, command: Command) -> Any:
-        link = await self._links.take(LONGEST)
-        try:
-            answer = await link.wire.ask(command, LONGEST)
-            if type(answer) is ServerError:
-                self._links.check(answer, link)
-            return answer
-        finally:
-            self._links.give(link)
 
 
 def _patience(ttl: float) -> float:

@@ -231,6 +231,22 @@ class Links:
             finally:
                 self.give(link)
 
+    async def plain(self, command: Command, patience: float) -> Any:
+        """Send a command that may be repeated, on any link."""
+        again = True
+        while True:
+            link = await self.take(patience)
+            try:
+                answer = await link.wire.ask(command, patience)
+                self.check(answer, link)
+                return answer
+            except Unanswered:
+                if not again or link.wire.open:
+                    raise
+                again = False
+            finally:
+                self.give(link)
+
     async def _run_on(
         self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
     ) -> list[Any]:
