@@ -41,13 +41,15 @@ ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "pace", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self.bells: dict[bytes, Event] = {}
         self.calls: dict[bytes, bytes] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
+        self.pace = 0.0
+        """How long the last answer took."""
         self.used = 0.0
         self.wire: Wire
 
@@ -109,10 +111,13 @@ class Links:
         return await (self._dial_once() if self._world.shares_wires else self.dial())
 
     def usable(self, link: Link, patience: float) -> bool:
-        """Return whether a link works: one that has owed an answer for longer than we would wait is given up."""
+        """Return whether a link works: one that has owed an answer for longer than we would wait is given up.
+
+        Not if it only is as slow as ever: another would be no faster, and others may have the patience to use this one.
+        """
         now = self._world.now()
         since = link.wire.waiting_since
-        if since is not None and now - since >= patience:
+        if since is not None and now - since >= max(patience, 2 * link.pace):
             return False
         idle, link.used = now - link.used, now
         return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
@@ -176,7 +181,9 @@ class Links:
     async def _introduce(self, link: Link) -> None:
         layout = f"{self._namespace}:layout"
         asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
+        sent = self._world.now()
         answers = await self._world.fan([(link.wire, command) for command in asked], DIAL_PATIENCE, _all_there)
+        link.pace = self._world.now() - sent
         _, info, found = answers
         self.check(info, link)
         known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
@@ -262,7 +269,9 @@ class Links:
 
     async def ask(self, link: Link, script: Script, keys: Command, args: Command, patience: float) -> Any:
         """Run a script on this link."""
+        sent = self._world.now()
         answer = await link.wire.ask(script.call(keys, args), patience)
+        link.pace = self._world.now() - sent
         if type(answer) is ServerError:
             if answer.kind == "NOSCRIPT":
                 answer = await link.wire.ask(script.teach(keys, args), patience)
