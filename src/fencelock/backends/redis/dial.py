@@ -70,7 +70,7 @@ class RedisDialer:
 
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""
-        return hiredis.Reader(replyError=ServerError, notEnoughData=NO_ANSWER)
+        return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
 
     def pushed(self, answer: Any) -> bool:
         """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
