@@ -43,7 +43,7 @@ class RedisDialer:
         connection = self._blocking()
         try:
             connection.connect()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
             raise self._unreachable(error) from error
         sock, connection._sock = connection._sock, None
         connection.disconnect()
@@ -54,8 +54,11 @@ class RedisDialer:
         connection = self._aio()
         try:
             await connection.connect()
-        except (redis.RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+        except BaseException as error:
+            await connection.disconnect(nowait=True)  # cancelled, it would leave that to the garbage collector
+            if isinstance(error, redis.RedisError | OSError | ValueError):
+                raise self._unreachable(error) from error
+            raise
         streams = connection._reader, connection._writer
         connection._reader = connection._writer = None
         return streams[1].transport, streams
