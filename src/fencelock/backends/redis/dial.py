@@ -129,6 +129,7 @@ def _never(blocking: bool) -> Any:
 
 def from_url(url: str) -> RedisDialer:
     """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part."""
+    _check(url)
     try:
         blocking = redis.ConnectionPool.from_url(url)
         aio = redis.asyncio.ConnectionPool.from_url(url)
@@ -137,6 +138,20 @@ def from_url(url: str) -> RedisDialer:
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
         raise InvalidURL(f"{redact(url)!r} is not a Redis URL: {error}") from error
     return RedisDialer(_address(blocking.connection_kwargs), *making)
+
+
+def _check(url: str) -> None:
+    """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme != "unix" and ("@" in parts.path or (parts.port or 0) < 0)
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise InvalidURL(
+            f"{redact(url)!r} is not a Redis URL: the port must be a number, and a password's /, ?, # and @ are written "
+            "%2F, %3F, %23 and %40"
+        ) from None
 
 
 def from_client(client: Any, *, aio: bool) -> RedisDialer:
