@@ -64,9 +64,7 @@ async def test_hung_up_on_for_good(own_redis: Own, clients: Clients) -> None:
         await asyncio.gather(*waiters)
 
 
-async def test_waiter_whose_connection_broke_keeps_its_place(
-    own_redis: Own, proxy: Between, clients: Clients
-) -> None:
+async def test_waiter_whose_connection_broke_keeps_its_place(own_redis: Own, proxy: Between, clients: Clients) -> None:
     """A waiter that lost its connection and came back is served before those who came after it."""
     server = own_redis()
     between = proxy(server)

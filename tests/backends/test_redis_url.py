@@ -137,6 +137,10 @@ def test_wrong_urls(connect: Callable[..., Any], url: str) -> None:
 @pytest.mark.parametrize("connect", [fencelock.connect, aio.connect])
 def test_password_is_not_shown(connect: Callable[..., Any]) -> None:
     """A client does not show the password of its URL."""
-    for url in ("redis://u:s3cr3t@host/0", "redis+sentinel://:s3cr3t@h/s?sentinel_password=s3cr3t", "unix://:s3cr3t@/p"):
+    for url in (
+        "redis://u:s3cr3t@host/0",
+        "redis+sentinel://:s3cr3t@h/s?sentinel_password=s3cr3t",
+        "unix://:s3cr3t@/p",
+    ):
         locks = connect(url)
         assert "s3cr3t" not in repr(locks) + repr(locks._client.backend) + repr(vars(locks._client.backend))
