@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fencelock import Reason
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
+from tests.contract.colours import LocksView
 from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis
@@ -43,7 +45,7 @@ async def test_hung_up_on_while_idle(own_redis: Own, clients: Clients) -> None:
         # Several connections where each caller needs one: none of the dead ones may come out twice.
         await asyncio.gather(*(hold() for _ in range(6)))
         assert hang_up(server) >= 1
-        found = await ask()
+        found: Any = await ask()
         if hasattr(found, "release"):
             await found.release()
 
@@ -71,8 +73,8 @@ async def test_waiter_whose_connection_broke_keeps_its_place(own_redis: Own, pro
     near, far = clients.connect(server.url), clients.connect(between.url)
     served = []
 
-    async def wait(locks: object, label: str) -> None:
-        async with locks.lock("x", ttl=10) as lease:  # type: ignore[attr-defined]
+    async def wait(locks: LocksView, label: str) -> None:
+        async with locks.lock("x", ttl=10) as lease:
             served.append((label, lease.token))
 
     lease = await near.lock("x").acquire()
@@ -87,18 +89,18 @@ async def test_waiter_whose_connection_broke_keeps_its_place(own_redis: Own, pro
                 return between.stats().open >= 1 and len(connections(server)) >= before
 
             await eventually(back, "it has connected again")
-            await eventually(lambda: _placed(server, 2), "it has told its new channel")
+            await eventually(lambda: _placed(server), "it has told its new channel")
             await lease.release()
             await asyncio.gather(first, second)
     assert [label for label, _ in served] == ["first", "second"]
     assert served[0][1] < served[1][1]
 
 
-async def _placed(server: Redis, number: int) -> bool:
+async def _placed(server: Redis) -> bool:
     """Return whether every waiter is called on a channel that somebody listens to."""
     (key,) = tell(server, "KEYS", "*:waiters:x")
     channels = {value.split(b":")[3] for value in tell(server, "HGETALL", key).values()}
-    return {name for name in tell(server, "PUBSUB", "CHANNELS")} >= channels and len(channels) >= 1
+    return set(tell(server, "PUBSUB", "CHANNELS")) >= channels and len(channels) >= 1
 
 
 @pytest.mark.parametrize("how", ["cut", "drop"])

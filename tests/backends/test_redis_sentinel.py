@@ -136,8 +136,8 @@ def test_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None:
     """What `master_for` returns is taken for what it is: connections go to whoever is the master then."""
     ours = fleet()
     (at,) = ours.sentinels
-    sentinel = redis.sentinel.Sentinel([(at.host, at.port)])
-    client = sentinel.master_for("mymaster", db=2)
+    sentinel = redis.sentinel.Sentinel([(at.host, at.port)])  # type: ignore[no-untyped-call]
+    client = sentinel.master_for("mymaster", db=2)  # type: ignore[no-untyped-call]
     with fencelock.connect(client) as locks, locks.lock("x") as lease:
         assert lease.token
         assert "mymaster" in repr(locks)
@@ -152,7 +152,7 @@ async def test_asyncio_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None
     """The same for the asyncio twin."""
     ours = fleet()
     (at,) = ours.sentinels
-    sentinel = redis.asyncio.sentinel.Sentinel([(at.host, at.port)])
+    sentinel = redis.asyncio.sentinel.Sentinel([(at.host, at.port)])  # type: ignore[no-untyped-call]
     client = sentinel.master_for("mymaster", db=2)
     async with aio.connect(client) as locks, locks.lock("x") as lease:
         assert lease.token

@@ -51,7 +51,7 @@ async def test_tls(own_redis_tls: Callable[..., RedisTls], clients: Clients, sch
         assert await lease.release()
         assert await waiter > lease.token
     await asyncio.gather(*(take(locks, f"y{i}") for i in range(20)))
-    with pytest.raises(EngineUnavailable, match="(?i)certificate"):
+    with pytest.raises(EngineUnavailable, match=r"(?i)certificate"):
         await clients.connect(server.tls_url.partition("?")[0]).inspect("x")
     await clients.connect(server.tls_url.partition("?")[0] + "?ssl_cert_reqs=none").inspect("x")
 
