@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
 from urllib.parse import quote
@@ -164,10 +165,12 @@ class RedisBackend:
         found: set[str] = set()
         for kind in ("holders", "queue"):
             pattern = f"{_literally(self._prefix)}:{{*}}:{kind}:{_literally(prefix)}*"
+            # The star also matches the beginning of a name that looks like the rest of the pattern.
+            exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
             cursor = 0
             while True:
                 after, keys = await self._links.plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), LONGEST)
-                found.update(key.decode().split(f"}}:{kind}:", 1)[1] for key in keys)
+                found.update(match[1] for key in keys if (match := exact.match(key.decode())))
                 cursor = int(after)
                 if not cursor:
                     break
