@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,7 +94,7 @@ def test_client_that_is_closed(server: Redis) -> None:
 
 
 @pytest.fixture
-def wrong() -> Iterator[Callable[[str], Any]]:
+def wrong() -> Callable[[str], Any]:
     """Makes things that are not a client of the right kind."""
 
     def make(kind: str) -> Any:
