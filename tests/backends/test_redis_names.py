@@ -17,7 +17,7 @@ from tests.engines.redis import Redis
 Own = Callable[..., Redis]
 
 NAMES = [
-    "a", "a*", "a?", "a[b]", "a[^b]", "a\\", "a\\*", "a-z", "{a}", "{}", "}{", "a}b", "a b", " a ", "🔒", "a🔒", 
+    "a", "a*", "a?", "a[b]", "a[^b]", "a\\", "a\\*", "a-z", "{a}", "{}", "}{", "a}b", "a b", " a ", "🔒", "a🔒",
     "é", "É", "e\u0301",
     "holders:a", "queue:a", "waiters:a", "a}:holders:b", "a}:queue:b", "x:{1}:holders:y", "token", "layout", "%41", "A",
     "a:b", "/", "..", "'", '"', "$1", "n" * 1024, "\u2028", "\ud7ff",
