@@ -88,6 +88,8 @@ class RedisBackend:
         except BaseException:
             if seat is None:
                 self._links.give(link)
+            else:
+                seat.bell.set()  # no more listening to what may be dead: the next wait asks at once
             raise
         if type(answer) is int and answer < 0 and queue:
             self._sit(claim, seat, link)
