@@ -41,13 +41,15 @@ ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "pace", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "doubtful", "pace", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self.bells: dict[bytes, Event] = {}
         self.calls: dict[bytes, bytes] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
+        self.doubtful = False
+        """Whether another link to the same server went silent after this one was last used."""
         self.pace = 0.0
         """How long the last answer took."""
         self.used = 0.0
@@ -117,7 +119,7 @@ class Links:
         """
         now = self._world.now()
         since = link.wire.waiting_since
-        if since is not None and now - since >= max(patience, 2 * link.pace):
+        if link.doubtful or (since is not None and now - since >= max(patience, 2 * link.pace)):
             return False
         idle, link.used = now - link.used, now
         return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
@@ -133,6 +135,9 @@ class Links:
         elif self._closed or len(self._idle) >= LINKS_KEPT:
             self.drop(link)
         else:
+            if (since := link.wire.waiting_since) is not None:
+                for other in list(self._idle):
+                    other.doubtful = other.doubtful or other.used < since
             link.calls.clear()
             self._idle.append(link)
 
