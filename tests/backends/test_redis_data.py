@@ -160,6 +160,25 @@ async def test_lagging_replica_promoted(own_redis: Own, proxy: Callable[..., Pro
     assert await lease.release()
 
 
+async def test_clock_that_goes_back(own_redis: Own, clients: Clients) -> None:
+    """A counter that is ahead of the clock, as after the clock was set back, goes on by ones and never falls."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    before = await take(locks, "x")
+    (counter,) = tell(server, "KEYS", "*:token")
+    ahead = before + 3_600_000_000
+    tell(server, "SET", counter, ahead)
+    assert [await take(locks, "x") for _ in range(3)] == [ahead + 1, ahead + 2, ahead + 3]
+    lease = await locks.lock("x").acquire()
+    async with background(take(locks, "x")) as (waiter,):
+        await waiting(locks, "x")
+        assert await locks.force_release("x", reason="test") == 1
+        assert await waiter > lease.token > ahead
+    assert not await lease.release()
+    # Whatever was counted there has to be lost, too, before a token can fall: the engine's traits say so.
+    assert locks.traits.strength == "clocked"
+
+
 async def test_server_that_reads_its_data_for_a_while(own_redis: Own, clients: Clients) -> None:
     """A server that is loading refuses newcomers in its own words, and waiters sit it out."""
     server = own_redis(settings={"key-load-delay": "100", "loading-process-events-interval-bytes": "1024"})

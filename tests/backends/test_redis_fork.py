@@ -42,7 +42,7 @@ def overheard(server: Redis) -> Iterator[list[tuple[str, str]]]:
     """Take down who says what while the body runs: the address, and the command."""
     heard: list[tuple[str, str]] = []
     client = redis.Redis(host=server.host, port=server.port)
-    with client.monitor() as monitor:
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]
         yield heard
         tell(server, "PING", "the end")
         for said in monitor.listen():
