@@ -125,15 +125,17 @@ class Hint:
 
 
 class Seat:
-    """A claim that waits: its links, on which the nodes call it, and how often it has tried."""
+    """A claim that waits: its links, on which the nodes call it, and how often it has tried.
 
-    __slots__ = ("_majority", "bell", "hints", "links", "taken", "ticket", "tries")
+    Whoever takes it out of `_seats` has it, and its links, to itself.
+    """
+
+    __slots__ = ("_majority", "bell", "hints", "links", "ticket", "tries")
 
     def __init__(self, links: list[Link | None], bell: Event, majority: int, ticket: int) -> None:
         self.links = links
         self.bell = bell
         self.hints = [Hint(self) for _ in links]
-        self.taken = False
         self.ticket = ticket
         self.tries = 0
         self._majority = majority
@@ -178,47 +180,45 @@ class RedlockBackend:
         """Propose a token to all nodes at once."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
-        patience = _patience(claim.ttl)
-        seat = self._seats.get(claim.id) if self._seats else None
-        links = await self._take(patience) if seat is None else await self._refresh(seat, patience)
-        try:
-            outcome = await self._propose(claim, links, seat, queue, patience)
-        except BaseException:
-            if seat is None:
-                self._give(links)
-            raise
-        if isinstance(outcome, Grant) or not queue:
-            if seat is None:
-                self._give(links)
-            else:
-                self._rise(claim, seat)
-        else:
-            self._sit(claim, seat, links, outcome.handle)
-        return outcome
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for a hint, or at random for longer and longer; try again in the end."""
         claim = busy.claim
-        seat = self._seats.get(claim.id)
+        seat = self._seats.pop(claim.id, None)
         if seat is not None:
             seat.tries += 1
             pause = min(AGAIN_LAST, AGAIN_FIRST * 2 ** min(seat.tries, 10)) * self._world.random()
             if busy.retry_in is not None:
                 pause = min(pause, busy.retry_in + AGAIN_FIRST * self._world.random())
-            seat.taken = True
             try:
                 wires = [link.wire for link in seat.links if link is not None and link.wire.open]
                 await self._world.listen(wires, seat.bell, min(timeout, pause))
-            finally:
-                seat.taken = False
-                if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
-                    self._rise(claim, seat)
-        return await self.attempt(claim, queue=True)
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+        return await self._attempt(claim, True, seat)
+
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
+        patience = _patience(claim.ttl)
+        links: list[Link | None] = []
+        outcome: Grant | Busy | None = None
+        try:
+            links = await self._take(patience) if seat is None else await self._refresh(seat, patience)
+            outcome = await self._propose(claim, links, seat, queue, patience)
+        finally:
+            if isinstance(outcome, Busy) and queue:
+                self._sit(claim, seat, links, outcome.handle)
+            elif seat is not None:
+                self._rise(claim, seat)
+            else:
+                self._give(links)
+        return outcome
 
     async def abandon(self, claim: Claim) -> None:
         """Undo the claim's last proposal everywhere."""
         seat = self._seats.pop(claim.id, None)
-        if seat is not None and not seat.taken:
+        if seat is not None:
             self._rise(claim, seat)
         # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
         # has proposed. And never the same again once it is undone: the undo could arrive last.
@@ -275,10 +275,11 @@ class RedlockBackend:
         for place, (node, link) in enumerate(zip(self._nodes, await self._take(LONGEST), strict=True)):
             if link is None:
                 continue
+            node.links.give(link)
             try:
                 for kind in ("lock", "queue"):
                     start = f"{self._prefix}:{kind}:"
-                    keys = await node.links.scan(link, f"{literally(start)}{literally(prefix)}*", LONGEST)
+                    keys = await node.links.scan(f"{literally(start)}{literally(prefix)}*", LONGEST)
                     found = {key.removeprefix(start) for key in keys}
                     if kind == "lock":
                         held.update(found)
@@ -287,8 +288,6 @@ class RedlockBackend:
                 answers[place] = True
             except EngineUnavailable:
                 continue
-            finally:
-                node.links.give(link)
         if answers.count(True) < self._majority:
             raise self._too_few(answers.count(True), answers)
         for name in sorted(waited | {name for name, nodes in held.items() if nodes >= self._majority}):
@@ -500,13 +499,13 @@ class RedlockBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
         if seat is None:
-            seat = self._seats[claim.id] = Seat(links, self._world.event(), self._majority, ticket)
-        id = claim.id.encode()
+            seat = Seat(links, self._world.event(), self._majority, ticket)
         for link, hint in zip(seat.links, seat.hints, strict=True):
             if link is not None:
-                link.bells[id] = hint
-                if link.calls.pop(id, None) is not None:
+                link.bells[claim.id] = hint
+                if link.calls.pop(claim.id, None) is not None:
                     hint.set()
+        self._seats[claim.id] = seat
 
     async def _refresh(self, seat: Seat, patience: float) -> list[Link | None]:
         """See that a seat has a link to every node that can be reached."""
@@ -518,13 +517,10 @@ class RedlockBackend:
         return seat.links
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
-        if self._seats.get(claim.id) is seat:
-            del self._seats[claim.id]
-        id = claim.id.encode()
         for link in seat.links:
             if link is not None:
-                link.bells.pop(id, None)
-                link.calls.pop(id, None)
+                link.bells.pop(claim.id, None)
+                link.calls.pop(claim.id, None)
         self._give(seat.links)
 
     def _keys(self, name: str) -> tuple[str, str, str, str, str, str]:
