@@ -7,11 +7,24 @@ in the caller's own thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+Command = tuple[str | bytes | int, ...]
+"""What a server is asked: words, in its own protocol's order."""
+
+
+class NoAnswer:
+    """What stands for an answer that did not come, or not yet."""
+
+    def __repr__(self) -> str:
+        return "NO_ANSWER"
+
+
+NO_ANSWER: Final = NoAnswer()
 
 
 class Event(Protocol):
@@ -39,6 +52,76 @@ class Guard(Protocol):
 
     def leave(self) -> bool:
         """Withdraw from the body; return whether an exception that comes out of it is only our own interruption."""
+        ...
+
+
+class Dialer(Protocol):
+    """How to reach one server, in either colour: a driver connects and logs in, and the wire takes over from there."""
+
+    address: str
+    """For people, and for whoever needs to tell servers apart."""
+
+    def dial(self) -> Any:
+        """Return a connected socket, and block meanwhile; raise EngineUnavailable."""
+        ...
+
+    async def adial(self) -> tuple[Any, object]:
+        """Return a connected asyncio transport, and what has to be kept for as long as it is used."""
+        ...
+
+    def pack(self, command: Command) -> bytes: ...
+
+    def parser(self) -> Parser: ...
+
+    def pushed(self, answer: Any) -> bool:
+        """Return whether this was pushed to us, rather than asked for."""
+        ...
+
+
+class Parser(Protocol):
+    """Makes answers of bytes."""
+
+    def feed(self, data: bytes, /) -> object: ...
+
+    def gets(self) -> Any:
+        """Return the next whole answer, or NO_ANSWER."""
+        ...
+
+
+class Wire(Protocol):
+    """A connection to a server that answers in the order in which it is asked, and may push what nobody asked for.
+
+    An error that the server answers with is an answer. In the blocking world a wire belongs to one thread at a time; only
+    `close` may be called by any.
+    """
+
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest command that is not answered yet was sent; None if the server owes nothing."""
+        ...
+
+    def alive(self) -> bool:
+        """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
+        ...
+
+    async def ask(self, command: Command, timeout: float) -> Any:
+        """Send a command and return its answer; raise Unanswered if none came in time, or the connection broke.
+
+        Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
+        """
+        ...
+
+    async def listen(self, bell: Event, timeout: float) -> bool:
+        """Wait until something that is pushed sets the bell, or the wire breaks; return whether it is set."""
+        ...
+
+    def close(self) -> None: ...
+
+    def forget(self) -> None:
+        """Let go of it in a forked child without a word to the server, which still serves the parent."""
         ...
 
 
@@ -88,6 +171,20 @@ class World(Protocol):
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run to the end, or for so long, whatever happens to the caller: a cancellation comes out afterwards."""
+        ...
+
+    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+        """Connect to a server. `on_push` takes what it pushes, `on_end` is called once when the wire is closed."""
+        ...
+
+    async def fan(
+        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    ) -> list[Any]:
+        """Ask several servers at once and return their answers, NO_ANSWER for each that is missing.
+
+        It ends as soon as `enough` says so of the answers so far, when all have answered, and at the latest after the
+        timeout. What comes later is skipped when it comes. All commands have been sent, wherever there is an open wire.
+        """
         ...
 
     async def close(self) -> None:

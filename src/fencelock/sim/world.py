@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
+from fencelock.core.world import Command, Dialer, Wire
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Parked, Task
 
@@ -166,6 +167,16 @@ class SimWorld:
         if task.error is not None:
             raise task.error
         return task.result  # type: ignore[no-any-return]
+
+    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+        """Connect to a simulated server."""
+        raise NotImplementedError
+
+    async def fan(
+        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    ) -> list[Any]:
+        """Ask several simulated servers at once."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Cancel what is left of the world's own tasks, and wait for their end."""

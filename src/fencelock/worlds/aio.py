@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import random
 from threading import Lock
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
 from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
+
+if TYPE_CHECKING:
+    from fencelock.core.world import Command, Dialer, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -238,6 +241,20 @@ class AioWorld:
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it as a task that a cancellation of the caller does not reach."""
         return await _to_the_end(self._keep(self._home().create_task(work)), timeout)
+
+    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+        """Connect, in this task."""
+        from fencelock.worlds.transports import TransportWire  # engines without a server do without
+
+        return await TransportWire.connect(dialer, on_push, on_end)
+
+    async def fan(
+        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    ) -> list[Any]:
+        """Send to all, then await all."""
+        from fencelock.worlds.transports import TransportWire, fan
+
+        return await fan(cast("Sequence[tuple[TransportWire, Command]]", asked), timeout, enough)
 
     async def close(self) -> None:
         """Give back the socket, the threads and the tasks that are left."""

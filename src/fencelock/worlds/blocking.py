@@ -5,14 +5,16 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
 from fencelock.core.clock import boottime
 
 if TYPE_CHECKING:
     import socket
+
+    from fencelock.core.world import Command, Dialer, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -157,6 +159,20 @@ class BlockingWorld:
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:  # noqa: ARG002
         """Run it right here: nobody cancels a thread."""
         return await work
+
+    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+        """Connect, in this thread."""
+        from fencelock.worlds.sockets import SocketWire  # engines without a server do without
+
+        return SocketWire(dialer, on_push, on_end)
+
+    async def fan(
+        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    ) -> list[Any]:
+        """Send to all, then read from all, in this thread."""
+        from fencelock.worlds.sockets import SocketWire, fan
+
+        return fan(cast("Sequence[tuple[SocketWire, Command]]", asked), timeout, enough)
 
     async def close(self) -> None:
         """Close the sockets that are kept."""

@@ -1,0 +1,254 @@
+"""Wires of the blocking world: plain sockets, read by whoever waits for an answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ssl import SSLWantReadError
+from typing import Any
+
+from fencelock.core.clock import boottime
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.errors import Unanswered
+
+CHUNK = 65536
+SEND_SECONDS = 5.0
+"""How long a server may leave us with full buffers before it counts as gone."""
+
+
+class SocketWire:
+    """`fencelock.core.world.Wire` over a socket that blocks.
+
+    Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost two more system calls for each command.
+    """
+
+    __slots__ = (
+        "_address",
+        "_busy",
+        "_feed",
+        "_gets",
+        "_on_end",
+        "_on_push",
+        "_owed",
+        "_pack",
+        "_patience",
+        "_pushed",
+        "_sock",
+        "_tls",
+        "open",
+    )
+
+    def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        sock = dialer.dial()
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+        parser = dialer.parser()
+        self._sock = sock
+        self._tls = hasattr(sock, "pending")
+        self._address = dialer.address
+        self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
+        self._on_push, self._on_end = on_push, on_end
+        self._patience = -1.0
+        self._busy = False
+        self._owed: deque[tuple[float, list[Any], int]] = deque()
+        self.open = True
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest command that is not answered yet was sent."""
+        return self._owed[0][0] if self._owed else None
+
+    async def ask(self, command: Command, timeout: float) -> Any:
+        """Send, and read until the answer is there."""
+        if not self.open:
+            raise Unanswered(f"{self._address}: the connection is closed")
+        if self._owed:
+            return self._ask_behind(command, timeout)
+        self._busy = True
+        try:
+            if timeout != self._patience:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
+                self._patience = timeout
+            self._sock.sendall(self._pack(command))
+            try:
+                while True:
+                    data = self._sock.recv(CHUNK)
+                    if not data:
+                        raise ConnectionResetError("the server closed the connection")
+                    self._feed(data)
+                    answer = NO_ANSWER
+                    while (found := self._gets()) is not NO_ANSWER:
+                        if self._pushed(found):
+                            self._on_push(found)
+                        else:
+                            answer = found
+                    if answer is not NO_ANSWER:
+                        return answer
+            except (BlockingIOError, SSLWantReadError) as error:
+                self._owed.append((boottime() - timeout, [None], 0))
+                raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
+        except Unanswered:
+            raise
+        except BaseException as error:
+            # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
+            self._broken()
+            if isinstance(error, OSError | ValueError):
+                raise Unanswered(f"{self._address}: the connection broke before the answer came: {error}") from error
+            raise
+        finally:
+            self._busy = False
+            if not self.open:
+                self._sock.close()
+
+    def _ask_behind(self, command: Command, timeout: float) -> Any:
+        """Ask a server that still owes answers to others who gave up on them."""
+        answers = [NO_ANSWER]
+        self.post(command, answers, 0)
+        until = boottime() + timeout
+        while answers[0] is NO_ANSWER and self.open and (left := until - boottime()) > 0:
+            if self.readable(left):
+                self.take_in()
+        if answers[0] is NO_ANSWER:
+            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
+            raise Unanswered(f"{self._address}: {why}")
+        return answers[0]
+
+    def post(self, command: Command, answers: list[Any], place: int) -> None:
+        """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
+        if not self.open:
+            return
+        self._owed.append((boottime(), answers, place))
+        try:
+            self._sock.sendall(self._pack(command))
+        except BaseException as error:
+            self._broken()
+            if not isinstance(error, OSError | ValueError):
+                raise
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for; -1 once it is closed."""
+        return int(self._sock.fileno())
+
+    def has_more(self) -> bool:
+        """Return whether there is something to read that no poll would show: TLS reads ahead."""
+        return self._tls and self.open and bool(self._sock.pending())
+
+    def readable(self, timeout: float) -> bool:
+        """Wait until there is something to read, the end included."""
+        if self.has_more():
+            return True
+        descriptor = self.fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1000))
+
+    def take_in(self) -> None:
+        """Read what is there and put every answer in its place."""
+        self._busy = True
+        try:
+            data = self._sock.recv(CHUNK)
+            if not data:
+                self._broken()
+                return
+            self._feed(data)
+            while (answer := self._gets()) is not NO_ANSWER:
+                if self._pushed(answer):
+                    self._on_push(answer)
+                elif self._owed:
+                    _, answers, place = self._owed.popleft()
+                    answers[place] = answer
+        except (BlockingIOError, SSLWantReadError):
+            pass
+        except BaseException as error:
+            self._broken()
+            if not isinstance(error, OSError | ValueError):
+                raise
+        finally:
+            self._busy = False
+            if not self.open:
+                self._sock.close()
+
+    def alive(self) -> bool:
+        """Look whether the server has hung up meanwhile."""
+        while self.open and self.readable(0):
+            self.take_in()
+        return self.open
+
+    async def listen(self, bell: Event, timeout: float) -> bool:
+        """Read until what is pushed sets the bell."""
+        until = boottime() + timeout
+        while not bell.is_set() and self.open and (left := until - boottime()) > 0:
+            if self.readable(left):
+                self.take_in()
+        return bell.is_set()
+
+    def close(self) -> None:
+        """Close it. Whoever reads from it in another thread is woken, and is the one to give back the descriptor."""
+        self._broken()
+        if not self._busy:
+            self._sock.close()
+
+    def _broken(self) -> None:
+        if self.open:
+            self.open = False
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._on_end()
+
+    def forget(self) -> None:
+        """Let go of our copy."""
+        self.open = False
+        silence(self._sock)
+        self._sock.close()
+
+
+def fan(
+    asked: Sequence[tuple[SocketWire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+) -> list[Any]:
+    """Send to all, then read from all."""
+    answers: list[Any] = [NO_ANSWER] * len(asked)
+    until = boottime() + timeout
+    poll = select.poll()
+    wires: dict[int, SocketWire] = {}
+    for place, (wire, command) in enumerate(asked):
+        wire.post(command, answers, place)
+        if wire.open:
+            wires[wire.fileno()] = wire
+            poll.register(wire.fileno(), select.POLLIN)
+    while wires and not enough(answers):
+        ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()]
+        if not ready:
+            left = until - boottime()
+            if left <= 0:
+                break
+            ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
+        for descriptor in ready:
+            wire = wires[descriptor]
+            wire.take_in()
+            if not wire.open or wire.waiting_since is None:
+                poll.unregister(descriptor)
+                del wires[descriptor]
+    return answers
+
+
+def _timeval(seconds: float) -> bytes:
+    whole, micros = divmod(max(1000, round(seconds * 1_000_000)), 1_000_000)  # zero would mean for ever
+    return struct.pack("@ll", whole, micros)
+
+
+def silence(sock: socket.socket) -> None:
+    """Put nothing in the place of a socket that was inherited: closing it could still say good-bye for the parent."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.dup2(nothing, sock.fileno(), inheritable=False)
+    except OSError:
+        pass
+    finally:
+        os.close(nothing)

@@ -1,0 +1,164 @@
+"""Wires of the asyncio world: transports whose answers go straight to whoever awaits them, without streams between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from fencelock.core.clock import boottime
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.errors import Unanswered
+from fencelock.worlds.sockets import silence
+
+_forgotten: list[object] = []
+"""Transports of a parent process: their own clean-up would speak to the parent's loop and server."""
+
+
+class TransportWire(asyncio.Protocol):
+    """`fencelock.core.world.Wire` over a transport that any number of tasks share."""
+
+    def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        parser = dialer.parser()
+        self._loop = asyncio.get_running_loop()
+        self._address = dialer.address
+        self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
+        self._on_push, self._on_end = on_push, on_end
+        self._owed: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._ended = False
+        self._kept: object = None
+
+    @classmethod
+    async def connect(cls, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> TransportWire:
+        """Connect, and take the transport over from the driver."""
+        transport, kept = await dialer.adial()
+        wire = cls(dialer, on_push, on_end)
+        wire._transport, wire._kept = cast("asyncio.Transport", transport), kept
+        wire._transport.set_protocol(wire)
+        if wire._transport.is_closing():
+            wire._end(None)
+        return wire
+
+    _transport: asyncio.Transport
+
+    @property
+    def open(self) -> bool:
+        """Whether it can be used; a loop that was closed takes its wires with it."""
+        return not self._ended and not self._transport.is_closing() and not self._loop.is_closed()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest command that is not answered yet was sent."""
+        return self._owed[0][0] if self._owed else None
+
+    def alive(self) -> bool:
+        """The loop tells of the end by itself."""
+        return self.open
+
+    def post(self, command: Command) -> asyncio.Future[Any]:
+        """Send, and return the answer to come."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        if self.open:
+            self._owed.append((boottime(), answer))
+            self._transport.write(self._pack(command))
+        else:
+            answer.set_result(NO_ANSWER)
+        return answer
+
+    async def ask(self, command: Command, timeout: float) -> Any:
+        """Send, and await the answer."""
+        answer = self.post(command)
+        timer = self._loop.call_later(timeout, _give_up, answer)
+        try:
+            found = await answer
+        finally:
+            timer.cancel()
+        if found is NO_ANSWER:
+            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
+            raise Unanswered(f"{self._address}: {why}")
+        return found
+
+    async def listen(self, bell: Event, timeout: float) -> bool:
+        """Wait for the bell: the loop reads by itself, and `on_end` rings the bells of those who wait in vain."""
+        return await bell.wait(timeout) if self.open else bell.is_set()
+
+    def close(self) -> None:
+        """Close it; whoever awaits an answer gets none."""
+        if not self._loop.is_closed():
+            self._transport.abort()
+        self._end(None)
+
+    def forget(self) -> None:
+        """Let go of our copy, and never let Python clean it up."""
+        self._ended = True
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            silence(sock)
+        _forgotten.append((self._transport, self._kept))
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        """Give every answer to whoever awaits it."""
+        try:
+            self._feed(data)
+            while (answer := self._gets()) is not NO_ANSWER:
+                if self._pushed(answer):
+                    self._on_push(answer)
+                elif self._owed:
+                    waiter = self._owed.popleft()[1]
+                    if not waiter.done():
+                        waiter.set_result(answer)
+        except ValueError:  # not what a server of this kind says
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell all who wait."""
+        self._end(exc)
+
+    def _end(self, _: Exception | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        while self._owed:
+            _give_up(self._owed.popleft()[1])
+        self._on_end()
+
+
+async def fan(
+    asked: Sequence[tuple[TransportWire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+) -> list[Any]:
+    """Send to all, then await all."""
+    loop = asyncio.get_running_loop()
+    answers: list[Any] = [NO_ANSWER] * len(asked)
+    done: asyncio.Future[None] = loop.create_future()
+    left = len(asked)
+
+    def take(place: int, answer: asyncio.Future[Any]) -> None:
+        nonlocal left
+        left -= 1
+        if not answer.cancelled():
+            answers[place] = answer.result()
+        if not done.done() and (not left or enough(answers)):
+            done.set_result(None)
+
+    for place, (wire, command) in enumerate(asked):
+        wire.post(command).add_done_callback(lambda answer, place=place: take(place, answer))  # type: ignore[misc]
+    timer = loop.call_later(timeout, _finish, done)
+    try:
+        if asked:
+            await done
+    finally:
+        timer.cancel()
+    return list(answers)
+
+
+def _give_up(answer: asyncio.Future[Any]) -> None:
+    if not answer.done():
+        answer.set_result(NO_ANSWER)
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
