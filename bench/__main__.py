@@ -13,11 +13,11 @@ PARTS = {
     "sqlite-pairs": 25,
     "sqlite-contended": 3,
     "startup": 11,
-    "redis-pairs": 25,
+    "redis-pairs": 40,
     "redis-contended": 3,
     "redis-waiters": 1,
     "redis-names": 1,
-    "redlock-pairs": 25,
+    "redlock-pairs": 40,
 }
 
 

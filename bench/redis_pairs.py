@@ -36,7 +36,7 @@ def measure_blocking(server: Redis, rounds: int) -> dict[str, Timing]:
     }
     contestants = {BARE: peers.bare(server)}
     contestants |= {name: with_lock(lock) for name, lock in locks.items()}
-    timings = interleaved(contestants, rounds, repetitions=200)
+    timings = interleaved(contestants, rounds, repetitions=100)
     show("Redis, uncontended acquire + release, blocking", timings, base=REDIS_PY)
     return timings
 
@@ -50,7 +50,7 @@ def measure_asyncio(server: Redis, rounds: int) -> dict[str, Timing]:
     }
     contestants = {BARE: aio.bare(server)}
     contestants |= {name: with_async_lock(lock, aio.loop) for name, lock in locks.items()}
-    timings = interleaved(contestants, rounds, repetitions=200)
+    timings = interleaved(contestants, rounds, repetitions=100)
     aio.close()
     show("Redis, uncontended acquire + release, asyncio", timings, base=REDIS_PY)
     return timings

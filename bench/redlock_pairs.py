@@ -58,7 +58,7 @@ def measure(colour: str, contestants: dict[str, Run], proxy: Proxy, stopped: Red
         run(1)  # a node dies under clients that know it
     proxy.drop()
     stopped.pause()
-    timings = interleaved(contestants, rounds, repetitions=100)
+    timings = interleaved(contestants, rounds, repetitions=50)
     stopped.resume()
     proxy.heal()
     show(f"Redlock, uncontended acquire + release, {colour}", timings, base=ONE)
