@@ -28,6 +28,10 @@ class Hold:
     left: float
 
 
+Turns = tuple[float, list[Hold]]
+"""Of one process: when its time was over, and all its turns."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run of one contestant."""
@@ -43,7 +47,14 @@ class Outcome:
 
 
 def worker(make: Make, place: str, begin: Any, seconds: float, body: float, results: Any) -> None:
-    lock = make(place)
+    try:
+        results.put(turns(make(place), begin, seconds, body))
+    except Exception:
+        results.put(None)
+        raise
+
+
+def turns(lock: AbstractContextManager[Any], begin: Any, seconds: float, body: float) -> Turns:
     holds: list[Hold] = []
     with lock:
         pass  # connected, imported, warmed up
@@ -56,7 +67,7 @@ def worker(make: Make, place: str, begin: Any, seconds: float, body: float, resu
                 time.sleep(body)
             left = time.monotonic()
         holds.append(Hold(asked, granted, left))
-    results.put((end, holds))
+    return end, holds
 
 
 def contend(make: Make, place: str, seconds: float, body: float = 0.0) -> Outcome:
@@ -67,13 +78,18 @@ def contend(make: Make, place: str, seconds: float, body: float = 0.0) -> Outcom
     processes = [context.Process(target=worker, args=args, daemon=True) for _ in range(PROCESSES)]
     for process in processes:
         process.start()
-    everybody: list[tuple[float, list[Hold]]] = [results.get(timeout=seconds + 120) for _ in processes]
+    everybody: list[Turns] = []
+    for _ in processes:
+        taken: Turns | None = results.get()
+        if taken is None:
+            raise RuntimeError("a process failed; it has said why")
+        everybody.append(taken)
     for process in processes:
         process.join()
     return outcome(everybody, seconds)
 
 
-def outcome(everybody: list[tuple[float, list[Hold]]], seconds: float) -> Outcome:
+def outcome(everybody: list[Turns], seconds: float) -> Outcome:
     # A wait that was asked for in time counts however late it ends; a grant counts only within the time.
     counts = [sum(hold.granted < end for hold in holds) for end, holds in everybody]
     held = sum(max(0.0, min(hold.left, end) - hold.granted) for end, holds in everybody for hold in holds)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-Command = tuple[str | bytes | int, ...]
+Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
 
 
@@ -127,6 +127,9 @@ class Wire(Protocol):
 
 class World(Protocol):
     """One way to run the core."""
+
+    shares_wires: bool
+    """Whether several may ask over one wire at the same time; else each has to have its own."""
 
     def now(self) -> float:
         """Return seconds on a clock that never goes back and counts while the machine sleeps."""

@@ -81,6 +81,8 @@ class SimGuard:
 class SimWorld:
     """One process's way to time, chance and tasks."""
 
+    shares_wires = True
+
     def __init__(self, process: Process) -> None:
         self.process = process
         self.now = process.clock.now

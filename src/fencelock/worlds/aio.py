@@ -136,6 +136,8 @@ class TaskGuard:
 class AioWorld:
     """`fencelock.core.world.World` for tasks. It belongs to the loop that first uses it."""
 
+    shares_wires = True
+
     def __init__(self) -> None:
         self.now = boottime
         self.random = random

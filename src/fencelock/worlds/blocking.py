@@ -98,6 +98,8 @@ class SocketBell:
 class BlockingWorld:
     """`fencelock.core.world.World` for threads."""
 
+    shares_wires = False
+
     def __init__(self) -> None:
         self.now = boottime
         self._bells: list[SocketBell] = []
