@@ -112,7 +112,7 @@ class RedisBackend:
         if seat is not None:
             seat.taken = True
             try:
-                await seat.link.wire.listen(seat.bell, timeout)
+                await self._world.listen([seat.link.wire], seat.bell, timeout)
             finally:
                 seat.taken = False
                 if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
