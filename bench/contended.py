@@ -117,7 +117,10 @@ def compare(
     progress("")
     print(f"\n{title} (medians of {rounds} runs of {seconds:g} s)")
     busy = f"{'busy':>7}" if body else ""
-    print(f"  {'':38} {'grants/s':>9} {'spread':>14} {'uneven':>8}{busy} {'wait p50':>10} {'p99':>9} {'longest':>10}")
+    width = max(map(len, contestants))
+    print(
+        f"  {'':{width}} {'grants/s':>9} {'spread':>14} {'uneven':>8}{busy} {'wait p50':>10} {'p99':>9} {'longest':>10}"
+    )
     middle: dict[str, Outcome] = {}
     for name, runs in outcomes.items():
         rates = sorted(run.per_second for run in runs)
@@ -126,7 +129,7 @@ def compare(
         )
         busy = f"{m.busy:7.0%}" if body else ""
         print(
-            f"  {name:38} {m.per_second:9.0f} {rates[0]:6.0f} … {rates[-1]:5.0f} {m.uneven:8.1%}{busy} {m.p50:7.2f} ms"
+            f"  {name:{width}} {m.per_second:9.0f} {rates[0]:6.0f} … {rates[-1]:5.0f} {m.uneven:8.1%}{busy} {m.p50:7.2f} ms"
             f" {m.p99:6.2f} ms {m.longest:7.1f} ms"
         )
     return middle

@@ -17,6 +17,7 @@ BODY = 0.002
 
 def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {
+        "BLPOP and RPUSH, bare (no ttl, no token)": peers.Baton,
         OURS: peers.ours,
         REDIS_PY: peers.redis_py,
         "python-redis-lock (woken, barges)": peers.python_redis_lock,

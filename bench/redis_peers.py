@@ -84,10 +84,28 @@ def bare(*nodes: Redis) -> Run:
     return run
 
 
-def ask(connection: Any, *words: str) -> bytes:
+def ask(connection: Any, *words: str | int) -> Any:
     connection.send_command(*words)
-    answer: bytes = connection.read_response()
-    return answer
+    return connection.read_response()
+
+
+class Baton:
+    """The least that handing over in order can be: one element of a list, popped and pushed. Who dies takes it along."""
+
+    def __init__(self, url: str) -> None:
+        import redis
+
+        kwargs = redis.Redis.from_url(url).connection_pool.connection_kwargs
+        connection_class: Any = redis.Connection
+        self._connection = connection_class(host=kwargs["host"], port=kwargs["port"], socket_timeout=None)
+        if ask(self._connection, "SET", "baton-made", 1, "NX"):
+            ask(self._connection, "RPUSH", "baton", 1)
+
+    def __enter__(self) -> None:
+        ask(self._connection, "BLPOP", "baton", 0)
+
+    def __exit__(self, *_: object) -> None:
+        ask(self._connection, "RPUSH", "baton", 1)
 
 
 class Aio:
