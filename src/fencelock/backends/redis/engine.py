@@ -94,14 +94,9 @@ class RedisBackend:
         busy = False
         try:
             mode = "x" if not shared else "s" if limit is None else limit
-            at = f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
-            answer = await self._links.ask(
-                link,
-                ATTEMPT,
-                (f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}", f"{at}gone:{id}"),
-                (id, ceil(ttl * 1000), mode, owner, link.channel if queue else ""),
-                patience,
-            )
+            channel = link.channel if queue else ""
+            args = (name, id, ceil(ttl * 1000), mode, owner, channel)
+            answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience)
             busy = queue and type(answer) is int and answer < 0
         finally:
             if busy:
@@ -122,17 +117,16 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        keys = self._keys(claim.name)
-        gone = f"{self._at(claim.name)}gone:{claim.id}"
-        await self._links.run(ABANDON, (*keys, gone), (claim.id, ceil(claim.ttl * 1000)), _patience(claim.ttl))
+        args = (claim.name, claim.id, ceil(claim.ttl * 1000))
+        await self._links.run(ABANDON, (self._base(claim.name),), args, _patience(claim.ttl))
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""
         calls: list[tuple[Command, Command]] = []
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
-            keys = tuple(f"{self._at(claim.name)}holders:{claim.name}" for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.id, ceil(claim.ttl * 1000)))
+            keys = tuple(self._base(claim.name) for claim in claims)
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, ceil(claim.ttl * 1000)))
             calls.append((keys, args))
         patience = _patience(min(grant.claim.ttl for grant in grants))
         answers = await self._links.run_many(RENEW, calls, patience)
@@ -141,11 +135,11 @@ class RedisBackend:
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
         name, ttl, _, _, _, id = grant.claim
-        return bool(await self._links.run(RELEASE, self._keys(name), (id,), _patience(ttl)))
+        return bool(await self._links.run(RELEASE, (self._base(name),), (name, id), _patience(ttl)))
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters = await self._links.run(INSPECT, self._keys(name)[1:], (), LONGEST)
+        holders, waiters = await self._links.run(INSPECT, (self._base(name),), (name,), LONGEST)
         return Snapshot(
             name,
             tuple(
@@ -158,7 +152,7 @@ class RedisBackend:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call, or came into use meanwhile."""
         found: set[str] = set()
-        for kind in ("holders", "queue"):
+        for kind in ("lock", "holders", "queue"):
             pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
             # The star also matches the beginning of a name that looks like the rest of the pattern.
             exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
@@ -169,7 +163,7 @@ class RedisBackend:
 
     async def force_release(self, name: str) -> int:
         """Drop the holders."""
-        return int(await self._links.run(FORCE, self._keys(name), (), LONGEST))
+        return int(await self._links.run(FORCE, (self._base(name),), (name,), LONGEST))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""
@@ -203,12 +197,9 @@ class RedisBackend:
         seat.link.calls.pop(claim.id, None)
         self._links.give(seat.link)
 
-    def _at(self, name: str) -> str:
-        return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
-
-    def _keys(self, name: str) -> Command:
-        at = self._at(name)
-        return f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}"
+    def _base(self, name: str) -> str:
+        """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
+        return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
 
 def _patience(ttl: float) -> float:
