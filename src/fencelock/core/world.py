@@ -150,6 +150,10 @@ class World(Protocol):
 
     def event(self) -> Event: ...
 
+    def bell(self) -> Event:
+        """Return an event for `listen`: set only by what is pushed over wires, or by who closes them."""
+        ...
+
     def doorbell(self) -> Doorbell | None:
         """Return a doorbell of one's own, or None where processes cannot ring each other."""
         ...

@@ -100,6 +100,10 @@ class SimWorld:
         """Return a new event."""
         return SimEvent(self.process)
 
+    def bell(self) -> SimEvent:
+        """Return a new event."""
+        return SimEvent(self.process)
+
     def doorbell(self) -> None:
         """Return None: the engines of this world ring over the network."""
 

@@ -171,6 +171,10 @@ class AioWorld:
         """Return a new event."""
         return AioEvent(self._home())
 
+    def bell(self) -> AioEvent:
+        """Return a new event."""
+        return AioEvent(self._home())
+
     def doorbell(self) -> SlotBell | None:
         """Return a slot of the one socket. Engines may ask for it in a thread of `block`, where no loop runs."""
         if not doorbell.AVAILABLE:

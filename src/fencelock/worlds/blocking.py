@@ -52,6 +52,31 @@ class BlockingEvent(threading.Event):
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
+class Flag:
+    """An event that nobody sleeps on: who listens to a wire is woken by the wire itself."""
+
+    __slots__ = ("_set",)
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        """Set it."""
+        self._set = True
+
+    def clear(self) -> None:
+        """Unset it."""
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._set
+
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ARG002
+        """Look."""
+        return self._set
+
+
 class SocketBell:
     """A doorbell with a socket of its own."""
 
@@ -121,6 +146,10 @@ class BlockingWorld:
     def event(self) -> BlockingEvent:
         """Return a new event."""
         return BlockingEvent()
+
+    def bell(self) -> Flag:
+        """Return a flag."""
+        return Flag()
 
     def doorbell(self) -> SocketBell | None:
         """Return a bell, an earlier one if there is one: opening a socket costs as much as a whole transaction."""

@@ -39,6 +39,7 @@ class SocketWire:
         "_owed",
         "_pack",
         "_patience",
+        "_poll",
         "_pushed",
         "_sock",
         "_tls",
@@ -57,6 +58,7 @@ class SocketWire:
         self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
         self._on_push, self._on_end = on_push, on_end
         self._patience = -1.0
+        self._poll: Any = None
         self._busy = False
         self._owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
@@ -164,9 +166,10 @@ class SocketWire:
         descriptor = self.fileno()
         if descriptor < 0:
             return True
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout) * 1000))
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(descriptor, select.POLLIN)
+        return bool(self._poll.poll(max(0.0, timeout) * 1000))
 
     def take_in(self) -> None:
         """Read what is there and put every answer in its place."""
@@ -257,6 +260,12 @@ def fan(
 def listen(wires: Sequence[SocketWire], bell: Event, timeout: float) -> bool:
     """Read from all until what is pushed sets the bell."""
     until = boottime() + timeout
+    if len(wires) == 1:
+        (wire,) = wires
+        while not bell.is_set() and wire.open and (left := until - boottime()) > 0:
+            if wire.readable(left):
+                wire.take_in()
+        return bell.is_set()
     while not bell.is_set():
         left = until - boottime()
         if left <= 0:

@@ -184,7 +184,7 @@ class RedisBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, link: Link) -> None:
         if seat is None:
-            seat = Seat(link, self._world.event())
+            seat = Seat(link, self._world.bell())
             link.bells[claim.id] = seat.bell
         else:
             seat.bell.clear()

@@ -499,7 +499,7 @@ class RedlockBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
         if seat is None:
-            seat = Seat(links, self._world.event(), self._majority, ticket)
+            seat = Seat(links, self._world.bell(), self._majority, ticket)
         for link, hint in zip(seat.links, seat.hints, strict=True):
             if link is not None:
                 link.bells[claim.id] = hint

@@ -3,9 +3,9 @@
 -- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
 -- string, the mode that others use the name in and that contradicts this one's.
 local BASE, NAME, id, ttl, mode, owner, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local lock, queue, gone = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':gone:' .. id
 local time = redis.call('TIME')
-if mode == 'x' and redis.call('EXISTS', BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME, BASE .. ':queue:' .. NAME,
-    BASE .. ':gone:' .. id) == 0 then
+if mode == 'x' and redis.call('EXISTS', lock, queue, gone, BASE .. ':holders:' .. NAME) == 0 then
   -- Nobody is there: what `settle` would do, in as few steps as possible.
   local token = time[1] .. string.format('%06d', time[2])
   local last = redis.call('SET', BASE, token, 'GET')
@@ -13,12 +13,27 @@ if mode == 'x' and redis.call('EXISTS', BASE .. ':lock:' .. NAME, BASE .. ':hold
     token = string.format('%.0f', last + 1)
     redis.call('SET', BASE, token)
   end
-  redis.call('SET', BASE .. ':lock:' .. NAME, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
+  redis.call('SET', lock, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
   return tonumber(token)
 end
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+)')
+if holder and holder ~= id and mode == 'x' and channel ~= '' and redis.call('EXISTS', gone) == 0 then
+  -- Somebody has it: whoever is new goes to the end of the line, and there is nothing to settle.
+  local waiters = BASE .. ':waiters:' .. NAME
+  local me = now + ttl + 1 .. ':' .. ttl .. ':x:' .. channel .. ':' .. owner
+  if redis.call('HSET', waiters, id, me) == 1 then
+    local place = redis.call('RPUSH', queue, id)
+    if redis.call('PTTL', waiters) <= tonumber(ttl) then
+      redis.call('PEXPIRE', waiters, ttl * 2)
+      redis.call('PEXPIRE', queue, ttl * 2)
+    end
+    if place == 1 then return -2 - redis.call('PTTL', lock) end
+    local ahead = redis.call('HGET', waiters, redis.call('LINDEX', queue, -2))
+    return math.min(now - tonumber(string.match(ahead or '0', '^%d+')), 0) - 2
+  end
+end
 -- include queue.lua
-local holder, held = string.match(redis.call('GET', LOCK) or '', '^([^:]*):(%d+)')
 if not holder then
   local ends, token = string.match(redis.call('HGET', HOLDERS, id) or '', '^(%d+):(%d+)')
   if ends and tonumber(ends) > now then holder, held = id, token end
@@ -27,7 +42,7 @@ if holder == id then
   hold(id, held, ttl, mode, owner)
   return tonumber(held)
 end
-if redis.call('EXISTS', BASE .. ':gone:' .. id) == 1 then return -1 end
+if redis.call('EXISTS', gone) == 1 then return -1 end
 if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
   for _, other in ipairs(redis.call('HVALS', HOLDERS)) do
     local ends, theirs = string.match(other, '^(%d+):%d+:%d+:([^:]*)')
@@ -38,7 +53,10 @@ if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
     if theirs ~= 'x' and theirs ~= mode and tonumber(ends) > now then return theirs end
   end
 end
-if holder and channel == '' then return -1 end
+if holder and channel == '' then
+  leave_line(id)
+  return -1
+end
 line_up(id, ttl, mode, channel, owner)
 local token, first, soonest = settle(id)
 if token then return tonumber(token) end
@@ -49,10 +67,8 @@ end
 -- The first in line watches the holders, everybody else the one ahead: one death wakes one waiter.
 local ends = soonest
 if first ~= id then
-  local ahead = redis.call('LINDEX', QUEUE, -2)
-  if redis.call('LINDEX', QUEUE, -1) ~= id then
-    ahead = redis.call('LINDEX', QUEUE, redis.call('LPOS', QUEUE, id) - 1)
-  end
-  ends = tonumber(string.match(redis.call('HGET', WAITERS, ahead) or '', '^%d+'))
+  local ahead = redis.call('LRANGE', QUEUE, -2, -1)
+  if ahead[2] ~= id then ahead[1] = redis.call('LINDEX', QUEUE, redis.call('LPOS', QUEUE, id) - 1) end
+  ends = tonumber(string.match(redis.call('HGET', WAITERS, ahead[1]) or '', '^%d+'))
 end
 return ends and math.min(now - ends, 0) - 2 or -1
