@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.backends.redis_server import connections, tell
 from tests.contract.colours import COLOURS, LocksView
 from tests.contract.subject import Subject
+from tests.engines.redis import Redis, RedisTls
+from tests.engines.waiting import eventually
 
 
 class Clients:
@@ -36,6 +40,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for a colour in both."""
     if "colour" in metafunc.fixturenames:
         metafunc.parametrize("colour", COLOURS)
+
+
+@pytest.fixture
+def server(redis_node: Redis) -> Redis:
+    """The Redis that all tests share, empty, and with nobody connected."""
+    assert eventually(lambda: not connections(redis_node)), "an earlier test left connections behind"
+    tell(redis_node, "FLUSHALL")
+    tell(redis_node, "CONFIG", "RESETSTAT")
+    return redis_node
+
+
+@pytest.fixture(scope="session")
+def redis_tls(redis_node: Redis) -> Iterator[RedisTls]:
+    """A Redis with TLS."""
+    with RedisTls() as server:
+        yield server
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ def asked(server: Redis) -> dict[str, int]:
     return {name: calls for name, calls in commands(server).items() if name not in ours}
 
 
-async def test_waiters_do_not_poll(own_redis: Own, clients: Clients) -> None:
+async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
     """While one holds and twenty wait, the server hears of nobody; then each hand-over costs the same few commands."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30).acquire()
     async with background(*(take(locks, "x", 60) for _ in range(WAITERS))) as waiters:
@@ -39,9 +38,8 @@ async def test_waiters_do_not_poll(own_redis: Own, clients: Clients) -> None:
     assert "subscribe" not in seen
 
 
-async def test_hand_over_wakes_one(own_redis: Own, clients: Clients) -> None:
+async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
     """A release calls the next in line and nobody else."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30).acquire()
 
@@ -63,9 +61,8 @@ async def test_hand_over_wakes_one(own_redis: Own, clients: Clients) -> None:
     assert len(set(tokens)) == WAITERS
 
 
-async def test_killed_waiters_are_passed_over(own_redis: Own, clients: Clients) -> None:
+async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients) -> None:
     """Waiters that were killed do not hold up the next one, although their places last for a minute."""
-    server = own_redis()
     subject = clients.on(server.url)
     locks = subject.connect()
     lease = await locks.lock("x", ttl=60).acquire()
@@ -112,9 +109,8 @@ async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) ->
     assert len({lease.token, *tokens}) == 3
 
 
-async def test_first_in_line_dies(own_redis: Own, clients: Clients) -> None:
+async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
     """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
-    server = own_redis()
     subject = clients.on(server.url)
     locks = subject.connect()
     holder, first = await subject.worker(), await subject.worker()

@@ -200,9 +200,8 @@ async def test_cluster_node(own_redis: Own, clients: Clients) -> None:
     assert "Redis Cluster" in await refused(locks)
 
 
-async def test_layout_of_another_release(own_redis: Own, clients: Clients) -> None:
+async def test_layout_of_another_release(server: Redis, clients: Clients) -> None:
     """A namespace that another release wrote is refused, others are not."""
-    server = own_redis()
     tell(server, "SET", "fencelock:layout", "99")
     said = await refused(clients.connect(server.url))
     assert "layout 99" in said
