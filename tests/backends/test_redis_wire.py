@@ -77,13 +77,13 @@ async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
     ends.heard = _Ringing(bell)
     wire = await ends.wire(from_url(url))
     await wire.ask(("SUBSCRIBE", "here"), SOON)
-    assert not await wire.listen(bell, 0.02)
+    assert not await ends.world.listen([wire], bell, 0.02)
     assert await other.ask(("PUBLISH", "here", "x" * 100_000), SOON) == 1
-    assert await wire.listen(bell, SOON)
+    assert await ends.world.listen([wire], bell, SOON)
     assert len(ends.heard[0][2]) == 100_000
     bell.clear()
     await other.ask(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
-    await wire.listen(bell, SOON)
+    await ends.world.listen([wire], bell, SOON)
     await asyncio.sleep(0.01)
     assert not wire.alive()
     assert not wire.open

@@ -114,10 +114,6 @@ class Wire(Protocol):
         """
         ...
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Wait until something that is pushed sets the bell, or the wire breaks; return whether it is set."""
-        ...
-
     def close(self) -> None: ...
 
     def forget(self) -> None:
@@ -185,8 +181,15 @@ class World(Protocol):
     ) -> list[Any]:
         """Ask several servers at once and return their answers, NO_ANSWER for each that is missing.
 
-        It ends as soon as `enough` says so of the answers so far, when all have answered, and at the latest after the
-        timeout. What comes later is skipped when it comes. All commands have been sent, wherever there is an open wire.
+        It ends as soon as `enough` says so of the answers so far, at once even, when all have answered, and at the latest
+        after the timeout. What comes later is skipped when it comes. All is sent, wherever there is an open wire.
+        """
+        ...
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Wait until something that is pushed over one of the wires sets the bell; return whether it is set.
+
+        It ends early when a wire breaks, or has been broken already.
         """
         ...
 

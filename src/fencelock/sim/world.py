@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
-from fencelock.core.world import Command, Dialer, Wire
+from fencelock.core.world import Command, Dialer, Event, Wire
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Parked, Task
 
@@ -179,6 +179,10 @@ class SimWorld:
     ) -> list[Any]:
         """Ask several simulated servers at once."""
         raise NotImplementedError
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
+        return await bell.wait(timeout) if all(wire.open for wire in wires) else bell.is_set()
 
     async def close(self) -> None:
         """Cancel what is left of the world's own tasks, and wait for their end."""

@@ -201,14 +201,6 @@ class SocketWire:
             self.take_in()
         return self.open
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Read until what is pushed sets the bell."""
-        until = boottime() + timeout
-        while not bell.is_set() and self.open and (left := until - boottime()) > 0:
-            if self.readable(left):
-                self.take_in()
-        return bell.is_set()
-
     def close(self) -> None:
         """Close it. Whoever reads from it in another thread is woken, and is the one to give back the descriptor."""
         self._broken()
@@ -245,10 +237,11 @@ def fan(
     while wires and not enough(answers):
         ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()]
         if not ready:
+            # Once more at the end: if the process was stopped meanwhile, the answers are there.
             left = until - boottime()
-            if left <= 0:
+            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
+            if not ready and left <= 0:
                 break
-            ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
         for descriptor in ready:
             wire = wires[descriptor]
             wire.take_in()
@@ -256,6 +249,29 @@ def fan(
                 poll.unregister(descriptor)
                 del wires[descriptor]
     return answers
+
+
+def listen(wires: Sequence[SocketWire], bell: Event, timeout: float) -> bool:
+    """Read from all until what is pushed sets the bell."""
+    until = boottime() + timeout
+    while not bell.is_set():
+        left = until - boottime()
+        if left <= 0:
+            break
+        ready = [wire for wire in wires if not wire.open or wire.has_more()]
+        if not ready:
+            poll = select.poll()  # anew each time: a wire may be closed, and its number given to another, at any moment
+            for wire in wires:
+                if (descriptor := wire.fileno()) >= 0:
+                    poll.register(descriptor, select.POLLIN)
+            heard = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            ready = [wire for wire in wires if wire.fileno() in heard]
+        for wire in ready:
+            if wire.open:
+                wire.take_in()
+        if not all(wire.open for wire in wires):
+            break
+    return bell.is_set()
 
 
 def _timeval(seconds: float) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
+from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.backends.redis.link import Link, Links
+from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import load
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import LimitMismatch
@@ -38,16 +39,11 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
-class Seat:
-    """A place in line: the link on which it is called."""
+class Seat(NamedTuple):
+    """A place in line: the link on which it is called. Whoever takes it out of `_seats` has it, and its link, to itself."""
 
-    __slots__ = ("bell", "link", "taken")
-
-    def __init__(self, link: Link, bell: Event) -> None:
-        self.link = link
-        self.bell = bell
-        self.taken = False
-        """Whether somebody is waiting there, and is the one to give the link back."""
+    link: Link
+    bell: Event
 
 
 class RedisBackend:
@@ -67,36 +63,48 @@ class RedisBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Take the lock or a place in line."""
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait to be called; ask again in the end."""
+        claim = busy.claim
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            try:
+                if busy.retry_in is not None:
+                    timeout = min(timeout, busy.retry_in)
+                await self._world.listen([seat.link.wire], seat.bell, timeout)
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+            token = seat.link.calls.get(claim.id)
+            if token is not None:
+                self._rise(claim, seat)
+                return Grant(claim, token, busy.since)
+        return await self._attempt(claim, True, seat)
+
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
         patience = _patience(ttl)
-        seat = self._seats.get(id) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = await self._links.take(patience) if seat is None else seat.link
         sent = self._world.now()
+        busy = False
         try:
             mode = "x" if not shared else "s" if limit is None else limit
-            at = f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
-            answer = await self._links.ask(
-                link,
-                ATTEMPT,
-                (f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}", f"{at}gone:{id}"),
-                (id, ceil(ttl * 1000), mode, owner, link.channel if queue else ""),
-                patience,
-            )
-        except BaseException:
-            if seat is None:
-                self._links.give(link)
+            channel = link.channel if queue else ""
+            args = (name, id, ceil(ttl * 1000), mode, owner, channel)
+            answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience)
+            busy = queue and type(answer) is int and answer < 0
+        finally:
+            if busy:
+                self._sit(claim, seat, link)
+            elif seat is not None:
+                self._rise(claim, seat)
             else:
-                seat.bell.set()  # no more listening to what may be dead: the next wait asks at once
-            raise
-        if type(answer) is int and answer < 0 and queue:
-            self._sit(claim, seat, link)
-        elif seat is not None:
-            self._rise(claim, seat)
-        else:
-            self._links.give(link)
+                self._links.give(link)
         if type(answer) is not int:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
@@ -104,42 +112,21 @@ class RedisBackend:
             return Grant(claim, answer, sent)
         return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000)
 
-    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
-        """Wait to be called; ask again in the end."""
-        claim = busy.claim
-        seat = self._seats.get(claim.id)
-        if seat is not None and busy.retry_in is not None:
-            timeout = min(timeout, busy.retry_in)
-        if seat is not None:
-            seat.taken = True
-            try:
-                await seat.link.wire.listen(seat.bell, timeout)
-            finally:
-                seat.taken = False
-                if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
-                    self._rise(claim, seat)
-            token = seat.link.calls.pop(claim.id.encode(), None)
-            if token is not None:
-                self._rise(claim, seat)
-                return Grant(claim, int(token), busy.since)
-        return await self.attempt(claim, queue=True)
-
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         seat = self._seats.pop(claim.id, None)
-        if seat is not None and not seat.taken:
+        if seat is not None:
             self._rise(claim, seat)
-        keys = self._keys(claim.name)
-        gone = f"{self._at(claim.name)}gone:{claim.id}"
-        await self._links.run(ABANDON, (*keys, gone), (claim.id, ceil(claim.ttl * 1000)), _patience(claim.ttl))
+        args = (claim.name, claim.id, ceil(claim.ttl * 1000))
+        await self._links.run(ABANDON, (self._base(claim.name),), args, _patience(claim.ttl))
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""
         calls: list[tuple[Command, Command]] = []
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
-            keys = tuple(f"{self._at(claim.name)}holders:{claim.name}" for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.id, ceil(claim.ttl * 1000)))
+            keys = tuple(self._base(claim.name) for claim in claims)
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, ceil(claim.ttl * 1000)))
             calls.append((keys, args))
         patience = _patience(min(grant.claim.ttl for grant in grants))
         answers = await self._links.run_many(RENEW, calls, patience)
@@ -148,11 +135,11 @@ class RedisBackend:
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
         name, ttl, _, _, _, id = grant.claim
-        return bool(await self._links.run(RELEASE, self._keys(name), (id,), _patience(ttl)))
+        return bool(await self._links.run(RELEASE, (self._base(name),), (name, id), _patience(ttl)))
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters = await self._links.run(INSPECT, self._keys(name)[1:], (), LONGEST)
+        holders, waiters = await self._links.run(INSPECT, (self._base(name),), (name,), LONGEST)
         return Snapshot(
             name,
             tuple(
@@ -165,23 +152,18 @@ class RedisBackend:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call, or came into use meanwhile."""
         found: set[str] = set()
-        for kind in ("holders", "queue"):
-            pattern = f"{_literally(self._prefix)}:{{*}}:{kind}:{_literally(prefix)}*"
+        for kind in ("lock", "holders", "queue"):
+            pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
             # The star also matches the beginning of a name that looks like the rest of the pattern.
             exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
-            cursor = 0
-            while True:
-                after, keys = await self._links.plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), LONGEST)
-                found.update(match[1] for key in keys if (match := exact.match(key.decode())))
-                cursor = int(after)
-                if not cursor:
-                    break
+            keys = await self._links.scan(pattern, LONGEST)
+            found.update(match[1] for key in keys if (match := exact.match(key)))
         for name in sorted(found):
             yield name
 
     async def force_release(self, name: str) -> int:
         """Drop the holders."""
-        return int(await self._links.run(FORCE, self._keys(name), (), LONGEST))
+        return int(await self._links.run(FORCE, (self._base(name),), (name,), LONGEST))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""
@@ -202,26 +184,22 @@ class RedisBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, link: Link) -> None:
         if seat is None:
-            seat = self._seats[claim.id] = Seat(link, self._world.event())
-            link.bells[claim.id.encode()] = seat.bell
-        seat.bell.clear()
-        if claim.id.encode() in link.calls or not link.wire.open:
+            seat = Seat(link, self._world.event())
+            link.bells[claim.id] = seat.bell
+        else:
+            seat.bell.clear()
+        if claim.id in link.calls or not link.wire.open:
             seat.bell.set()
+        self._seats[claim.id] = seat
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
-        if self._seats.get(claim.id) is seat:
-            del self._seats[claim.id]
-        id = claim.id.encode()
-        seat.link.bells.pop(id, None)
-        seat.link.calls.pop(id, None)
+        seat.link.bells.pop(claim.id, None)
+        seat.link.calls.pop(claim.id, None)
         self._links.give(seat.link)
 
-    def _at(self, name: str) -> str:
-        return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
-
-    def _keys(self, name: str) -> Command:
-        at = self._at(name)
-        return f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}"
+    def _base(self, name: str) -> str:
+        """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
+        return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
 
 def _patience(ttl: float) -> float:
@@ -230,8 +208,3 @@ def _patience(ttl: float) -> float:
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:
     return mode != b"x", int(mode) if mode.isdigit() else None
-
-
-def _literally(text: str) -> str:
-    """Return a pattern that matches the text and nothing else."""
-    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

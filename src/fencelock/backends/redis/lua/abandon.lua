@@ -1,11 +1,13 @@
 -- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl.
--- KEYS: token, holders, queue, waiters, gone.  ARGV: id, ttl.
+-- KEYS: base.  ARGV: name, id, ttl.
+local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- include queue.lua
-redis.call('HDEL', HOLDERS, ARGV[1])
-leave_line(ARGV[1])
+if string.sub(redis.call('GET', LOCK) or '', 1, #id) == id then redis.call('DEL', LOCK) end
+redis.call('HDEL', HOLDERS, id)
+leave_line(id)
 -- A server that is out of memory still lets us go.
-redis.pcall('SET', KEYS[5], '', 'PX', ARGV[2])
+redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)
 settle()
 return 1

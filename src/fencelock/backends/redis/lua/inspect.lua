@@ -1,15 +1,19 @@
 -- Look, and change nothing. Returns the holders and the waiters that are alive: {ms left, token, mode, owner} of each
 -- holder, {ms left, mode, owner} of each waiter, in order.
--- KEYS: holders, queue, waiters.
+-- KEYS: base.  ARGV: name.
+local BASE, NAME = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- include queue.lua
 local holders, waiters = {}, {}
-for _, holder in ipairs(redis.call('HVALS', KEYS[1])) do
-  local ends, token, mode, owner = string.match(holder, '^(%d+):(%d+):%d+:([^:]*):(.*)$')
-  if tonumber(ends) > now then holders[#holders + 1] = {ends - now, tonumber(token), mode, owner} end
+local token, owner = string.match(redis.call('GET', LOCK) or '', '^[^:]*:(%d+):%d+:(.*)$')
+if token then holders[1] = {redis.call('PTTL', LOCK), tonumber(token), 'x', owner} end
+for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do
+  local ends, minted, mode, who = string.match(holder, '^(%d+):(%d+):%d+:([^:]*):(.*)$')
+  if tonumber(ends) > now then holders[#holders + 1] = {ends - now, tonumber(minted), mode, who} end
 end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local ends, mode, owner = string.match(redis.call('HGET', KEYS[3], id) or '', '^(%d+):%d+:([^:]*):[^:]*:(.*)$')
-  if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, mode, owner} end
+for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, -1)) do
+  local ends, mode, who = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):%d+:([^:]*):[^:]*:(.*)$')
+  if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, mode, who} end
 end
 return {holders, waiters}

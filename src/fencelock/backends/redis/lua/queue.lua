@@ -1,49 +1,51 @@
 -- The rule of admission (model.py: `admit` and `settle`), restated: who holds the name, and who is next.
 --
--- holders  hash   id -> "ends:token:ttl:mode:owner"         whoever holds the name
--- queue    zset   id by number                              whoever waits, in order
--- waiters  hash   id -> "ends:ttl:mode:channel:owner"       the same, in full
--- gone     string                                           this claim was abandoned: its stragglers come too late
+-- base            string  the bucket's last token: all that stays of a name when nobody is there
+-- base:lock:N     string  "id:token:ttl:owner"                 whoever holds N exclusively, for its ttl
+-- base:holders:N  hash    id -> "ends:token:ttl:mode:owner"    whoever shares it
+-- base:queue:N    list    ids                                  whoever waits, in order
+-- base:waiters:N  hash    id -> "ends:ttl:mode:channel:owner"  the same, in full
+-- base:gone:ID    string  this claim was abandoned: its stragglers come too late
 -- Times are in ms by this server's clock. mode: x (exclusive), s (shared), or a number (one of so many permits).
--- Every key of a name ends with the last claim on it; only the bucket's token stays.
-local TOKEN, HOLDERS, QUEUE, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-
-local function outlive(key, ends)
-  if redis.call('PTTL', key) < ends - now then
-    redis.call('PEXPIREAT', key, ends)
-  end
-end
+-- All keys of a name share the hash tag in `base`.
+local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
+local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 
 -- Tokens rise even if all data is lost, as long as the clock does.
 local function mint()
-  local token = time[1] * 1000000 + time[2]
-  local last = tonumber(redis.call('GET', TOKEN) or 0)
-  if token <= last then token = last + 1 end
-  token = string.format('%.0f', token)
-  redis.call('SET', TOKEN, token)
+  local token = time[1] .. string.format('%06d', time[2])
+  local last = redis.call('SET', BASE, token, 'GET')
+  if last and tonumber(last) >= tonumber(token) then
+    token = string.format('%.0f', last + 1)
+    redis.call('SET', BASE, token)
+  end
   return token
 end
 
 local function hold(id, token, ttl, mode, owner)
-  local ends = now + ttl + 1
-  redis.call('HSET', HOLDERS, id, ends .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
-  outlive(HOLDERS, ends)
+  if mode == 'x' then
+    redis.call('SET', LOCK, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
+  else
+    redis.call('HSET', HOLDERS, id, now + ttl + 1 .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
+    if redis.call('PTTL', HOLDERS) <= tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl + 1) end
+  end
 end
 
+-- Take a place in line, or show a sign of life there.
 local function line_up(id, ttl, mode, channel, owner)
   local ends = now + ttl + 1
-  redis.call('HSET', WAITERS, id, ends .. ':' .. ttl .. ':' .. mode .. ':' .. channel .. ':' .. owner)
-  if not redis.call('ZSCORE', QUEUE, id) then
-    local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', QUEUE, last + 1, id)
+  if redis.call('HSET', WAITERS, id, ends .. ':' .. ttl .. ':' .. mode .. ':' .. channel .. ':' .. owner) == 1 then
+    redis.call('RPUSH', QUEUE, id)
   end
-  outlive(WAITERS, ends)
-  outlive(QUEUE, ends)
+  if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
+    -- Twice as long as needed, so that this is seldom.
+    redis.call('PEXPIRE', WAITERS, ttl * 2)
+    redis.call('PEXPIRE', QUEUE, ttl * 2)
+  end
 end
 
 local function leave_line(id)
-  redis.call('ZREM', QUEUE, id)
-  redis.call('HDEL', WAITERS, id)
+  if redis.call('HDEL', WAITERS, id) == 1 then redis.call('LREM', QUEUE, 1, id) end
 end
 
 -- A waiter whose connection is gone is passed over and keeps its place: if it was killed, nobody waits for its ttl.
@@ -56,27 +58,30 @@ end
 -- Drop the dead and hand the lock over, token and all. `me` is whoever asks: it need not be called.
 -- Returns the token of `me` if it was admitted now, the first in line, and when the first of the holders runs out.
 local function settle(me)
-  local held, exclusive, soonest, token = 0, false, nil, nil
+  if redis.call('EXISTS', LOCK) == 1 then
+    return nil, redis.call('LINDEX', QUEUE, 0), now + redis.call('PTTL', LOCK)
+  end
+  local held, soonest, token = 0, nil, nil
   local holders = redis.call('HGETALL', HOLDERS)
   for i = 1, #holders, 2 do
-    local ends, mode = string.match(holders[i + 1], '^(%d+):%d+:%d+:([^:]*)')
-    ends = tonumber(ends)
+    local ends = tonumber(string.match(holders[i + 1], '^%d+'))
     if ends <= now then
       redis.call('HDEL', HOLDERS, holders[i])
     else
-      held, exclusive = held + 1, mode == 'x'
+      held = held + 1
       if not soonest or ends < soonest then soonest = ends end
     end
   end
   local place = 0
   while true do
-    local id = redis.call('ZRANGE', QUEUE, place, place)[1]
+    local id = redis.call('LINDEX', QUEUE, place)
     if not id then return token, nil, soonest end
     local ends, ttl, mode, channel, owner =
       string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(.*)$')
     if not ends or tonumber(ends) <= now then
-      leave_line(id)
-    elseif held > 0 and (mode == 'x' or exclusive or (mode ~= 's' and held >= tonumber(mode))) then
+      redis.call('HDEL', WAITERS, id)
+      redis.call('LREM', QUEUE, 1, id)
+    elseif held > 0 and (mode == 'x' or (mode ~= 's' and held >= tonumber(mode))) then
       return token, id, soonest
     else
       local minted = mint()
@@ -84,7 +89,9 @@ local function settle(me)
         if id == me then token = minted end
         leave_line(id)
         hold(id, minted, ttl, mode, owner)
-        held, exclusive = held + 1, mode == 'x'
+        held = held + 1
+        -- Behind an exclusive holder nobody is admitted.
+        if mode == 'x' then return token, redis.call('LINDEX', QUEUE, 0), now + ttl + 1 end
       else
         place = place + 1
       end
