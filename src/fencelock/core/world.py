@@ -103,6 +103,11 @@ class Wire(Protocol):
         """When the oldest command that is not answered yet was sent; None if the server owes nothing."""
         ...
 
+    @property
+    def pace(self) -> float:
+        """How long the server last took for an answer that was not waited for, or waited for in vain."""
+        ...
+
     def alive(self) -> bool:
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...

@@ -43,6 +43,7 @@ class SocketWire:
         "_sock",
         "_tls",
         "open",
+        "pace",
     )
 
     def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
@@ -59,6 +60,7 @@ class SocketWire:
         self._busy = False
         self._owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
+        self.pace = 0.0
 
     @property
     def waiting_since(self) -> float | None:
@@ -182,7 +184,8 @@ class SocketWire:
                 if self._pushed(answer):
                     self._on_push(answer)
                 elif self._owed:
-                    _, answers, place = self._owed.popleft()
+                    sent, answers, place = self._owed.popleft()
+                    self.pace = boottime() - sent
                     answers[place] = answer
         except (BlockingIOError, SSLWantReadError):
             pass

@@ -27,6 +27,7 @@ class TransportWire(asyncio.Protocol):
         self._on_push, self._on_end = on_push, on_end
         self._owed: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._ended = False
+        self.pace = 0.0
         self._kept: object = None
 
     @classmethod
@@ -115,7 +116,8 @@ class TransportWire(asyncio.Protocol):
                 if self._pushed(answer):
                     self._on_push(answer)
                 elif self._owed:
-                    waiter = self._owed.popleft()[1]
+                    sent, waiter = self._owed.popleft()
+                    self.pace = boottime() - sent
                     if not waiter.done():
                         waiter.set_result(answer)
         except ValueError:  # not what a server of this kind says

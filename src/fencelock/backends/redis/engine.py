@@ -89,7 +89,7 @@ class RedisBackend:
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
-        link = await self._links.take(patience) if seat is None else seat.link
+        link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
         sent = self._world.now()
         busy = False
         try:
@@ -203,7 +203,8 @@ class RedisBackend:
 
 
 def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 3))
+    patience = ttl / 3
+    return LONGEST if patience > LONGEST else SHORTEST if patience < SHORTEST else patience
 
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:

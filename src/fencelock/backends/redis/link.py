@@ -47,7 +47,7 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "doubtful", "pace", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "doubtful", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -56,8 +56,6 @@ class Link:
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
         self.doubtful = False
         """Whether another link to the same server went silent after this one was last used."""
-        self.pace = 0.0
-        """How long the last answer took."""
         self.used = 0.0
         self.wire: Wire
 
@@ -98,6 +96,8 @@ class Links:
         """Whether the last link was given up because its server owed an answer for too long."""
         self._patience = patience
         self._world = world
+        self._shared = world.shares_wires
+        self._now = world.now
         self._dialer = dialer
         self._namespace = namespace
         self._idle: list[Link] = []
@@ -109,10 +109,11 @@ class Links:
 
     async def take(self, patience: float) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
-        link = self.idle(patience)
-        if link is not None:
-            return link
-        return await (self._dial_once() if self._world.shares_wires else self.dial())
+        return self.idle(patience) or await self.make()
+
+    async def make(self) -> Link:
+        """Return a new link, or where wires are shared the one that others are making."""
+        return await (self._dial_once() if self._shared else self.dial())
 
     def idle(self, patience: float) -> Link | None:
         """Return a link that was made before, if there is one that works."""
@@ -120,7 +121,7 @@ class Links:
             raise ClientClosed("this client is closed; connect again")
         while self._idle:
             try:
-                link = self._idle[-1] if self._world.shares_wires else self._idle.pop()
+                link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
                 break  # another thread was faster
             if self.usable(link, patience):
@@ -133,19 +134,19 @@ class Links:
 
         Not if it only is as slow as ever: another would be no faster, and others may have the patience to use this one.
         """
-        now = self._world.now()
-        since = link.wire.waiting_since
-        if since is not None and now - since >= max(patience, 2 * link.pace):
+        wire, now = link.wire, self._now()
+        since = wire.waiting_since
+        if since is not None and now - since >= max(patience, 2 * wire.pace):
             self.stuck = True
             return False
         if link.doubtful:
             return False
         idle, link.used = now - link.used, now
-        return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
+        return wire.open if idle < IDLE_SECONDS else wire.alive()
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""
-        if self._world.shares_wires:
+        if self._shared:
             return
         if not link.wire.open:
             self.drop(link)
@@ -154,13 +155,14 @@ class Links:
         elif self._closed or len(self._idle) >= LINKS_KEPT:
             self.drop(link)
         else:
-            link.calls.clear()
+            if link.calls:
+                link.calls.clear()
             self._idle.append(link)
 
     def drop(self, link: Link) -> None:
         """Close a link for good."""
         self._all.discard(link)
-        if self._world.shares_wires and link in self._idle:
+        if self._shared and link in self._idle:
             self._idle.remove(link)
         link.wire.close()
 
@@ -203,9 +205,7 @@ class Links:
     async def _introduce(self, link: Link) -> None:
         layout = f"{self._namespace}:layout"
         asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
-        sent = self._world.now()
         answers = await self._world.fan([(link.wire, command) for command in asked], self._patience, _all_there)
-        link.pace = self._world.now() - sent
         _, info, found = answers
         self.check(info, link)
         known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
@@ -240,9 +240,18 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def run(self, script: Script, keys: Command, args: Command, patience: float, *, again: bool = True) -> Any:
-        """Run a script, on any link; `again` if it may be repeated right away when a connection turns out to be broken."""
-        (answer,) = await self.run_many(script, [(keys, args)], patience, again=again)
+    async def run(self, script: Script, keys: Command, args: Command, patience: float) -> Any:
+        """Run a script, on any link; it may be repeated right away when a connection turns out to be broken."""
+        link = self.idle(patience) or await self.make()
+        try:
+            return await self.ask(link, script, keys, args, patience)
+        except Unanswered:
+            if link.wire.open:
+                raise
+        finally:
+            self.give(link)
+        # An idle connection that the server had closed.
+        (answer,) = await self.run_many(script, [(keys, args)], patience)
         return answer
 
     async def run_many(
@@ -291,14 +300,12 @@ class Links:
 
     async def ask(self, link: Link, script: Script, keys: Command, args: Command, patience: float) -> Any:
         """Run a script on this link."""
-        sent = self._world.now()
         try:
             answer = await link.wire.ask(script.call(keys, args), patience)
         except Unanswered:
             for other in list(self._idle):
-                other.doubtful = other.doubtful or other.used < sent
+                other.doubtful = other.doubtful or other.used < link.used
             raise
-        link.pace = self._world.now() - sent
         if type(answer) is ServerError:
             if answer.kind == "NOSCRIPT":
                 answer = await link.wire.ask(script.teach(keys, args), patience)
