@@ -160,7 +160,7 @@ async def test_clock_that_goes_back(server: Redis, clients: Clients) -> None:
     """A counter that is ahead of the clock, as after the clock was set back, goes on by ones and never falls."""
     locks = clients.connect(server.url)
     before = await take(locks, "x")
-    (counter,) = tell(server, "KEYS", "*:token")
+    (counter,) = tell(server, "KEYS", "fencelock:{*}")
     ahead = before + 3_600_000_000
     tell(server, "SET", counter, ahead)
     assert [await take(locks, "x") for _ in range(3)] == [ahead + 1, ahead + 2, ahead + 3]

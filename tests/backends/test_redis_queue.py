@@ -109,6 +109,28 @@ async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) ->
     assert len({lease.token, *tokens}) == 3
 
 
+async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clients) -> None:
+    """A waiter behind one that died looks once when that one's place runs out, not all the time."""
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    lease = await locks.lock("x", ttl=60).acquire()
+    dead = await subject.worker()
+    async with background(dead.acquire("x", ttl=0.6)) as (task,):
+        await waiting(locks, "x", 1)
+        async with background(take(locks, "x", 60), take(locks, "x", 60)) as waiters:
+            await waiting(locks, "x", 3)
+            await dead.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+            await asyncio.sleep(1)
+            tell(server, "CONFIG", "RESETSTAT")
+            await asyncio.sleep(1)
+            assert sum(asked(server).values()) == 0, asked(server)
+            await lease.release()
+            async with asyncio.timeout(SOON):
+                await asyncio.gather(*waiters)
+
+
 async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
     """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
     subject = clients.on(server.url)
