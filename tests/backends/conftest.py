@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.backends.redis_server import connections, tell
 from tests.contract.colours import COLOURS, LocksView
 from tests.contract.subject import Subject
+from tests.engines.redis import Redis, RedisTls
+from tests.engines.waiting import eventually
+
+R = TypeVar("R", bound=Redis)
 
 
 class Clients:
@@ -36,6 +42,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for a colour in both."""
     if "colour" in metafunc.fixturenames:
         metafunc.parametrize("colour", COLOURS)
+
+
+def _swept(server: R) -> R:
+    """Return a server that earlier tests used, empty, and with nobody connected."""
+    assert eventually(lambda: not connections(server)), "an earlier test left connections behind"
+    tell(server, "FLUSHALL")
+    tell(server, "CONFIG", "RESETSTAT")
+    return server
+
+
+@pytest.fixture
+def server(redis_node: Redis) -> Redis:
+    """The Redis that all tests share."""
+    return _swept(redis_node)
+
+
+@pytest.fixture(scope="session")
+def shared_tls(redis_node: Redis) -> Iterator[RedisTls]:
+    """A Redis with TLS, for all tests of this folder."""
+    with RedisTls() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_tls(shared_tls: RedisTls) -> RedisTls:
+    """The Redis with TLS."""
+    return _swept(shared_tls)
 
 
 @pytest.fixture

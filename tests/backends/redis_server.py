@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
@@ -27,6 +28,11 @@ def connections(server: Redis) -> list[dict[str, str]]:
 def commands(server: Redis) -> dict[str, int]:
     """Return how often each command was run since the last `CONFIG RESETSTAT`, scripts' own commands included."""
     return {name.removeprefix("cmdstat_"): seen["calls"] for name, seen in tell(server, "INFO", "commandstats").items()}
+
+
+def only_counters(server: Redis) -> bool:
+    """Return whether nothing is stored but the counters of the buckets and the version of the layout."""
+    return all(re.fullmatch(rb"fencelock:(layout|\{\d+\})", key) for key in tell(server, "KEYS", "*"))
 
 
 def free_port() -> int:

@@ -18,9 +18,8 @@ from tests.engines.redis import Redis
 Own = Callable[..., Redis]
 
 
-async def test_scripts_flushed_between_any_two_calls(own_redis: Own, clients: Clients) -> None:
+async def test_scripts_flushed_between_any_two_calls(server: Redis, clients: Clients) -> None:
     """Every operation teaches the server its script again when that was flushed."""
-    server = own_redis()
     locks = clients.connect(server.url)
     for _ in range(2):
         tell(server, "SCRIPT FLUSH")
@@ -41,9 +40,8 @@ async def test_scripts_flushed_between_any_two_calls(own_redis: Own, clients: Cl
         assert not await successor.release()
 
 
-async def test_scripts_flushed_all_the_time(own_redis: Own, clients: Clients) -> None:
+async def test_scripts_flushed_all_the_time(server: Redis, clients: Clients) -> None:
     """Work goes on while somebody flushes the scripts without a pause, batches of renewals included."""
-    server = own_redis()
     locks = clients.connect(server.url)
     many = [await locks.lock(f"many{i}", ttl=1).acquire() for i in range(20)]
 
@@ -63,9 +61,8 @@ async def test_scripts_flushed_all_the_time(own_redis: Own, clients: Clients) ->
         assert await lease.release()
 
 
-async def test_flushed_while_held(own_redis: Own, clients: Clients) -> None:
+async def test_flushed_while_held(server: Redis, clients: Clients) -> None:
     """A holder learns at its next renewal that its lock was flushed away; tokens still rise."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=1).acquire()
     tell(server, "FLUSHALL")
@@ -76,9 +73,8 @@ async def test_flushed_while_held(own_redis: Own, clients: Clients) -> None:
     assert await take(locks, "x") > lease.token
 
 
-async def test_flushed_while_waiting(own_redis: Own, clients: Clients) -> None:
+async def test_flushed_while_waiting(server: Redis, clients: Clients) -> None:
     """Waiters whose places in line were flushed away get the lock all the same, one after the other."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30, renew=False).acquire()
 
@@ -160,12 +156,11 @@ async def test_lagging_replica_promoted(own_redis: Own, proxy: Callable[..., Pro
     assert await lease.release()
 
 
-async def test_clock_that_goes_back(own_redis: Own, clients: Clients) -> None:
+async def test_clock_that_goes_back(server: Redis, clients: Clients) -> None:
     """A counter that is ahead of the clock, as after the clock was set back, goes on by ones and never falls."""
-    server = own_redis()
     locks = clients.connect(server.url)
     before = await take(locks, "x")
-    (counter,) = tell(server, "KEYS", "*:token")
+    (counter,) = tell(server, "KEYS", "fencelock:{*}")
     ahead = before + 3_600_000_000
     tell(server, "SET", counter, ahead)
     assert [await take(locks, "x") for _ in range(3)] == [ahead + 1, ahead + 2, ahead + 3]

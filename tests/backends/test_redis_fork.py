@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -54,15 +54,9 @@ def overheard(server: Redis) -> Iterator[list[tuple[str, str]]]:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def at(
-    request: pytest.FixtureRequest, own_redis: Callable[..., Redis], own_redis_tls: Callable[..., RedisTls]
-) -> tuple[Redis, str]:
+def at(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> tuple[Redis, str]:
     """A server, and a URL of it."""
-    if request.param == "plain":
-        server = own_redis()
-        return server, server.url
-    secure = own_redis_tls()
-    return secure, secure.tls_url
+    return (server, server.url) if request.param == "plain" else (redis_tls, redis_tls.tls_url)
 
 
 @pytest.mark.parametrize("source", [CHILD, CHILD_THAT_ENDS])

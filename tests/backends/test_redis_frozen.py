@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from tests.backends.conftest import Clients
 from tests.backends.forwarder import forwarding
@@ -12,12 +11,9 @@ from tests.contract.colours import LocksView
 from tests.contract.subject import SOON, background, take, waiting
 from tests.engines.redis import Redis
 
-Own = Callable[..., Redis]
 
-
-async def test_lease_is_kept(own_redis: Own, clients: Clients) -> None:
+async def test_lease_is_kept(server: Redis, clients: Clients) -> None:
     """A lease of 1.5 s is kept although its connections go dead again and again: new ones are made in time."""
-    server = own_redis()
     async with forwarding(server) as path:
         locks = clients.connect(path.url)
         lease = await locks.lock("x", ttl=1.5).acquire()
@@ -30,9 +26,8 @@ async def test_lease_is_kept(own_redis: Own, clients: Clients) -> None:
         await locks.close()
 
 
-async def test_acquire_on_dead_connections(own_redis: Own, clients: Clients) -> None:
+async def test_acquire_on_dead_connections(server: Redis, clients: Clients) -> None:
     """A lock is had although the connections at hand are dead, with no error to the caller."""
-    server = own_redis()
     async with forwarding(server) as path:
         locks = clients.connect(path.url)
         await asyncio.gather(*(take(locks, "x") for _ in range(4)))
@@ -42,9 +37,8 @@ async def test_acquire_on_dead_connections(own_redis: Own, clients: Clients) -> 
         await locks.close()
 
 
-async def test_waiter_keeps_its_place(own_redis: Own, clients: Clients) -> None:
+async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
     """A waiter whose connection is dead finds a new one before its place in line runs out, and is served first."""
-    server = own_redis()
     near = clients.connect(server.url)
     served: list[str] = []
 

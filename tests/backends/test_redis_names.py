@@ -9,7 +9,7 @@ import pytest
 
 from fencelock import LockTimeout, aio
 from tests.backends.conftest import Clients
-from tests.backends.redis_server import tell
+from tests.backends.redis_server import only_counters, tell
 from tests.contract.colours import LocksView
 from tests.contract.subject import SOON, background, eventually, waiting
 from tests.engines.redis import Redis
@@ -29,9 +29,8 @@ async def found(locks: LocksView | aio.Locks, prefix: str = "") -> list[str]:
     return [name async for name in locks.names(prefix)]
 
 
-async def test_names_are_exact(own_redis: Own, clients: Clients) -> None:
+async def test_names_are_exact(server: Redis, clients: Clients) -> None:
     """Every name is its own, held or waited for, and a prefix finds what begins with it and nothing else."""
-    server = own_redis()
     locks = clients.connect(server.url)
     leases = [await locks.lock(name).acquire() for name in NAMES]
     assert await found(locks) == sorted(NAMES)
@@ -56,9 +55,8 @@ async def test_names_are_exact(own_redis: Own, clients: Clients) -> None:
         ("a/call", "a", "a/", "é"),
     ],
 )  # fmt: skip
-async def test_namespaces_never_mix(own_redis: Own, clients: Clients, spaces: tuple[str, ...]) -> None:
+async def test_namespaces_never_mix(server: Redis, clients: Clients, spaces: tuple[str, ...]) -> None:
     """Namespaces that look like parts of each other's keys hold the same names side by side."""
-    server = own_redis()
     sides = {space: clients.connect(server.url, namespace=space) for space in spaces}
     leases = [await locks.lock(name).acquire() for locks in sides.values() for name in ("x", "b:{1}:holders:x")]
     assert len({lease.id for lease in leases}) == 8
@@ -82,12 +80,11 @@ async def test_names_leave_no_trace(own_redis: Own) -> None:
         await asyncio.gather(*(some(start) for start in range(0, 20_000, 100)))
         assert await found(locks) == []
     assert tell(server, "DBSIZE") <= 1024 + 1
-    assert all(b":token" in key or key == b"fencelock:layout" for key in tell(server, "KEYS", "*"))
+    assert only_counters(server)
 
 
-async def test_nothing_stays_of_what_was_given_up(own_redis: Own, clients: Clients) -> None:
+async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Clients) -> None:
     """Claims that timed out, were cancelled, killed or left to run out leave nothing behind after their ttl."""
-    server = own_redis()
     subject = clients.on(server.url)
     locks = subject.connect()
     worker = await subject.worker()
@@ -107,7 +104,7 @@ async def test_nothing_stays_of_what_was_given_up(own_redis: Own, clients: Clien
             assert task.exception() is not None
 
     async def clean() -> bool:
-        return all(b":token" in key or key == b"fencelock:layout" for key in tell(server, "KEYS", "*"))
+        return only_counters(server)
 
     await eventually(clean, "only counters are left", SOON)
     assert expired.lost.is_set()

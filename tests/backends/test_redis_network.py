@@ -16,7 +16,6 @@ from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis
 
-Own = Callable[..., Redis]
 Between = Callable[..., Proxy]
 
 
@@ -25,9 +24,8 @@ def hang_up(server: Redis) -> int:
     return sum(int(tell(server, "CLIENT", "KILL", "TYPE", kind)) for kind in ("normal", "pubsub"))
 
 
-async def test_hung_up_on_while_idle(own_redis: Own, clients: Clients) -> None:
+async def test_hung_up_on_while_idle(server: Redis, clients: Clients) -> None:
     """Whatever is asked first after the server ended all connections works at once, and no error comes out."""
-    server = own_redis()
     locks = clients.connect(server.url)
 
     async def hold() -> None:
@@ -50,9 +48,8 @@ async def test_hung_up_on_while_idle(own_redis: Own, clients: Clients) -> None:
             await found.release()
 
 
-async def test_hung_up_on_for_good(own_redis: Own, clients: Clients) -> None:
+async def test_hung_up_on_for_good(server: Redis, clients: Clients) -> None:
     """A server that ends idle connections after a while, or all of them now and then, loses nobody's lease or place."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=1.5).acquire()
     async with background(take(locks, "x"), take(locks, "x")) as waiters:
@@ -66,9 +63,8 @@ async def test_hung_up_on_for_good(own_redis: Own, clients: Clients) -> None:
         await asyncio.gather(*waiters)
 
 
-async def test_waiter_whose_connection_broke_keeps_its_place(own_redis: Own, proxy: Between, clients: Clients) -> None:
+async def test_waiter_whose_connection_broke_keeps_its_place(server: Redis, proxy: Between, clients: Clients) -> None:
     """A waiter that lost its connection and came back is served before those who came after it."""
-    server = own_redis()
     between = proxy(server)
     near, far = clients.connect(server.url), clients.connect(between.url)
     served = []
@@ -104,9 +100,8 @@ async def _placed(server: Redis) -> bool:
 
 
 @pytest.mark.parametrize("how", ["cut", "drop"])
-async def test_black_hole(own_redis: Own, proxy: Between, clients: Clients, how: str) -> None:
+async def test_black_hole(server: Redis, proxy: Between, clients: Clients, how: str) -> None:
     """A connection that goes dead without a word is replaced in time, and a lease of 1.5 s is kept."""
-    server = own_redis()
     between = proxy(server)
     locks = clients.connect(between.url)
     lease = await locks.lock("x", ttl=1.5).acquire()
@@ -122,9 +117,8 @@ async def test_black_hole(own_redis: Own, proxy: Between, clients: Clients, how:
     assert await lease.release()
 
 
-async def test_black_hole_for_longer_than_the_ttl(own_redis: Own, proxy: Between, clients: Clients) -> None:
+async def test_black_hole_for_longer_than_the_ttl(server: Redis, proxy: Between, clients: Clients) -> None:
     """Without any answer the lease is lost on time by the holder's own clock; afterwards the client works again."""
-    server = own_redis()
     between = proxy(server)
     locks, other = clients.connect(between.url), clients.connect(server.url)
     lease = await locks.lock("x", ttl=0.8).acquire()
@@ -137,9 +131,8 @@ async def test_black_hole_for_longer_than_the_ttl(own_redis: Own, proxy: Between
     assert await take(locks, "x") > successor.token
 
 
-async def test_paused_server(own_redis: Own, clients: Clients) -> None:
+async def test_paused_server(server: Redis, clients: Clients) -> None:
     """A server that stands still for less than the ttl costs nobody a lease; for longer, the holder knows in time."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=2).acquire()
     short = await locks.lock("short", ttl=0.5).acquire()
@@ -155,9 +148,8 @@ async def test_paused_server(own_redis: Own, clients: Clients) -> None:
     assert await take(locks, "short") > short.token
 
 
-async def test_client_pause(own_redis: Own, clients: Clients) -> None:
+async def test_client_pause(server: Redis, clients: Clients) -> None:
     """`CLIENT PAUSE` is a server that is slow to answer: what was asked is answered in the end, once."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=3).acquire()
     tell(server, "CLIENT", "PAUSE", "700", "ALL")
@@ -170,9 +162,8 @@ async def test_client_pause(own_redis: Own, clients: Clients) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_slow_network(own_redis: Own, proxy: Between, clients: Clients) -> None:
+async def test_slow_network(server: Redis, proxy: Between, clients: Clients) -> None:
     """Answers that come after their asker gave up are skipped, also where short and long ttls share a connection."""
-    server = own_redis()
     between = proxy(server)
     locks = clients.connect(between.url)
     lease = await locks.lock("held", ttl=6).acquire()

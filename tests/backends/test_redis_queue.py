@@ -20,9 +20,8 @@ def asked(server: Redis) -> dict[str, int]:
     return {name: calls for name, calls in commands(server).items() if name not in ours}
 
 
-async def test_waiters_do_not_poll(own_redis: Own, clients: Clients) -> None:
+async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
     """While one holds and twenty wait, the server hears of nobody; then each hand-over costs the same few commands."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30).acquire()
     async with background(*(take(locks, "x", 60) for _ in range(WAITERS))) as waiters:
@@ -39,9 +38,8 @@ async def test_waiters_do_not_poll(own_redis: Own, clients: Clients) -> None:
     assert "subscribe" not in seen
 
 
-async def test_hand_over_wakes_one(own_redis: Own, clients: Clients) -> None:
+async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
     """A release calls the next in line and nobody else."""
-    server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30).acquire()
 
@@ -63,9 +61,8 @@ async def test_hand_over_wakes_one(own_redis: Own, clients: Clients) -> None:
     assert len(set(tokens)) == WAITERS
 
 
-async def test_killed_waiters_are_passed_over(own_redis: Own, clients: Clients) -> None:
+async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients) -> None:
     """Waiters that were killed do not hold up the next one, although their places last for a minute."""
-    server = own_redis()
     subject = clients.on(server.url)
     locks = subject.connect()
     lease = await locks.lock("x", ttl=60).acquire()
@@ -112,9 +109,30 @@ async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) ->
     assert len({lease.token, *tokens}) == 3
 
 
-async def test_first_in_line_dies(own_redis: Own, clients: Clients) -> None:
+async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clients) -> None:
+    """A waiter behind one that died looks once when that one's place runs out, not all the time."""
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    lease = await locks.lock("x", ttl=60).acquire()
+    dead = await subject.worker()
+    async with background(dead.acquire("x", ttl=0.6)) as (task,):
+        await waiting(locks, "x", 1)
+        async with background(take(locks, "x", 60), take(locks, "x", 60)) as waiters:
+            await waiting(locks, "x", 3)
+            await dead.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+            await asyncio.sleep(1)
+            tell(server, "CONFIG", "RESETSTAT")
+            await asyncio.sleep(1)
+            assert sum(asked(server).values()) == 0, asked(server)
+            await lease.release()
+            async with asyncio.timeout(SOON):
+                await asyncio.gather(*waiters)
+
+
+async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
     """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
-    server = own_redis()
     subject = clients.on(server.url)
     locks = subject.connect()
     holder, first = await subject.worker(), await subject.worker()

@@ -70,10 +70,11 @@ async def test_out_of_memory(own_redis: Own, clients: Clients) -> None:
     async with background(locks.lock("x", ttl=30).acquire()) as (waiter,):
         await waiting(locks, "x")
         tell(server, "CONFIG", "SET", "maxmemory", "1")
-        for name in ("x", "y"):
-            said = await refused(locks, name)
-            assert "OOM" in said
-            assert "out of memory" in said
+        said = await refused(locks, "y")
+        assert "OOM" in said
+        assert "out of memory" in said
+        with pytest.raises(EngineUnavailable, match="OOM"):
+            await locks.lock("x").acquire()
         assert [seen async for seen in locks.names()] == ["x"]
         assert len((await locks.inspect("x")).waiters) == 1
         await lease.renew()
@@ -150,7 +151,7 @@ async def test_wrong_login(
         ["allcommands", "allchannels"],
         ["allcommands", "allchannels", "~other:*"],
         ["+@connection", "+subscribe", "+info", "+get", "+set", "allchannels", "allkeys"],
-        ["allcommands", "-hset", "allchannels", "allkeys"],
+        ["allcommands", "-exists", "allchannels", "allkeys"],
         ["allcommands", "-info", "allchannels", "allkeys"],
     ],
     ids=["no channels", "no keys", "other keys", "no scripts", "not inside scripts", "no info"],
@@ -169,7 +170,7 @@ async def test_user_with_just_the_rights_that_are_needed(own_redis: Own, clients
     server = own_redis()
     needed = (
         "hello auth client select subscribe info scan eval evalsha time exists get set hset hget hdel "
-        "hexists hgetall hvals pexpireat pttl zscore zrange zadd zrem zrank publish del"
+        "hexists hgetall hvals pexpire pttl rpush lindex lpos lrange lrem publish del"
     )
     tell(
         server, "ACL", "SETUSER", "app", "on", f">{SECRET}", "resetchannels", "~ours:*", "&ours/*",
@@ -200,9 +201,8 @@ async def test_cluster_node(own_redis: Own, clients: Clients) -> None:
     assert "Redis Cluster" in await refused(locks)
 
 
-async def test_layout_of_another_release(own_redis: Own, clients: Clients) -> None:
+async def test_layout_of_another_release(server: Redis, clients: Clients) -> None:
     """A namespace that another release wrote is refused, others are not."""
-    server = own_redis()
     tell(server, "SET", "fencelock:layout", "99")
     said = await refused(clients.connect(server.url))
     assert "layout 99" in said

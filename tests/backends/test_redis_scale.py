@@ -14,9 +14,8 @@ from tests.engines.redis import Redis
 Own = Callable[..., Redis]
 
 
-async def test_thousand_waiting_tasks(own_redis: Own) -> None:
+async def test_thousand_waiting_tasks(server: Redis) -> None:
     """A thousand tasks that wait for a thousand names share a handful of connections."""
-    server = own_redis()
     async with aio.connect(server.url) as holders, aio.connect(server.url) as locks:
         held = await asyncio.gather(*(holders.lock(f"n{i}", ttl=60).acquire() for i in range(1000)))
         waiters = [asyncio.ensure_future(locks.lock(f"n{i}", ttl=60).acquire()) for i in range(1000)]
@@ -52,9 +51,8 @@ async def test_ten_thousand_leases(own_redis: Own) -> None:
             assert all(await asyncio.gather(*(lease.release() for lease in leases[start : start + 500])))
 
 
-def test_hundred_acquires_in_a_row(own_redis: Own) -> None:
+def test_hundred_acquires_in_a_row(server: Redis) -> None:
     """Connections are kept: a hundred locks in a row, renewed meanwhile, need one or two."""
-    server = own_redis()
     with fencelock.connect(server.url) as locks:
         before = tell(server, "INFO", "stats")["total_connections_received"]
         with locks.lock("other", ttl=0.3):
@@ -65,9 +63,8 @@ def test_hundred_acquires_in_a_row(own_redis: Own) -> None:
     assert used <= 2
 
 
-async def test_threads_share_connections(own_redis: Own) -> None:
+async def test_threads_share_connections(server: Redis) -> None:
     """Threads that wait need a connection each; afterwards a few are kept, and closing ends them all."""
-    server = own_redis()
     with fencelock.connect(server.url) as locks:
 
         def work() -> None:

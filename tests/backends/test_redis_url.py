@@ -32,17 +32,15 @@ async def test_unix_socket(own_redis: Own, clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey", "REDIS", "Valkey"])
-async def test_schemes(own_redis: Own, clients: Clients, scheme: str) -> None:
+async def test_schemes(server: Redis, clients: Clients, scheme: str) -> None:
     """Valkey is another name for the same protocol, and the case of a scheme does not matter."""
-    server = own_redis()
     await take(clients.connect(f"{scheme}://{server.address}/0"), "x")
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-async def test_tls(own_redis_tls: Callable[..., RedisTls], clients: Clients, scheme: str) -> None:
+async def test_tls(redis_tls: RedisTls, clients: Clients, scheme: str) -> None:
     """Over TLS everything works: waiting, renewing, many at once; a certificate that is not trusted is refused."""
-    server = own_redis_tls()
-    locks = clients.connect(server.tls_url.replace("rediss", scheme))
+    locks = clients.connect(redis_tls.tls_url.replace("rediss", scheme))
     lease = await locks.lock("x", ttl=0.6).acquire()
     async with background(take(locks, "x")) as (waiter,):
         await waiting(locks, "x")
@@ -52,27 +50,25 @@ async def test_tls(own_redis_tls: Callable[..., RedisTls], clients: Clients, sch
         assert await waiter > lease.token
     await asyncio.gather(*(take(locks, f"y{i}") for i in range(20)))
     with pytest.raises(EngineUnavailable, match=r"(?i)certificate"):
-        await clients.connect(server.tls_url.partition("?")[0]).inspect("x")
-    await clients.connect(server.tls_url.partition("?")[0] + "?ssl_cert_reqs=none").inspect("x")
+        await clients.connect(redis_tls.tls_url.partition("?")[0]).inspect("x")
+    await clients.connect(redis_tls.tls_url.partition("?")[0] + "?ssl_cert_reqs=none").inspect("x")
 
 
-async def test_tls_to_a_server_that_hangs(own_redis_tls: Callable[..., RedisTls], clients: Clients) -> None:
+async def test_tls_to_a_server_that_hangs(redis_tls: RedisTls, clients: Clients) -> None:
     """A server that stops answering over TLS is given up as soon as one without, and comes back as well."""
-    server = own_redis_tls()
-    locks = clients.connect(server.tls_url)
+    locks = clients.connect(redis_tls.tls_url)
     lease = await locks.lock("x", ttl=0.9).acquire()
-    server.pause()
+    redis_tls.pause()
     with pytest.raises(EngineUnavailable, match="no answer within"):
         async with asyncio.timeout(SOON):
             await lease.renew()
     assert await lease.lost.wait(SOON)
-    server.resume()
+    redis_tls.resume()
     assert await take(locks, "x") > lease.token
 
 
-async def test_tls_spoken_to_a_plain_port(own_redis: Own, clients: Clients) -> None:
+async def test_tls_spoken_to_a_plain_port(server: Redis, clients: Clients) -> None:
     """A port without TLS is reported as such."""
-    server = own_redis()
     with pytest.raises(EngineUnavailable, match="cannot reach Redis"):
         await clients.connect(f"rediss://{server.address}/0?socket_connect_timeout=1&socket_timeout=1").inspect("x")
 

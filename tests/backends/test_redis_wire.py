@@ -20,8 +20,6 @@ from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis, RedisTls
 
-Own = Callable[..., Redis]
-
 CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
 
 
@@ -56,9 +54,9 @@ def ends(colour: str) -> Ends:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def url(request: pytest.FixtureRequest, own_redis: Own, own_redis_tls: Callable[..., RedisTls]) -> str:
+def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> str:
     """The URL of a server, with and without TLS."""
-    return own_redis().url if request.param == "plain" else own_redis_tls().tls_url
+    return server.url if request.param == "plain" else redis_tls.tls_url
 
 
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
@@ -113,9 +111,9 @@ async def test_large_answers(url: str, ends: Ends) -> None:
     assert answers == [f"{i}".encode() * 10_000 for i in range(100)]
 
 
-async def test_late_answers_are_skipped(own_redis: Own, proxy: Callable[..., Proxy], ends: Ends) -> None:
+async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Proxy], ends: Ends) -> None:
     """An answer that comes after its asker gave up is skipped; the next asker gets its own."""
-    between = proxy(own_redis())
+    between = proxy(server)
     wire = await ends.wire(from_url(between.url))
     between.delay(0.05, "to_client")
     for i in range(5):
@@ -131,9 +129,9 @@ async def test_late_answers_are_skipped(own_redis: Own, proxy: Callable[..., Pro
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_patience(own_redis: Own, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
+async def test_random_patience(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
     """Whoever asks with whatever patience gets its own answer or none, never another's."""
-    between = proxy(own_redis())
+    between = proxy(server)
     dice = random.Random(seed)
     wire = await ends.wire(from_url(between.url))
     between.delay(0.002, "to_client")
@@ -150,9 +148,9 @@ async def test_random_patience(own_redis: Own, proxy: Callable[..., Proxy], ends
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_cancellations(own_redis: Own, proxy: Callable[..., Proxy], seed: int) -> None:
+async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
     """A hundred tasks share a connection and are cancelled at random: none ever sees what another asked for."""
-    between = proxy(own_redis())
+    between = proxy(server)
     dice = random.Random(seed)
     async with aio.connect(between.url) as locks:
         leases = await asyncio.gather(*(locks.lock(f"n{i}", ttl=60).acquire() for i in range(100)))
@@ -182,9 +180,9 @@ async def test_random_cancellations(own_redis: Own, proxy: Callable[..., Proxy],
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_cancelled_while_connecting(own_redis: Own, proxy: Callable[..., Proxy], seed: int) -> None:
+async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
     """Whoever is cancelled while the first connection is being made harms nobody who waits for the same one."""
-    between = proxy(own_redis())
+    between = proxy(server)
     dice = random.Random(seed)
     between.delay(0.002)
     for _ in range(15):
@@ -197,7 +195,7 @@ async def test_cancelled_while_connecting(own_redis: Own, proxy: Callable[..., P
             await asyncio.wait(tasks)
 
 
-async def test_garbage(own_redis: Own, ends: Ends) -> None:
+async def test_garbage(ends: Ends) -> None:
     """What is no answer of a Redis ends the wire: whoever asks gets no answer, not the parser's error."""
     ours, theirs = socket.socketpair()
 

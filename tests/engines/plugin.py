@@ -22,7 +22,7 @@ from tests.engines.mariadb import MariaDB
 from tests.engines.packages import FAMILIES
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxies, Proxy
-from tests.engines.redis import Redis, RedisNodes, RedisTls, Sentinel
+from tests.engines.redis import Redis, RedisNodes, Sentinel
 from tests.engines.server import KEEP
 from tests.engines.shared import ALIASES, KINDS, REDIS_NODES, Engine, Engines
 from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
@@ -31,7 +31,7 @@ from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
 SHARED = {"redis_node": "redis", **{name: name for name in KINDS if name != "redis"}}
 OWN = {
     **{f"own_{family}": family for family in FAMILIES},
-    **dict.fromkeys(("own_redis_nodes", "own_redis_tls", "own_sentinel"), "redis"),
+    **dict.fromkeys(("own_redis_nodes", "own_sentinel"), "redis"),
 }
 
 
@@ -236,7 +236,6 @@ def redis_nodes(engines: Session) -> Callable[[int], Sequence[Redis]]:
 
 own_redis = _own("own_redis", Redis)
 own_redis_nodes = _own("own_redis_nodes", RedisNodes)
-own_redis_tls = _own("own_redis_tls", RedisTls)
 own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)
 own_mariadb = _own("own_mariadb", MariaDB)

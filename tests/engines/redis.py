@@ -89,8 +89,9 @@ class RedisTls(Redis):
                 f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
             )
             subprocess.run(
-                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "rsa:2048", "-nodes",
-                 "-days", "2", "-keyout", str(key), "-out", str(self.certificate)],
+                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
+                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                 "-keyout", str(key), "-out", str(self.certificate)],
                 env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
             )  # fmt: skip
         self.settings |= {

@@ -67,8 +67,20 @@ end
 -- The first in line watches the holders, everybody else the one ahead: one death wakes one waiter.
 local ends = soonest
 if first ~= id then
-  local ahead = redis.call('LRANGE', QUEUE, -2, -1)
-  if ahead[2] ~= id then ahead[1] = redis.call('LINDEX', QUEUE, redis.call('LPOS', QUEUE, id) - 1) end
-  ends = tonumber(string.match(redis.call('HGET', WAITERS, ahead[1]) or '', '^%d+'))
+  local last = redis.call('LINDEX', QUEUE, -1) == id
+  local place = last and -1 or redis.call('LPOS', QUEUE, id)
+  while place ~= 0 do
+    local ahead = redis.call('LINDEX', QUEUE, place - 1)
+    if not ahead then break end
+    local theirs = tonumber(string.match(redis.call('HGET', WAITERS, ahead) or '', '^%d+'))
+    if theirs and theirs > now then
+      ends = theirs
+      break
+    end
+    -- It died. Whoever stayed behind it would look again and again, for as long as the lock is held.
+    redis.call('HDEL', WAITERS, ahead)
+    redis.call('LREM', QUEUE, 1, ahead)
+    if not last then place = place - 1 end
+  end
 end
 return ends and math.min(now - ends, 0) - 2 or -1
