@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fencelock.sim.check import Promises
 from fencelock.sim.network import Weather
@@ -40,6 +40,13 @@ class Scenario:
     rewinds: bool = False
     """The engine's wall clock stands still, so that a wiped engine repeats its tokens one by one."""
     forces: int = 0
+    jumps: bool = False
+    """The clock by which leases run out is set."""
+    stalls: int = 0
+    """Times that a server is stopped for up to two ttls."""
+    restarts: int = 0
+    """Times that a server goes down and comes back with its data."""
+    engine: str = "memory"
 
 
 LONG = 60.0
@@ -175,9 +182,39 @@ UNFENCED = Scenario(
     cuts=1,
 )
 
+REDIS = (
+    *(replace(scenario, engine="redis", promises=replace(scenario.promises)) for scenario in SCENARIOS),
+    Scenario(
+        "restarts",
+        "the server is stopped, and goes down and comes back with its data",
+        Promises(free_at_most=LONG, order=False, clean=False, ttl=2.1),
+        Weather(delay=0.03, slow=0.05, slowest=0.5),
+        cancels=1,
+        pauses=1,
+        stalls=2,
+        restarts=3,
+        engine="redis",
+    ),
+    Scenario(
+        "set",
+        "somebody sets the server's clock, by which leases run out",
+        # Whoever holds the lock may run out at once, or not for long; tokens rise all the same.
+        Promises(exclusion=False, order=False, clean=False, ttl=1100.0),
+        Weather(delay=0.03),
+        pauses=2,
+        crashes=1,
+        jumps=True,
+        engine="redis",
+    ),
+)
+
+ENGINES = {"memory": SCENARIOS, "redis": REDIS}
+
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
 
 
-def scenario_of(seed: int) -> Scenario:
-    """Return the scenario that a seed plays unless told otherwise."""
-    return SCENARIOS[seed % len(SCENARIOS)]
+def scenario_of(seed: int, engine: str = "memory", name: str | None = None) -> Scenario:
+    """Return the scenario that a seed plays on an engine unless told otherwise."""
+    if name is not None:
+        return next(scenario for scenario in (*ENGINES[engine], UNFENCED) if scenario.name == name)
+    return ENGINES[engine][seed % len(ENGINES[engine])]
