@@ -69,6 +69,7 @@ class MemoryEngine:
 
     labels = ("engine",)
     hosts = ()
+    patience = 0.0
 
     def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
         self._network = network

@@ -25,6 +25,9 @@ class Engine(Protocol):
     tickets: Mapping[int, int]
     """In which order claims came, by token; empty where that means nothing."""
 
+    patience: float
+    """Seconds for which what runs in the background may still wait for an answer that never comes."""
+
     def connect(self, world: SimWorld) -> Backend:
         """Return the production backend for a process."""
         ...

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fencelock.backends.redis.dial import RedisDialer
 from fencelock.backends.redis.engine import RedisBackend
+from fencelock.backends.redis.link import DIAL_PATIENCE
 from fencelock.core.backend import Backend
 from fencelock.core.world import Command, Dialer, World
 from fencelock.model import Claim
@@ -63,6 +64,8 @@ class Watched(Redis):
 
 class RedisEngine:
     """One server."""
+
+    patience = DIAL_PATIENCE
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario

@@ -197,6 +197,7 @@ class Run:
         quiet = self.scheduler.time + self._settled
         self._look(quiet)
         self._look(quiet + self.scenario.promises.ttl)
+        self.scheduler.run(self.scheduler.time + self.engine.patience)
         self._look_for_tasks()
         history = self.recorder.finish()
         history.quiet = quiet

@@ -183,7 +183,11 @@ UNFENCED = Scenario(
 )
 
 REDIS = (
-    *(replace(scenario, engine="redis", promises=replace(scenario.promises)) for scenario in SCENARIOS),
+    # A waiter whose connection is broken is passed over, so the order is promised only where none breaks.
+    *(
+        replace(scenario, engine="redis", promises=replace(scenario.promises, order=scenario.name in ("calm", "drift")))
+        for scenario in SCENARIOS
+    ),
     Scenario(
         "restarts",
         "the server is stopped, and goes down and comes back with its data",
