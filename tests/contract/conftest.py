@@ -9,6 +9,7 @@ import pytest
 from tests.contract.colours import COLOURS, LocksView
 from tests.contract.engines import ENGINES, Engine
 from tests.contract.subject import Subject
+from tests.engines.plugin import Session
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,16 +23,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
         alone = not any(metafunc.definition.iter_markers("processes"))
         engines = [engine for engine in ENGINES if alone or engine.processes]
-        metafunc.parametrize("engine", engines, ids=[engine.id for engine in engines])
+        metafunc.parametrize(
+            "engine",
+            [pytest.param(e, id=e.id, marks=[pytest.mark.engine(e.server)] if e.server else []) for e in engines],
+        )
     if "colour" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("colour")
         metafunc.parametrize("colour", mark.args if mark else COLOURS)
 
 
 @pytest.fixture
-def url(engine: Engine, tmp_path: Path) -> str:
+def url(engine: Engine, engines: Session, tmp_path: Path) -> str:
     """The URL of an engine of the test's own."""
-    return engine.url(tmp_path)
+    return engine.url(None if engine.server is None else engines.get(engine.server), tmp_path)
 
 
 @pytest.fixture

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+_databases = itertools.count()
+
+
+def _redis(server: Any, _: Path) -> str:
+    """Return a database of its own on a shared server."""
+    return str(server.url).removesuffix("/0") + f"/{next(_databases)}"
 
 
 @dataclass(frozen=True)
@@ -12,13 +21,16 @@ class Engine:
     """How the suite gets at an engine."""
 
     id: str
-    url: Callable[[Path], str]
-    """Return the URL of an engine that nobody else uses, given a folder of the test's own."""
+    url: Callable[[Any, Path], str]
+    """Return the URL of an engine that nobody else uses, given its server and a folder of the test's own."""
+    server: str | None = None
+    """The shared server that it runs on (tests/engines), if it needs one."""
     processes: bool = True
     """Whether other processes can reach it; the tests that need a second process are for those engines only."""
 
 
 ENGINES = [
-    Engine("memory", lambda folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
-    Engine("sqlite", lambda folder: f"sqlite://{folder}/locks.db"),
+    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
+    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
+    Engine("redis", _redis, server="redis"),
 ]

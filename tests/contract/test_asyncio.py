@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
 from tests.contract.colours import LocksView, client_of
 from tests.contract.faults import Faulty
@@ -388,14 +389,17 @@ async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView
 
 async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView) -> None:
     """A waiter whose loop is blocked for longer than its ttl gets a good lease in the end."""
-    holder = await locks.lock("x", ttl=5).acquire()
-    async with background(locks.lock("x", ttl=0.3).acquire()) as (task,):
-        await waiting(locks, "x")
-        await holder.release()
-        stall(0.5)
-        lease = await asyncio.wait_for(task, SOON)
-        assert lease.remaining > 0.1
-        await lease.release()
+    with fencelock.connect(subject.url) as others:
+        holder = others.lock("x", ttl=5).acquire()
+        async with background(locks.lock("x", ttl=0.3).acquire()) as (task,):
+            await waiting(locks, "x")
+            releasing = threading.Timer(0.1, holder.release)  # in the middle of it
+            releasing.start()
+            stall(0.5)
+            releasing.join()
+            lease = await asyncio.wait_for(task, SOON)
+            assert lease.remaining > 0.1
+            await lease.release()
 
 
 async def test_second_loop(subject: Subject, locks: LocksView) -> None:

@@ -435,6 +435,7 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
     assert len(client_of(locks).reentrant) <= 1
 
 
+@pytest.mark.colour("blocking")
 async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes a lock again while somebody else gives the same lease back gets one that holds."""
     lock = locks.lock("x", reentrant=True)

@@ -41,6 +41,7 @@ class Redis(Server):
             "bind": self.host,
             "port": str(self.port),
             "dir": str(self.data),
+            "databases": "10000",  # one for each test that shares this server
             "save": '""',
             "appendonly": "yes",
             "appendfsync": "everysec",

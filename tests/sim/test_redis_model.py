@@ -218,7 +218,7 @@ def test_scripts(real: Real, script: str) -> None:
 def test_scripts_are_found_by_their_name(real: Real) -> None:
     """A script is loaded, found, flushed, and then missed."""
     model = Redis(lambda: 0)
-    sha = model.ask(("SCRIPT", "LOAD", "return 1"))[0]
+    sha = model.ask(("SCRIPT", "LOAD", "return 1"))[0].decode()
     commands: list[Command] = [
         ("EVALSHA", sha, 0),
         ("SCRIPT", "LOAD", "return 1"),
@@ -251,7 +251,7 @@ def test_a_scan_finds_everything_that_stays(real: Real) -> None:
         found: set[bytes] = set()
         cursor, pages = b"0", 0
         while pages == 0 or cursor != b"0":
-            cursor, keys = ask("SCAN", cursor, "MATCH", "stays:*", "COUNT", 7)
+            cursor, keys = ask("SCAN", int(cursor), "MATCH", "stays:*", "COUNT", 7)
             found.update(keys)
             ask("SET", f"new:{pages}", "1")
             ask("DEL", f"new:{pages - 3}")

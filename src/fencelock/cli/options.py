@@ -88,8 +88,9 @@ def engine_url(options: argparse.Namespace) -> str:
     from fencelock.core.urls import redact, resolve
     from fencelock.errors import InvalidURL
 
-    url = resolve(options.url)
-    if options.url is not None and redact(url) != url:
+    given: str | None = options.url
+    url = resolve(given)
+    if given is not None and redact(url) != url:
         raise InvalidURL(f"{redact(url)!r}: a password in an argument shows in `ps`; put the URL into $FENCELOCK_URL")
     return url
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from fencelock.errors import InvalidURL, MissingDependency
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from fencelock.core.backend import Backend
     from fencelock.core.world import World
+
+
+T = TypeVar("T")
 
 
 class Engine(NamedTuple):
@@ -25,11 +28,18 @@ class Engine(NamedTuple):
 ENGINES: dict[str, Engine] = {
     "memory": Engine("fencelock.backends.memory"),
     "sqlite": Engine("fencelock.backends.sqlite"),
+    **dict.fromkeys(
+        ("redis", "rediss", "unix", "valkey", "valkeys", "redis+sentinel", "rediss+sentinel", "valkey+sentinel"),
+        Engine("fencelock.backends.redis", "redis"),
+    ),
 }
+
+CLIENTS = {"redis": ENGINES["redis"]}
+"""Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
 
 
 COMING = {
-    "redis": "redis", "rediss": "redis", "valkey": "valkey", "unix": "redis", "redlock": "redlock", "etcd": "etcd",
+    "redlock": "redlock", "etcd": "etcd",
     "zookeeper": "zookeeper", "zk": "zookeeper", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
     "mariadb": "mariadb",
 }  # fmt: skip
@@ -42,18 +52,23 @@ class FromEnvironment(str):
     __slots__ = ()
 
 
-def resolve(url: str | None) -> str:
-    """Return the URL that is meant: the one given, else $FENCELOCK_URL, else SQLite in the user's state folder."""
+def resolve(url: T | None) -> T | str:
+    """Return what is meant: the URL or client given, else $FENCELOCK_URL, else SQLite in the user's state folder."""
     if url is None:
         given = os.environ.get("FENCELOCK_URL")
         return FromEnvironment(given) if given else "sqlite://"
-    if not isinstance(url, str):
-        raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(url).__name__}")
     return url
 
 
-def open_backend(world: World, url: str, namespace: str) -> Backend:
-    """Return the engine that the URL names, or raise InvalidURL or MissingDependency."""
+def open_backend(world: World, url: object, namespace: str) -> Backend:
+    """Return the engine that the URL names, or that a driver's client speaks to; raise InvalidURL or MissingDependency."""
+    if not isinstance(url, str):
+        for kind in type(url).__mro__:
+            engine = CLIENTS.get(kind.__module__.partition(".")[0])
+            if engine is not None:
+                adopt = cast("Callable[[World, object, str], Backend]", import_module(engine.module).adopt)
+                return adopt(world, url, namespace)
+        raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(url).__name__}")
     if isinstance(url, FromEnvironment):
         try:
             return open_backend(world, str(url), namespace)
@@ -76,9 +91,9 @@ def open_backend(world: World, url: str, namespace: str) -> Backend:
     return connect(world, url, namespace)
 
 
-def shown(url: str, backend: Backend) -> str:
+def shown(url: object, backend: Backend) -> str:
     """Return the URL for people to see: without its password, and what a default stands for in its place."""
-    return redact(getattr(backend, "url", None) or url)
+    return redact(getattr(backend, "url", None) or str(url))
 
 
 def _unknown(url: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-Command = tuple[str | bytes | int, ...]
+Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
 
 
@@ -114,10 +114,6 @@ class Wire(Protocol):
         """
         ...
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Wait until something that is pushed sets the bell, or the wire breaks; return whether it is set."""
-        ...
-
     def close(self) -> None: ...
 
     def forget(self) -> None:
@@ -127,6 +123,9 @@ class Wire(Protocol):
 
 class World(Protocol):
     """One way to run the core."""
+
+    shares_wires: bool
+    """Whether several may ask over one wire at the same time; else each has to have its own."""
 
     def now(self) -> float:
         """Return seconds on a clock that never goes back and counts while the machine sleeps."""
@@ -182,8 +181,15 @@ class World(Protocol):
     ) -> list[Any]:
         """Ask several servers at once and return their answers, NO_ANSWER for each that is missing.
 
-        It ends as soon as `enough` says so of the answers so far, when all have answered, and at the latest after the
-        timeout. What comes later is skipped when it comes. All commands have been sent, wherever there is an open wire.
+        It ends as soon as `enough` says so of the answers so far, at once even, when all have answered, and at the latest
+        after the timeout. What comes later is skipped when it comes. All is sent, wherever there is an open wire.
+        """
+        ...
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Wait until something that is pushed over one of the wires sets the bell; return whether it is set.
+
+        It ends early when a wire breaks, or has been broken already.
         """
         ...
 

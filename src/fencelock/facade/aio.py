@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
@@ -15,6 +15,9 @@ from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.aio import AioWorld
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -149,7 +152,7 @@ class Locks:
     ['order:42']
     """
 
-    def __init__(self, client: Client[Lease], url: str) -> None:
+    def __init__(self, client: Client[Lease], url: object) -> None:
         self._client = client
         self._url = shown(url, client.backend)
 
@@ -249,7 +252,7 @@ class Locks:
 
 
 def connect(
-    url: str | None = None,
+    url: str | Redis | None = None,
     *,
     namespace: str = "fencelock",
     ttl: float = 30.0,
@@ -258,7 +261,8 @@ def connect(
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 
-    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.asyncio.Redis` of yours can stand for a
+    URL: we connect as it does, over connections of our own. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
     `on_lost(lease, reason)` is called once, on the event loop, for every lease that is lost, but not for those that
     close() gives up.
@@ -271,7 +275,7 @@ def connect(
     'worker-1'
     """
     check_callback(on_lost)
-    url = resolve(url)
+    target = resolve(url)
     world = AioWorld()
-    backend = open_backend(world, url, check_name(namespace, "a namespace"))
-    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)
+    backend = open_backend(world, target, check_name(namespace, "a namespace"))
+    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), target)

@@ -6,7 +6,7 @@ import atexit
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import Literal, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client, clients
 from fencelock.core.lease import LeaseCore
@@ -16,6 +16,9 @@ from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.blocking import BlockingWorld, drive, each
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -140,7 +143,7 @@ class Locks:
     ['order:42']
     """
 
-    def __init__(self, client: Client[Lease], url: str) -> None:
+    def __init__(self, client: Client[Lease], url: object) -> None:
         self._client = client
         self._url = shown(url, client.backend)
 
@@ -236,7 +239,7 @@ class Locks:
 
 
 def connect(
-    url: str | None = None,
+    url: str | Redis | None = None,
     *,
     namespace: str = "fencelock",
     ttl: float = 30.0,
@@ -245,7 +248,8 @@ def connect(
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 
-    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. `namespace` keeps applications on one engine
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.Redis` of yours can stand for a URL:
+    we connect as it does, over connections of our own. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
     `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: in a
     thread of the keeper's, or in the thread that was the first to see the loss when it looked at the lease.
@@ -256,10 +260,10 @@ def connect(
     'worker-1'
     """
     check_callback(on_lost)
-    url = resolve(url)
+    target = resolve(url)
     world = BlockingWorld()
-    backend = open_backend(world, url, check_name(namespace, "a namespace"))
-    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), url)
+    backend = open_backend(world, target, check_name(namespace, "a namespace"))
+    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), target)
 
 
 @atexit.register

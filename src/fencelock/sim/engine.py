@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +11,7 @@ from fencelock.errors import ClientClosed
 from fencelock.model import Claim
 from fencelock.sim.clocks import BootClock, WallClock
 from fencelock.sim.history import Left
+from fencelock.sim.host import Host
 from fencelock.sim.network import Network
 from fencelock.sim.scenario import Scenario
 from fencelock.sim.world import SimWorld
@@ -67,8 +68,8 @@ class SimStore(MemoryStore):
 class MemoryEngine:
     """`fencelock.sim.engines.Engine`: a store, the clocks of its host, and a label on the network."""
 
-    labels = ("engine",)
-    hosts = ()
+    labels: Sequence[str] = ("engine",)
+    hosts: Sequence[Host] = ()
     patience = 0.0
 
     def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
@@ -77,7 +78,7 @@ class MemoryEngine:
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
         self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
-        self.tickets = self.store.tickets
+        self.tickets: Mapping[int, int] = self.store.tickets
         self.has = self.store.has
         self.left = self.store.left
         self.wipe = self.store.wipe

@@ -54,7 +54,7 @@ class Redis(Data):
 
     def ask(self, command: Command, session: Session | None = None) -> list[Any]:
         """Carry out a command and return its answers: one, but for subscriptions. An error is an answer too."""
-        words = [_word(word) for word in command]
+        words = [str(word).encode() for word in command]
         self._now = self._wall() // 1000
         name = words[0].upper()
         try:
@@ -158,9 +158,3 @@ class Redis(Data):
 
 
 FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
-
-
-def _word(word: str | bytes | int) -> bytes:
-    if isinstance(word, bytes):
-        return word
-    return word.encode() if isinstance(word, str) else b"%d" % word

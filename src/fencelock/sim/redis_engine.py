@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from fencelock.backends.redis.dial import RedisDialer
@@ -75,19 +75,11 @@ class RedisEngine:
         self._start = self._host.wall.us()
         if scenario.rewinds:
             self._host.wall.step = COARSE
+        self.labels: Sequence[str] = (self._host.label,)
+        self.hosts: Sequence[Host] = (self._host,)
         self._dialer = dialer("redis")
         self._probe = RedisBackend(outside(self.hosts), self._dialer, NAMESPACE)
-        self.tickets = self._server.tickets
-
-    @property
-    def hosts(self) -> Sequence[Host]:
-        """The one."""
-        return (self._host,)
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The one."""
-        return (self._host.label,)
+        self.tickets: Mapping[int, int] = self._server.tickets
 
     def connect(self, world: SimWorld) -> Backend:
         """Return the production backend; as in asyncio its tasks share a connection, or as in threads they do not."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.core.world import NO_ANSWER, Command, Dialer
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.sim.host import Host
 from fencelock.sim.lua import Refused
@@ -132,15 +132,11 @@ class SimWire:
 
     async def ask(self, command: Command, timeout: float) -> Any:
         """Send, and wait for the answer."""
-        (answer,) = await fan(self._process, [(self, command)], timeout, lambda _: True)
+        (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._dialer.address}: {why}")
         return answer
-
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Wait for the bell: `on_end` rings the bells of those who wait in vain."""
-        return await bell.wait(timeout) if self.open else bell.is_set()
 
     def close(self) -> None:
         """Close it. What was sent before may still arrive, unless it was held back by an outage."""
@@ -255,12 +251,16 @@ async def fan(
         wire.post(command, partial(take, place))
     timer = process.timer(timeout, parked.wake)
     try:
-        if asked:
+        if asked and not enough(answers):
             await parked
     finally:
         parked.done = True
         timer.cancel()
     return answers
+
+
+def _never(_: Sequence[Any]) -> bool:
+    return False
 
 
 def _nothing() -> None:

@@ -17,7 +17,7 @@ from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 
 if TYPE_CHECKING:
-    from fencelock.core.world import Command, Dialer, Wire
+    from fencelock.core.world import Command, Dialer, Event, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -135,6 +135,8 @@ class TaskGuard:
 
 class AioWorld:
     """`fencelock.core.world.World` for tasks. It belongs to the loop that first uses it."""
+
+    shares_wires = True
 
     def __init__(self) -> None:
         self.now = boottime
@@ -255,6 +257,10 @@ class AioWorld:
         from fencelock.worlds.transports import TransportWire, fan
 
         return await fan(cast("Sequence[tuple[TransportWire, Command]]", asked), timeout, enough)
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Wait for the bell: the loop reads by itself, and whoever gave us the wires rings when one ends."""
+        return await bell.wait(timeout) if all(wire.open for wire in wires) else bell.is_set()
 
     async def close(self) -> None:
         """Give back the socket, the threads and the tasks that are left."""

@@ -14,7 +14,7 @@ from fencelock.core.clock import boottime
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.world import Command, Dialer, Wire
+    from fencelock.core.world import Command, Dialer, Event, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -98,6 +98,8 @@ class SocketBell:
 class BlockingWorld:
     """`fencelock.core.world.World` for threads."""
 
+    shares_wires = False
+
     def __init__(self) -> None:
         self.now = boottime
         self._bells: list[SocketBell] = []
@@ -173,6 +175,12 @@ class BlockingWorld:
         from fencelock.worlds.sockets import SocketWire, fan
 
         return fan(cast("Sequence[tuple[SocketWire, Command]]", asked), timeout, enough)
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Read, in this thread, what is pushed."""
+        from fencelock.worlds.sockets import SocketWire, listen
+
+        return listen(cast("Sequence[SocketWire]", wires), bell, timeout)
 
     async def close(self) -> None:
         """Close the sockets that are kept."""

@@ -181,14 +181,6 @@ class SocketWire:
             self.take_in()
         return self.open
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Read until what is pushed sets the bell."""
-        until = boottime() + timeout
-        while not bell.is_set() and self.open and (left := until - boottime()) > 0:
-            if self.readable(left):
-                self.take_in()
-        return bell.is_set()
-
     def close(self) -> None:
         """Close it. Whoever reads from it in another thread is woken, and is the one to give back the descriptor."""
         self._broken()
@@ -236,6 +228,29 @@ def fan(
                 poll.unregister(descriptor)
                 del wires[descriptor]
     return answers
+
+
+def listen(wires: Sequence[SocketWire], bell: Event, timeout: float) -> bool:
+    """Read from all until what is pushed sets the bell."""
+    until = boottime() + timeout
+    while not bell.is_set():
+        left = until - boottime()
+        if left <= 0:
+            break
+        ready = [wire for wire in wires if not wire.open or wire.has_more()]
+        if not ready:
+            poll = select.poll()  # anew each time: a wire may be closed, and its number given to another, at any moment
+            for wire in wires:
+                if (descriptor := wire.fileno()) >= 0:
+                    poll.register(descriptor, select.POLLIN)
+            heard = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            ready = [wire for wire in wires if wire.fileno() in heard]
+        for wire in ready:
+            if wire.open:
+                wire.take_in()
+        if not all(wire.open for wire in wires):
+            break
+    return bell.is_set()
 
 
 def _timeval(seconds: float) -> bytes:

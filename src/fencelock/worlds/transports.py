@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fencelock.core.clock import boottime
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.core.world import NO_ANSWER, Command, Dialer
 from fencelock.errors import Unanswered
 from fencelock.worlds.sockets import silence
 
@@ -79,13 +79,11 @@ class TransportWire(asyncio.Protocol):
             raise Unanswered(f"{self._address}: {why}")
         return found
 
-    async def listen(self, bell: Event, timeout: float) -> bool:
-        """Wait for the bell: the loop reads by itself, and `on_end` rings the bells of those who wait in vain."""
-        return await bell.wait(timeout) if self.open else bell.is_set()
-
     def close(self) -> None:
         """Close it; whoever awaits an answer gets none."""
-        if not self._loop.is_closed():
+        if self._loop.is_closed():
+            self._bury()
+        else:
             self._transport.abort()
         self._end(None)
 
@@ -96,6 +94,16 @@ class TransportWire(asyncio.Protocol):
         if sock is not None:
             silence(sock)
         _forgotten.append((self._transport, self._kept))
+
+    def _bury(self) -> None:
+        """Close what a closed loop left open: it has no way for that any more, and would only complain."""
+        if type(self._transport).__name__ != "_SelectorSocketTransport":
+            self.forget()
+            return
+        transport: Any = self._transport
+        transport._closing, sock, transport._sock = True, transport._sock, None
+        if sock is not None:
+            sock.close()
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -147,7 +155,7 @@ async def fan(
         wire.post(command).add_done_callback(lambda answer, place=place: take(place, answer))  # type: ignore[misc]
     timer = loop.call_later(timeout, _finish, done)
     try:
-        if asked:
+        if asked and not enough(answers):
             await done
     finally:
         timer.cancel()

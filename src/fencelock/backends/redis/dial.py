@@ -1,0 +1,210 @@
+"""How to reach a server: redis-py connects, encrypts and logs in; from there on the wire speaks to the server directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import hiredis
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from redis.backoff import NoBackoff
+
+from fencelock.core.urls import redact
+from fencelock.core.world import NO_ANSWER, Command, Parser
+from fencelock.errors import EngineUnavailable, InvalidURL
+
+DIAL_SECONDS = 5.0
+"""How long connecting and logging in may take, unless the URL says otherwise."""
+
+
+class ServerError(Exception):
+    """An error that a server answered with: returned as any other answer, never raised by a wire."""
+
+    @property
+    def kind(self) -> str:
+        """Its first word, by which Redis tells errors apart."""
+        return str(self).partition(" ")[0]
+
+
+class RedisDialer:
+    """`fencelock.core.world.Dialer` for one Redis server, or for whichever one Sentinel says is the master."""
+
+    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any]) -> None:
+        self.address = address
+        self._blocking = blocking
+        self._aio = aio
+
+    def dial(self) -> Any:
+        """Connect with redis-py and take its socket."""
+        connection = self._blocking()
+        try:
+            connection.connect()
+        except (redis.RedisError, OSError) as error:
+            raise self._unreachable(error) from error
+        sock, connection._sock = connection._sock, None
+        connection.disconnect()
+        return sock
+
+    async def adial(self) -> tuple[Any, object]:
+        """Connect with redis-py and take its transport; the stream objects would close it if they were dropped."""
+        connection = self._aio()
+        try:
+            await connection.connect()
+        except (redis.RedisError, OSError) as error:
+            raise self._unreachable(error) from error
+        streams = connection._reader, connection._writer
+        connection._reader = connection._writer = None
+        return streams[1].transport, streams
+
+    def pack(self, command: Command) -> bytes:
+        """Return the command as Redis wants it. hiredis could, but an interrupt at the wrong moment crashes its packer."""
+        text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, command)])
+        if text.isascii():
+            return f"*{len(command)}\r\n{text}".encode()
+        words = [str(word).encode() for word in command]
+        return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+    def parser(self) -> Parser:
+        """Return a parser of Redis's answers."""
+        return hiredis.Reader(replyError=ServerError, notEnoughData=NO_ANSWER)
+
+    def pushed(self, answer: Any) -> bool:
+        """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
+        return type(answer) is hiredis.PushNotification and answer[0] != b"subscribe"
+
+    def _unreachable(self, error: Exception) -> EngineUnavailable:
+        words = str(error) or type(error).__name__
+        return EngineUnavailable(f"cannot reach Redis at {self.address}: {words}{_hint(words)}")
+
+
+def _hint(words: str) -> str:
+    if "unknown command" in words and "HELLO" in words:
+        return "; fencelock needs Redis 6 or later"
+    return ""
+
+
+# Ours to decide, whatever a URL or a client says: the acquire loop repeats what has to be repeated, and waiters are called
+# by pushes, which need protocol 3.
+_OURS: dict[str, Any] = {"protocol": 3, "health_check_interval": 0}
+try:
+    from redis.driver_info import DriverInfo
+
+    # Else every connection would read redis-py's own package data anew, which takes longer than all the rest.
+    _OURS["driver_info"] = DriverInfo()
+except ImportError:  # redis-py before 7
+    pass
+_DEFAULTS: Mapping[str, Any] = {"socket_connect_timeout": DIAL_SECONDS, "socket_timeout": DIAL_SECONDS}
+
+
+def _settings(given: Mapping[str, Any], retry: Any) -> dict[str, Any]:
+    settings = {**given, **_OURS, "retry": retry, "retry_on_error": []}
+    for name, value in _DEFAULTS.items():
+        if settings.get(name) is None:
+            settings[name] = value
+    return settings
+
+
+def _making(pool: Any, retry: Any, changes: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+    """Return what makes a connection as the pool would."""
+    settings = {**_settings(pool.connection_kwargs, retry), **(changes or {})}
+
+    def make() -> Any:
+        return pool.connection_class(**settings)
+
+    return make
+
+
+def _never(blocking: bool) -> Any:
+    return (redis.retry.Retry if blocking else redis.asyncio.retry.Retry)(NoBackoff(), 0)
+
+
+def from_url(url: str) -> RedisDialer:
+    """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part."""
+    try:
+        blocking = redis.ConnectionPool.from_url(url)
+        aio = redis.asyncio.ConnectionPool.from_url(url)
+        making = _making(blocking, _never(True)), _making(aio, _never(False))
+        making[0]()
+    except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
+        raise InvalidURL(f"{redact(url)!r} is not a Redis URL: {error}") from error
+    return RedisDialer(_address(blocking.connection_kwargs), *making)
+
+
+def from_client(client: Any, *, aio: bool) -> RedisDialer:
+    """Return the dialer that connects as the user's own client does, over connections of ours."""
+    if isinstance(client, redis.asyncio.Redis) is not aio or not isinstance(client, redis.Redis | redis.asyncio.Redis):
+        wanted, there = (
+            ("redis.asyncio.Redis", "fencelock.connect") if aio else ("redis.Redis", "fencelock.aio.connect")
+        )
+        other = isinstance(client, redis.Redis | redis.asyncio.Redis)
+        advice = f"; {there} takes this one" if other else ""
+        raise TypeError(
+            f"a client must be a {wanted} here, not {type(client).__module__}.{type(client).__name__}{advice}"
+        )
+    pool = client.connection_pool
+    making = _making(pool, _never(not aio))
+    return RedisDialer(_address(pool.connection_kwargs), making, making)
+
+
+def _address(settings: Mapping[str, Any]) -> str:
+    if "path" in settings:
+        return str(settings["path"])
+    host = settings.get("host", "localhost")
+    port = settings.get("port", 6379)
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def from_sentinel(url: str) -> RedisDialer:
+    """Return the dialer for `redis+sentinel://[user:password@]host:port,host:port/service[/db][?options]`.
+
+    `sentinel_username` and `sentinel_password` are for the Sentinels themselves; the rest is for the servers.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        _, _, hosts = parts.netloc.rpartition("@")
+    else:
+        hosts = parts.netloc
+    service, _, database = parts.path.strip("/").partition("/")
+    if not hosts or not service:
+        raise InvalidURL(f"{redact(url)!r}: a Sentinel URL is redis+sentinel://host:port,host:port/service/db")
+    scheme = "rediss" if parts.scheme.startswith(("rediss", "valkeys")) else "redis"
+    login = parts.netloc[: -len(hosts)]
+    options = [(name, value) for name, value in parse_qsl(parts.query) if not name.startswith("sentinel_")]
+    query = "&".join(f"{name}={value}" for name, value in options)
+    try:
+        settings = redis.ConnectionPool.from_url(f"{scheme}://{login}placeholder/{database}?{query}").connection_kwargs
+        nodes = [_host_and_port(host) for host in hosts.split(",")]
+    except (ValueError, TypeError) as error:
+        raise InvalidURL(f"{redact(url)!r} is not a Sentinel URL: {error}") from error
+    settings = {name: value for name, value in settings.items() if name not in ("host", "port")}
+    own = {
+        name.removeprefix("sentinel_"): value for name, value in parse_qsl(parts.query) if name.startswith("sentinel_")
+    }
+    watch = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, **own}
+    ssl = {"ssl": True} if scheme == "rediss" else {}
+
+    def blocking() -> Any:
+        sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs={**watch, **ssl, "retry": _never(True)})
+        pool = redis.sentinel.SentinelConnectionPool(service, sentinel, **ssl, **settings)
+        kept[0] = sentinel, pool  # a connection refers to its pool weakly
+        return pool.connection_class(**_settings(pool.connection_kwargs, _never(True)))
+
+    def aio() -> Any:
+        sentinel = redis.asyncio.sentinel.Sentinel(nodes, sentinel_kwargs={**watch, **ssl, "retry": _never(False)})
+        pool = redis.asyncio.sentinel.SentinelConnectionPool(service, sentinel, **ssl, **settings)
+        kept[0] = sentinel, pool
+        return pool.connection_class(**_settings(pool.connection_kwargs, _never(False)))
+
+    kept: list[Any] = [None]
+    return RedisDialer(f"{service} (by Sentinel)", blocking, aio)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError(f"{text!r} names no host")
+    return parts.hostname, parts.port or 26379

@@ -1,0 +1,244 @@
+"""Redis, one node: a queue in Lua, handed over by the releaser; waiters are called by a push, and nobody polls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from math import ceil
+from typing import Any
+from urllib.parse import quote
+from zlib import crc32
+
+from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.link import Link, Links
+from fencelock.backends.redis.scripts import load
+from fencelock.core.world import Command, Dialer, Event, World
+from fencelock.errors import LimitMismatch
+from fencelock.model import (
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    Renewal,
+    Snapshot,
+    Strength,
+    Traits,
+    Waiter,
+)
+
+TRAITS = Traits(engine="redis", strength=Strength.CLOCKED, fair=True, push=True, loss_pushed=False)
+
+BUCKETS = 1024
+"""Token counters of a namespace: they are all that stays of a name, and what its keys share a hash tag with."""
+BATCH = 500
+"""Leases that one script renews: short enough not to keep the server from others."""
+LONGEST, SHORTEST = 5.0, 0.2
+"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+
+ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
+    load, ("attempt", "release", "abandon", "renew", "inspect", "force")
+)
+
+
+class Seat:
+    """A place in line: the link on which it is called."""
+
+    __slots__ = ("bell", "link", "taken")
+
+    def __init__(self, link: Link, bell: Event) -> None:
+        self.link = link
+        self.bell = bell
+        self.taken = False
+        """Whether somebody is waiting there, and is the one to give the link back."""
+
+
+class RedisBackend:
+    """`fencelock.core.backend.Backend` on one Redis server."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, dialer: Dialer, namespace: str, url: str | None = None) -> None:
+        self.url = url
+        """What a user's own client stands for; None if a URL was given."""
+        self._world = world
+        self._prefix = quote(namespace, safe="")
+        self._links = Links(world, dialer, self._prefix)
+        self._seats: dict[str, Seat] = {}
+
+    # ------------------------------------------------------------------ the protocol
+
+    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+        """Take the lock or a place in line."""
+        name, ttl, owner, shared, limit, id = claim
+        patience = _patience(ttl)
+        seat = self._seats.get(id) if self._seats else None
+        if seat is not None and not self._links.usable(seat.link, patience):
+            self._rise(claim, seat)
+            seat = None
+        link = await self._links.take(patience) if seat is None else seat.link
+        sent = self._world.now()
+        try:
+            mode = "x" if not shared else "s" if limit is None else limit
+            at = f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
+            answer = await self._links.ask(
+                link,
+                ATTEMPT,
+                (f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}", f"{at}gone:{id}"),
+                (id, ceil(ttl * 1000), mode, owner, link.channel if queue else ""),
+                patience,
+            )
+        except BaseException:
+            if seat is None:
+                self._links.give(link)
+            raise
+        if type(answer) is int and answer < 0 and queue:
+            self._sit(claim, seat, link)
+        elif seat is not None:
+            self._rise(claim, seat)
+        else:
+            self._links.give(link)
+        if type(answer) is not int:
+            others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
+            raise LimitMismatch(f"{name!r}: others use it {others}", name)
+        if answer > 0:
+            return Grant(claim, answer, sent)
+        return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait to be called; ask again in the end."""
+        claim = busy.claim
+        seat = self._seats.get(claim.id)
+        if seat is not None and busy.retry_in is not None:
+            timeout = min(timeout, busy.retry_in)
+        if seat is not None:
+            seat.taken = True
+            try:
+                await self._world.listen([seat.link.wire], seat.bell, timeout)
+            finally:
+                seat.taken = False
+                if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
+                    self._rise(claim, seat)
+            token = seat.link.calls.pop(claim.id.encode(), None)
+            if token is not None:
+                self._rise(claim, seat)
+                return Grant(claim, int(token), busy.since)
+        return await self.attempt(claim, queue=True)
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind."""
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None and not seat.taken:
+            self._rise(claim, seat)
+        keys = self._keys(claim.name)
+        gone = f"{self._at(claim.name)}gone:{claim.id}"
+        await self._links.run(ABANDON, (*keys, gone), (claim.id, ceil(claim.ttl * 1000)), _patience(claim.ttl))
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Renew all, in batches that are sent together."""
+        calls: list[tuple[Command, Command]] = []
+        for start in range(0, len(grants), BATCH):
+            claims = [grant.claim for grant in grants[start : start + BATCH]]
+            keys = tuple(f"{self._at(claim.name)}holders:{claim.name}" for claim in claims)
+            args = tuple(word for claim in claims for word in (claim.id, ceil(claim.ttl * 1000)))
+            calls.append((keys, args))
+        patience = _patience(min(grant.claim.ttl for grant in grants))
+        answers = await self._links.run_many(RENEW, calls, patience)
+        return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock; the script hands it over."""
+        name, ttl, _, _, _, id = grant.claim
+        return bool(await self._links.run(RELEASE, self._keys(name), (id,), _patience(ttl)))
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look."""
+        holders, waiters = await self._links.run(INSPECT, self._keys(name)[1:], (), LONGEST)
+        return Snapshot(
+            name,
+            tuple(
+                Holder(owner.decode(), token, left / 1000, *_mode(mode))
+                for left, token, mode, owner in sorted(holders, key=lambda holder: holder[1])
+            ),
+            tuple(Waiter(owner.decode(), left / 1000, *_mode(mode)) for left, mode, owner in waiters),
+        )
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call, or came into use meanwhile."""
+        found: set[str] = set()
+        for kind in ("holders", "queue"):
+            pattern = f"{_literally(self._prefix)}:{{*}}:{kind}:{_literally(prefix)}*"
+            cursor = 0
+            while True:
+                after, keys = await self._plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
+                found.update(key.decode().split(f"}}:{kind}:", 1)[1] for key in keys)
+                cursor = int(after)
+                if not cursor:
+                    break
+        for name in sorted(found):
+            yield name
+
+    async def force_release(self, name: str) -> int:
+        """Drop the holders."""
+        return int(await self._links.run(FORCE, self._keys(name), (), LONGEST))
+
+    async def close(self) -> None:
+        """Close all connections; whoever still waits on one learns of it."""
+        self._links.close()
+        for seat in list(self._seats.values()):
+            seat.bell.set()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and makes its own."""
+        if child:
+            self._seats.clear()
+            self._links.forget()
+
+    # ------------------------------------------------------------------ places in line, keys
+
+    def _sit(self, claim: Claim, seat: Seat | None, link: Link) -> None:
+        if seat is None:
+            seat = self._seats[claim.id] = Seat(link, self._world.event())
+            link.bells[claim.id.encode()] = seat.bell
+        seat.bell.clear()
+        if claim.id.encode() in link.calls or not link.wire.open:
+            seat.bell.set()
+
+    def _rise(self, claim: Claim, seat: Seat) -> None:
+        if self._seats.get(claim.id) is seat:
+            del self._seats[claim.id]
+        id = claim.id.encode()
+        seat.link.bells.pop(id, None)
+        seat.link.calls.pop(id, None)
+        self._links.give(seat.link)
+
+    def _at(self, name: str) -> str:
+        return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
+
+    def _keys(self, name: str) -> Command:
+        at = self._at(name)
+        return f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}"
+
+    async def _plain(self, command: Command) -> Any:
+        link = await self._links.take(LONGEST)
+        try:
+            answer = await link.wire.ask(command, LONGEST)
+            if type(answer) is ServerError:
+                self._links.check(answer, link)
+            return answer
+        finally:
+            self._links.give(link)
+
+
+def _patience(ttl: float) -> float:
+    return min(LONGEST, max(SHORTEST, ttl / 3))
+
+
+def _mode(mode: bytes) -> tuple[bool, int | None]:
+    return mode != b"x", int(mode) if mode.isdigit() else None
+
+
+def _literally(text: str) -> str:
+    """Return a pattern that matches the text and nothing else."""
+    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

@@ -1,0 +1,282 @@
+"""Links to one server: wires that are ready for use, and who is to be called on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from os import urandom
+from typing import Any
+
+from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.scripts import Script
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Wire, World
+from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, Unanswered
+
+LAYOUT = "1"
+"""The version of everything that is stored; releases that disagree about it must not share a namespace."""
+IDLE_SECONDS = 1.0
+"""A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
+LINKS_KEPT = 8
+EARLY_KEPT = 1000
+
+HINTS = {
+    "LOADING": "it is still reading its data",
+    "READONLY": "it is a replica: connect to the master, or through Sentinel",
+    "MASTERDOWN": "it is a replica that has lost its master",
+    "OOM": "it is out of memory",
+    "MISCONF": "it cannot save its data",
+    "NOREPLICAS": "too few of its replicas are connected",
+    "BUSY": "it is busy with somebody's script",
+    "NOAUTH": "give the password in the URL",
+    "NOPERM": "the user needs EVAL, EVALSHA, SUBSCRIBE, PUBLISH, INFO, SCAN and what the scripts call, and all keys and "
+    "channels that begin with the namespace",
+    "MOVED": "it is a node of a Redis Cluster, which this release does not know",
+    "CROSSSLOT": "it is a node of a Redis Cluster, which this release does not know",
+}
+ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
+"""After these, connecting anew may lead to a server that can do it."""
+
+
+class Link:
+    """One wire, the channel that it listens to, and the bells of those who wait there."""
+
+    __slots__ = ("bells", "calls", "channel", "used", "wire")
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.bells: dict[bytes, Event] = {}
+        self.calls: dict[bytes, bytes] = {}
+        """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
+        self.used = 0.0
+        self.wire: Wire
+
+    def heard(self, push: Any) -> None:
+        """Take a call in: `id:word`."""
+        if push[0] != b"message":
+            return
+        id, _, word = push[2].partition(b":")
+        if len(self.calls) >= EARLY_KEPT and id not in self.bells:
+            self.calls.clear()
+        self.calls[id] = word
+        if (bell := self.bells.get(id)) is not None:
+            bell.set()
+
+    def ended(self) -> None:
+        """Let those who wait look for themselves."""
+        for bell in list(self.bells.values()):
+            bell.set()
+
+
+class Dialling:
+    """A link that is being made, for whoever else needs one meanwhile."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self, done: Event) -> None:
+        self.done = done
+        self.error: FencelockError | None = None
+
+
+class Links:
+    """All links to one server. Where the world can share a wire there is one, else one for each who uses it now."""
+
+    def __init__(self, world: World, dialer: Dialer, namespace: str) -> None:
+        self.address = dialer.address
+        self.run_id: bytes | None = None
+        self._world = world
+        self._dialer = dialer
+        self._namespace = namespace
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._dialling: Dialling | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ having one
+
+    async def take(self, patience: float) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        while self._idle:
+            try:
+                link = self._idle[-1] if self._world.shares_wires else self._idle.pop()
+            except IndexError:
+                break  # another thread was faster
+            if self.usable(link, patience):
+                return link
+            self.drop(link)
+        return await (self._dial_once() if self._world.shares_wires else self.dial())
+
+    def usable(self, link: Link, patience: float) -> bool:
+        """Return whether a link works: one that has owed an answer for longer than we would wait is given up."""
+        now = self._world.now()
+        since = link.wire.waiting_since
+        if since is not None and now - since >= patience:
+            return False
+        idle, link.used = now - link.used, now
+        return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
+
+    def give(self, link: Link) -> None:
+        """Give a link back, for the next who needs one."""
+        if self._world.shares_wires:
+            return
+        if not link.wire.open or self._closed or len(self._idle) >= LINKS_KEPT:
+            self.drop(link)
+        else:
+            link.calls.clear()
+            self._idle.append(link)
+
+    def drop(self, link: Link) -> None:
+        """Close a link for good."""
+        self._all.discard(link)
+        if self._world.shares_wires and link in self._idle:
+            self._idle.remove(link)
+        link.wire.close()
+
+    async def _dial_once(self) -> Link:
+        """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
+        while (other := self._dialling) is not None:
+            await other.done.wait(None)
+            if other.error is not None:
+                raise type(other.error)(*other.error.args) from other.error
+            if self._idle and self._idle[-1].wire.open:
+                return self._idle[-1]
+        mine = self._dialling = Dialling(self._world.event())
+        try:
+            link = await self.dial()
+            self._idle[:] = [link]
+            return link
+        except FencelockError as error:
+            mine.error = error
+            raise
+        finally:
+            self._dialling = None
+            mine.done.set()
+
+    async def dial(self) -> Link:
+        """Connect, and see that the server is one that we can work with."""
+        link = Link(f"{self._namespace}/call/{urandom(12).hex()}")
+        link.wire = await self._world.wire(self._dialer, link.heard, link.ended)
+        self._all.add(link)
+        try:
+            await self._introduce(link)
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+        except BaseException:
+            self.drop(link)
+            raise
+        link.used = self._world.now()
+        return link
+
+    async def _introduce(self, link: Link) -> None:
+        layout = f"{self._namespace}:layout"
+        asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
+        answers = await self._world.fan([(link.wire, command) for command in asked], DIAL_PATIENCE, _all_there)
+        for answer in answers:
+            self.check(answer, link)
+        _, info, found = answers
+        if found is None:
+            self.check(await link.wire.ask(("SET", layout, LAYOUT, "NX"), DIAL_PATIENCE), link)
+        elif found != LAYOUT.encode():
+            raise EngineUnavailable(
+                f"{self.address}: the namespace {self._namespace!r} was written by another release of fencelock (layout "
+                f"{found.decode(errors='replace')}, this one has {LAYOUT}); use another namespace, or upgrade"
+            )
+        self._look_at(dict(line.split(b":", 1) for line in info.splitlines() if b":" in line))
+
+    def _look_at(self, info: dict[bytes, bytes]) -> None:
+        """Say what people should know about the server."""
+        if info.get(b"redis_mode") == b"cluster":
+            raise EngineUnavailable(f"{self.address}: {HINTS['MOVED']}")
+        log = logging.getLogger("fencelock")
+        run_id, before = info.get(b"run_id", b""), self.run_id
+        self.run_id = run_id
+        if before is None:
+            policy = info.get(b"maxmemory_policy", b"noeviction").decode()
+            if policy != "noeviction" and info.get(b"maxmemory", b"0") != b"0":
+                log.warning(
+                    "%s may drop locks when its memory is full: maxmemory-policy is %s, and should be noeviction",
+                    self.address,
+                    policy,
+                )
+        elif before != run_id:
+            log.warning("%s is not the server it was: what it had not saved is gone, locks too", self.address)
+
+    # ------------------------------------------------------------------ asking
+
+    async def run(self, script: Script, keys: Command, args: Command, patience: float, *, again: bool = True) -> Any:
+        """Run a script, on any link; `again` if it may be repeated right away when a connection turns out to be broken."""
+        (answer,) = await self.run_many(script, [(keys, args)], patience, again=again)
+        return answer
+
+    async def run_many(
+        self, script: Script, calls: Sequence[tuple[Command, Command]], patience: float, *, again: bool = True
+    ) -> list[Any]:
+        """Run a script several times, all sent at once."""
+        while True:
+            link = await self.take(patience)
+            try:
+                return await self._run_on(link, script, calls, patience)
+            except Unanswered:
+                if not again or link.wire.open:
+                    raise
+                again = False  # an idle connection that the server had closed; everything may be repeated
+            finally:
+                self.give(link)
+
+    async def _run_on(
+        self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
+    ) -> list[Any]:
+        if len(calls) == 1:
+            return [await self.ask(link, script, *calls[0], patience)]
+        commands = [(link.wire, script.call(*call)) for call in calls]
+        answers = await self._world.fan(commands, patience, _all_there)
+        for place, answer in enumerate(answers):
+            if type(answer) is ServerError and answer.kind == "NOSCRIPT":
+                answers[place] = answer = await link.wire.ask(script.teach(*calls[place]), patience)
+            self.check(answer, link)
+        return answers
+
+    async def ask(self, link: Link, script: Script, keys: Command, args: Command, patience: float) -> Any:
+        """Run a script on this link."""
+        answer = await link.wire.ask(script.call(keys, args), patience)
+        if type(answer) is ServerError:
+            if answer.kind == "NOSCRIPT":
+                answer = await link.wire.ask(script.teach(keys, args), patience)
+            self.check(answer, link)
+        return answer
+
+    def check(self, answer: Any, link: Link) -> None:
+        """Raise what is to be raised for a server's error."""
+        if answer is NO_ANSWER:
+            raise Unanswered(f"{self.address}: no answer")
+        if not isinstance(answer, ServerError):
+            return
+        if answer.kind in ANEW:
+            self.drop(link)
+        hint = HINTS.get(answer.kind)
+        said = f"{self.address} refused: {answer}" + (f" ({hint})" if hint else "")
+        raise EngineUnavailable(said) from answer
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close all links; whoever waits on one learns of it."""
+        self._closed = True
+        for link in list(self._all):
+            link.wire.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        for link in self._all:
+            link.wire.forget()
+        self._all, self._idle, self._dialling = set(), [], None
+
+
+DIAL_PATIENCE = 5.0
+
+
+def _all_there(answers: Sequence[Any]) -> bool:
+    return NO_ANSWER not in answers

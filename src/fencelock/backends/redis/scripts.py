@@ -1,0 +1,38 @@
+"""The Lua scripts, each in a file of its own: what a server does in one atomic step."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha1
+from pathlib import Path
+
+from fencelock.core.world import Command
+
+FOLDER = Path(__file__).parent / "lua"
+INCLUDE = re.compile(r"^-- include (\S+)\n", re.MULTILINE)
+
+
+class Script:
+    """A script that servers know by its digest, once they have seen it."""
+
+    __slots__ = ("_by_sha", "_by_text", "name", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self._by_sha: Command = ("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
+        self._by_text: Command = ("EVAL", text)
+
+    def call(self, keys: Command, args: Command) -> Command:
+        """Return the command that runs it, if the server knows it."""
+        return (*self._by_sha, len(keys), *keys, *args)
+
+    def teach(self, keys: Command, args: Command) -> Command:
+        """Return the command that runs it and makes the server remember it."""
+        return (*self._by_text, len(keys), *keys, *args)
+
+
+def load(name: str) -> Script:
+    """Read a script and whatever it includes."""
+    text = (FOLDER / f"{name}.lua").read_text("utf-8")
+    return Script(name, INCLUDE.sub(lambda found: (FOLDER / found[1]).read_text("utf-8"), text))
