@@ -33,4 +33,5 @@ ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis"),
+    Engine("redlock", _redis, server="redis_nodes"),
 ]

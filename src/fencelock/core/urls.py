@@ -32,6 +32,7 @@ ENGINES: dict[str, Engine] = {
         ("redis", "rediss", "unix", "valkey", "valkeys", "redis+sentinel", "rediss+sentinel", "valkey+sentinel"),
         Engine("fencelock.backends.redis", "redis"),
     ),
+    **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
 }
 
 CLIENTS = {"redis": ENGINES["redis"]}
@@ -39,7 +40,7 @@ CLIENTS = {"redis": ENGINES["redis"]}
 
 
 COMING = {
-    "redlock": "redlock", "etcd": "etcd",
+    "etcd": "etcd",
     "zookeeper": "zookeeper", "zk": "zookeeper", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
     "mariadb": "mariadb",
 }  # fmt: skip

@@ -217,10 +217,11 @@ def fan(
     while wires and not enough(answers):
         ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()]
         if not ready:
+            # Once more at the end: if the process was stopped meanwhile, the answers are there.
             left = until - boottime()
-            if left <= 0:
+            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
+            if not ready and left <= 0:
                 break
-            ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
         for descriptor in ready:
             wire = wires[descriptor]
             wire.take_in()

@@ -97,20 +97,19 @@ try:
     _OURS["driver_info"] = DriverInfo()
 except ImportError:  # redis-py before 7
     pass
-_DEFAULTS: Mapping[str, Any] = {"socket_connect_timeout": DIAL_SECONDS, "socket_timeout": DIAL_SECONDS}
 
 
-def _settings(given: Mapping[str, Any], retry: Any) -> dict[str, Any]:
+def _settings(given: Mapping[str, Any], retry: Any, seconds: float = DIAL_SECONDS) -> dict[str, Any]:
     settings = {**given, **_OURS, "retry": retry, "retry_on_error": []}
-    for name, value in _DEFAULTS.items():
+    for name in ("socket_connect_timeout", "socket_timeout"):
         if settings.get(name) is None:
-            settings[name] = value
+            settings[name] = seconds
     return settings
 
 
-def _making(pool: Any, retry: Any, changes: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+def _making(pool: Any, retry: Any, seconds: float = DIAL_SECONDS) -> Callable[[], Any]:
     """Return what makes a connection as the pool would."""
-    settings = {**_settings(pool.connection_kwargs, retry), **(changes or {})}
+    settings = _settings(pool.connection_kwargs, retry, seconds)
 
     def make() -> Any:
         return pool.connection_class(**settings)
@@ -122,12 +121,12 @@ def _never(blocking: bool) -> Any:
     return (redis.retry.Retry if blocking else redis.asyncio.retry.Retry)(NoBackoff(), 0)
 
 
-def from_url(url: str) -> RedisDialer:
+def from_url(url: str, seconds: float = DIAL_SECONDS) -> RedisDialer:
     """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part."""
     try:
         blocking = redis.ConnectionPool.from_url(url)
         aio = redis.asyncio.ConnectionPool.from_url(url)
-        making = _making(blocking, _never(True)), _making(aio, _never(False))
+        making = _making(blocking, _never(True), seconds), _making(aio, _never(False), seconds)
         making[0]()
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
         raise InvalidURL(f"{redact(url)!r} is not a Redis URL: {error}") from error

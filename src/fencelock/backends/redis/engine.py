@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
-from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.backends.redis.dial import ServerError
-from fencelock.backends.redis.link import Link, Links
+from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import load
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import LimitMismatch
@@ -164,15 +162,14 @@ class RedisBackend:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call, or came into use meanwhile."""
         found: set[str] = set()
-        for kind in ("holders", "queue"):
-            pattern = f"{_literally(self._prefix)}:{{*}}:{kind}:{_literally(prefix)}*"
-            cursor = 0
-            while True:
-                after, keys = await self._plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
-                found.update(key.decode().split(f"}}:{kind}:", 1)[1] for key in keys)
-                cursor = int(after)
-                if not cursor:
-                    break
+        link = await self._links.take(LONGEST)
+        try:
+            for kind in ("holders", "queue"):
+                pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
+                keys = await self._links.scan(link, pattern, LONGEST)
+                found.update(key.split(f"}}:{kind}:", 1)[1] for key in keys)
+        finally:
+            self._links.give(link)
         for name in sorted(found):
             yield name
 
@@ -220,16 +217,6 @@ class RedisBackend:
         at = self._at(name)
         return f"{at}token", f"{at}holders:{name}", f"{at}queue:{name}", f"{at}waiters:{name}"
 
-    async def _plain(self, command: Command) -> Any:
-        link = await self._links.take(LONGEST)
-        try:
-            answer = await link.wire.ask(command, LONGEST)
-            if type(answer) is ServerError:
-                self._links.check(answer, link)
-            return answer
-        finally:
-            self._links.give(link)
-
 
 def _patience(ttl: float) -> float:
     return min(LONGEST, max(SHORTEST, ttl / 3))
@@ -237,8 +224,3 @@ def _patience(ttl: float) -> float:
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:
     return mode != b"x", int(mode) if mode.isdigit() else None
-
-
-def _literally(text: str) -> str:
-    """Return a pattern that matches the text and nothing else."""
-    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from os import urandom
-from typing import Any
+from typing import Any, Protocol
 
-from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.dial import DIAL_SECONDS, ServerError
 from fencelock.backends.redis.scripts import Script
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Wire, World
 from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, Unanswered
@@ -37,6 +37,12 @@ ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
 """After these, connecting anew may lead to a server that can do it."""
 
 
+class Bell(Protocol):
+    """What is rung when somebody is called."""
+
+    def set(self) -> None: ...
+
+
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
@@ -44,7 +50,7 @@ class Link:
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.bells: dict[bytes, Event] = {}
+        self.bells: dict[bytes, Bell] = {}
         self.calls: dict[bytes, bytes] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
         self.used = 0.0
@@ -80,9 +86,12 @@ class Dialling:
 class Links:
     """All links to one server. Where the world can share a wire there is one, else one for each who uses it now."""
 
-    def __init__(self, world: World, dialer: Dialer, namespace: str) -> None:
+    def __init__(self, world: World, dialer: Dialer, namespace: str, patience: float = DIAL_SECONDS) -> None:
         self.address = dialer.address
         self.run_id: bytes | None = None
+        self.stuck = False
+        """Whether the last link was given up because its server owed an answer for too long."""
+        self._patience = patience
         self._world = world
         self._dialer = dialer
         self._namespace = namespace
@@ -95,6 +104,13 @@ class Links:
 
     async def take(self, patience: float) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        link = self.idle(patience)
+        if link is not None:
+            return link
+        return await (self._dial_once() if self._world.shares_wires else self.dial())
+
+    def idle(self, patience: float) -> Link | None:
+        """Return a link that was made before, if there is one that works."""
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         while self._idle:
@@ -105,13 +121,14 @@ class Links:
             if self.usable(link, patience):
                 return link
             self.drop(link)
-        return await (self._dial_once() if self._world.shares_wires else self.dial())
+        return None
 
     def usable(self, link: Link, patience: float) -> bool:
         """Return whether a link works: one that has owed an answer for longer than we would wait is given up."""
         now = self._world.now()
         since = link.wire.waiting_since
         if since is not None and now - since >= patience:
+            self.stuck = True
             return False
         idle, link.used = now - link.used, now
         return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
@@ -155,7 +172,7 @@ class Links:
 
     async def dial(self) -> Link:
         """Connect, and see that the server is one that we can work with."""
-        link = Link(f"{self._namespace}/call/{urandom(12).hex()}")
+        link = Link(f"{self._namespace.replace(':', '/')}/call/{urandom(12).hex()}")
         link.wire = await self._world.wire(self._dialer, link.heard, link.ended)
         self._all.add(link)
         try:
@@ -166,17 +183,18 @@ class Links:
             self.drop(link)
             raise
         link.used = self._world.now()
+        self.stuck = False
         return link
 
     async def _introduce(self, link: Link) -> None:
         layout = f"{self._namespace}:layout"
         asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
-        answers = await self._world.fan([(link.wire, command) for command in asked], DIAL_PATIENCE, _all_there)
+        answers = await self._world.fan([(link.wire, command) for command in asked], self._patience, _all_there)
         for answer in answers:
             self.check(answer, link)
         _, info, found = answers
         if found is None:
-            self.check(await link.wire.ask(("SET", layout, LAYOUT, "NX"), DIAL_PATIENCE), link)
+            self.check(await link.wire.ask(("SET", layout, LAYOUT, "NX"), self._patience), link)
         elif found != LAYOUT.encode():
             raise EngineUnavailable(
                 f"{self.address}: the namespace {self._namespace!r} was written by another release of fencelock (layout "
@@ -246,6 +264,19 @@ class Links:
             self.check(answer, link)
         return answer
 
+    async def scan(self, link: Link, pattern: str, patience: float) -> set[str]:
+        """Return all keys that match a pattern."""
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            answer = await link.wire.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), patience)
+            self.check(answer, link)
+            after, keys = answer
+            found.update(key.decode() for key in keys)
+            cursor = int(after)
+            if not cursor:
+                return found
+
     def check(self, answer: Any, link: Link) -> None:
         """Raise what is to be raised for a server's error."""
         if answer is NO_ANSWER:
@@ -275,8 +306,10 @@ class Links:
         self._all, self._idle, self._dialling = set(), [], None
 
 
-DIAL_PATIENCE = 5.0
-
-
 def _all_there(answers: Sequence[Any]) -> bool:
     return NO_ANSWER not in answers
+
+
+def literally(text: str) -> str:
+    """Return a pattern that matches the text and nothing else."""
+    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

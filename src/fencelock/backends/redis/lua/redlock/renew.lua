@@ -1,0 +1,12 @@
+-- Count the ttl of each lease anew, where this node still has it. Returns 1 or 0 for each.
+-- KEYS: lock of each.  ARGV: id, proposal and ttl of each.
+local answers = {}
+for i, lock in ipairs(KEYS) do
+  local id, proposal, ttl = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
+  local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+):')
+  answers[i] = 0
+  if holder == id and held == proposal then
+    answers[i] = redis.call('PEXPIRE', lock, ttl + 1)
+  end
+end
+return answers
