@@ -106,7 +106,7 @@ def any_command(chance: Random) -> Command:
         lambda: (chance.choice(("DEL", "UNLINK")), *some(lambda: chance.choice(KEYS), 2)),
         lambda: ("TYPE", anything),
         lambda: ("RENAME", anything, chance.choice(KEYS)),
-        lambda: ("KEYS", chance.choice(("*", "[hz]", "?"))),
+        lambda: ("KEYS", chance.choice(("*", "[hz]", "?", "[^hz]", "\\\\*", "\\\\h", "h*"))),
         lambda: ("DBSIZE",),
         lambda: ("PEXPIRE", anything, ms(), *chance.choice(([], [], ["NX"], ["XX"], ["GT"], ["LT"]))),
         lambda: ("PEXPIRE", anything, -1),

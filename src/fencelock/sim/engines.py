@@ -48,7 +48,7 @@ class Engine(Protocol):
         """Release by force."""
         ...
 
-    def jump(self, seconds: float) -> bool:
+    def jump(self, seconds: float, /) -> bool:
         """Set the wall clock, if that is fair in this scenario; return whether it was."""
         ...
 
@@ -56,6 +56,7 @@ class Engine(Protocol):
 _MAKERS = {
     "memory": ("fencelock.sim.engine", "MemoryEngine"),
     "redis": ("fencelock.sim.redis_engine", "RedisEngine"),
+    "redlock": ("fencelock.sim.redlock_engine", "RedlockEngine"),
 }
 
 

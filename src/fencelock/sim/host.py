@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from zlib import crc32
 
 from fencelock.sim.clocks import RATE_ERROR, WallClock
 from fencelock.sim.network import Network
@@ -14,6 +15,7 @@ class Host:
     """It can be stopped for a while, and it can go down and come back, with its data or without."""
 
     def __init__(self, network: Network, label: str, make: Callable[[Callable[[], int], str], Redis] = Redis) -> None:
+        self.label = label
         self._scheduler = network.scheduler
         self._stopped = 0
         self._down = 0
@@ -21,7 +23,6 @@ class Host:
         self._starts = 0
         chance = self._scheduler.random
         error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
-        self.label = label
         # Leases run out by this clock, so it goes at a bounded rate, as boot clocks do.
         self.wall = WallClock(self._scheduler, 1 + error)
         self.redis = make(self.wall.us, self._run_id())
@@ -30,7 +31,7 @@ class Host:
 
     def _run_id(self) -> str:
         self._starts += 1
-        return f"{self._starts:040x}"
+        return f"{crc32(self.label.encode()):08x}{self._starts:032x}"
 
     def deliver(self, fn: Callable[[], object], refuse: Callable[[], object]) -> None:
         """Let something happen here as soon as the host runs; tell the sender if nobody is there."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from functools import cache
 from math import inf
 from typing import Any, TypeVar
 from zlib import crc32
@@ -418,7 +419,20 @@ def _pairs(words: Words) -> Iterable[tuple[bytes, bytes]]:
 
 
 def _matches(key: bytes, pattern: bytes) -> bool:
-    return fnmatchcase(key.decode("latin-1"), pattern.decode("latin-1"))
+    return _pattern(pattern).fullmatch(key) is not None
+
+
+@cache
+def _pattern(glob: bytes) -> re.Pattern[bytes]:
+    def translate(found: re.Match[bytes]) -> bytes:
+        part = found[0]
+        if part in (b"*", b"?"):
+            return b".*" if part == b"*" else b"."
+        if part.startswith(b"[") and part.endswith(b"]") and len(part) > 2:
+            return part
+        return re.escape(part[1:] if part.startswith(b"\\") and len(part) > 1 else part)
+
+    return re.compile(re.sub(rb"\\.|\[(?:\\.|[^\]])+\]|.", translate, glob, flags=re.DOTALL), re.DOTALL)
 
 
 def _span(length: int, start: bytes, stop: bytes) -> slice:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from fencelock.backends.redis.dial import RedisDialer
+from fencelock.backends.redis.dial import DIAL_SECONDS, RedisDialer
 from fencelock.backends.redis.engine import RedisBackend
-from fencelock.backends.redis.link import DIAL_PATIENCE
 from fencelock.core.backend import Backend
 from fencelock.core.world import Command, Dialer, World
 from fencelock.model import Claim
@@ -65,7 +64,7 @@ class Watched(Redis):
 class RedisEngine:
     """One server."""
 
-    patience = DIAL_PATIENCE
+    patience = DIAL_SECONDS
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario

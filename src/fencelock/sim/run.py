@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -144,11 +145,14 @@ class Run:
         for process in self.processes if everybody else [self._chance.choice(self.processes)]:
             ways = self._chance.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
             self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
-            for label in self.engine.labels:
+            for label in self._some(self.engine.labels):
                 if ways != "cannot be reached":
                     self.network.cut(process.label, label, seconds)
                 if ways != "cannot reach the engine":
                     self.network.cut(label, process.label, seconds)
+
+    def _some(self, labels: Sequence[str]) -> Sequence[str]:
+        return labels if len(labels) == 1 else self._chance.sample(labels, self._chance.randint(1, len(labels)))
 
     def _stall(self) -> None:
         host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * 2 * max(self.scenario.ttls)

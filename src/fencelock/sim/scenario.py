@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fencelock.sim.check import Promises
 from fencelock.sim.network import Weather
@@ -46,6 +47,8 @@ class Scenario:
     """Times that a server is stopped for up to two ttls."""
     restarts: int = 0
     """Times that a server goes down and comes back with its data."""
+    nodes: tuple[int, ...] = (1,)
+    """How many servers the engine may have."""
     engine: str = "memory"
 
 
@@ -212,7 +215,67 @@ REDIS = (
     ),
 )
 
-ENGINES = {"memory": SCENARIOS, "redis": REDIS}
+
+def _redlock(name: str, about: str, promises: Promises, weather: Weather, **more: Any) -> Scenario:
+    """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
+    settings: dict[str, Any] = {"nodes": (3, 5, 5), "jobs": 2, **more}
+    promises = replace(promises, order=False)
+    return Scenario(name, about, promises, weather, engine="redlock", **settings)
+
+
+UNCLEAN = Promises(free_at_most=LONG, clean=False, ttl=2.1)
+
+REDLOCK = (
+    _redlock("calm", "clients contend, and are cancelled", Promises(free_at_most=5.0, ttl=3.1), Weather(), cancels=3),
+    _redlock("late", "messages arrive late, and connections break", UNCLEAN, ROUGH, cancels=2),
+    _redlock(
+        "stops", "clients and nodes are stopped, and clients crash", UNCLEAN, Weather(), pauses=4, crashes=1, stalls=3
+    ),
+    _redlock(
+        "drift",
+        "leases run out by clocks that run apart",
+        replace(UNCLEAN, ttl=20.1, free_at_most=10 * LONG),
+        Weather(delay=0.002),
+        ttls=(20.0,),
+        pauses=2,
+    ),
+    _redlock(
+        "outage",
+        "clients cannot reach some nodes",
+        UNCLEAN,
+        Weather(delay=0.03, slow=0.05, slowest=0.5),
+        cuts=5,
+        pauses=1,
+    ),
+    _redlock(
+        "restarts", "nodes go down and come back with their data", UNCLEAN, Weather(), restarts=5, stalls=2, cancels=1
+    ),
+    _redlock(
+        "chaos",
+        "everything but the loss of data",
+        UNCLEAN,
+        ROUGH,
+        names=("x", "y"),
+        cancels=2,
+        pauses=3,
+        crashes=1,
+        cuts=2,
+        stalls=2,
+        restarts=2,
+    ),
+    # What remains is the clock: tokens rise with it, and exclusion is not promised.
+    _redlock(
+        "wiped",
+        "a node loses its data, and people release by force",
+        replace(UNCLEAN, exclusion=False),
+        Weather(delay=0.03, slow=0.1, slowest=0.8),
+        wipes=2,
+        forces=1,
+        pauses=2,
+    ),
+)
+
+ENGINES = {"memory": SCENARIOS, "redis": REDIS, "redlock": REDLOCK}
 
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
 
