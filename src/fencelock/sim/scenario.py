@@ -218,43 +218,58 @@ REDIS = (
 
 def _redlock(name: str, about: str, promises: Promises, weather: Weather, **more: Any) -> Scenario:
     """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
-    settings: dict[str, Any] = {"nodes": (3, 5, 5), "jobs": 2, **more}
+    settings: dict[str, Any] = {"nodes": (3, 5, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
     promises = replace(promises, order=False)
     return Scenario(name, about, promises, weather, engine="redlock", **settings)
 
 
-UNCLEAN = Promises(free_at_most=LONG, clean=False, ttl=2.1)
+UNCLEAN = Promises(free_at_most=LONG, clean=False, ttl=3.1)
+UNSTEADY = Weather(delay=0.02, slow=0.04, slowest=0.7, lost=0.004)
+"""Every request takes a message to each node and back, so that this is worse than it looks."""
 
 REDLOCK = (
     _redlock("calm", "clients contend, and are cancelled", Promises(free_at_most=5.0, ttl=3.1), Weather(), cancels=3),
-    _redlock("late", "messages arrive late, and connections break", UNCLEAN, ROUGH, cancels=2),
+    _redlock("late", "messages arrive late, and connections break", UNCLEAN, UNSTEADY, cancels=2),
     _redlock(
-        "stops", "clients and nodes are stopped, and clients crash", UNCLEAN, Weather(), pauses=4, crashes=1, stalls=3
+        "stops",
+        "clients and nodes are stopped, and clients crash",
+        UNCLEAN,
+        Weather(),
+        pauses=4,
+        crashes=1,
+        stalls=3,
     ),
     _redlock(
         "drift",
-        "leases run out by clocks that run apart",
-        replace(UNCLEAN, ttl=20.1, free_at_most=10 * LONG),
+        "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
+        replace(UNCLEAN, free_at_most=10 * LONG, ttl=20.1),
         Weather(delay=0.002),
+        processes=2,
         ttls=(20.0,),
         pauses=2,
     ),
     _redlock(
         "outage",
-        "clients cannot reach some nodes",
+        "clients cannot reach some of the nodes, or cannot be reached",
         UNCLEAN,
-        Weather(delay=0.03, slow=0.05, slowest=0.5),
+        Weather(delay=0.02, slow=0.02, slowest=0.5),
         cuts=5,
         pauses=1,
     ),
     _redlock(
-        "restarts", "nodes go down and come back with their data", UNCLEAN, Weather(), restarts=5, stalls=2, cancels=1
+        "restarts",
+        "nodes are stopped, and go down and come back with their data",
+        UNCLEAN,
+        Weather(),
+        cancels=1,
+        stalls=2,
+        restarts=5,
     ),
     _redlock(
         "chaos",
         "everything but the loss of data",
         UNCLEAN,
-        ROUGH,
+        UNSTEADY,
         names=("x", "y"),
         cancels=2,
         pauses=3,
@@ -263,12 +278,12 @@ REDLOCK = (
         stalls=2,
         restarts=2,
     ),
-    # What remains is the clock: tokens rise with it, and exclusion is not promised.
     _redlock(
         "wiped",
         "a node loses its data, and people release by force",
+        # What remains then is the clock: tokens rise with it, and exclusion is not promised.
         replace(UNCLEAN, exclusion=False),
-        Weather(delay=0.03, slow=0.1, slowest=0.8),
+        Weather(delay=0.02, slow=0.02, slowest=0.5),
         wipes=2,
         forces=1,
         pauses=2,
