@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 from fencelock.core.world import Command
@@ -29,10 +30,9 @@ class Redis(Data):
     def __init__(self, wall: Callable[[], int], run_id: str = "0" * 40) -> None:
         super().__init__(wall)
         self._commands: dict[bytes, Callable[[Words], Any]] = {
-            name.removeprefix("_do_").upper().encode(): getattr(self, name)
-            for name in dir(self)
-            if name.startswith("_do_")
+            command: getattr(self, name) for command, name in _commands(type(self)).items()
         }
+        self._scripted = {name: command for name, command in self._commands.items() if name not in FORBIDDEN}
         self._scripts: dict[bytes, Any] = {}
         self._subscribers: dict[bytes, dict[Session, None]] = {}
         self.start(run_id)
@@ -54,7 +54,7 @@ class Redis(Data):
 
     def ask(self, command: Command, session: Session | None = None) -> list[Any]:
         """Carry out a command and return its answers: one, but for subscriptions. An error is an answer too."""
-        words = [str(word).encode() for word in command]
+        words = [_word(word) for word in command]
         self._now = self._wall() // 1000
         name = words[0].upper()
         try:
@@ -71,9 +71,7 @@ class Redis(Data):
         try:
             return command(words[1:])
         except (ValueError, IndexError) as error:
-            if isinstance(error, IndexError) or "unpack" in str(error):
-                raise Refused(f"ERR wrong number of arguments for '{words[0].decode().lower()}' command") from error
-            raise Refused(NOT_A_NUMBER) from error
+            raise _refusal(words[0], error) from error
 
     # ------------------------------------------------------------------ scripts
 
@@ -93,9 +91,14 @@ class Redis(Data):
         return lua().run(script, rest[:keys], rest[keys:], self._in_script)
 
     def _in_script(self, words: Words) -> Any:
-        if not words or words[0].upper() in FORBIDDEN:
-            raise Refused("ERR This Redis command is not allowed from script")
-        return self._call(words)
+        # As `_call`: this is where a simulation spends its time.
+        command = self._scripted.get(words[0]) or self._scripted.get(words[0].upper())
+        if command is None:
+            raise Refused("ERR Unknown Redis command called from script, or one that is not allowed there")
+        try:
+            return command(words[1:])
+        except (ValueError, IndexError) as error:
+            raise _refusal(words[0], error) from error
 
     def _do_script(self, words: Words) -> Any:
         what, *rest = words
@@ -158,3 +161,19 @@ class Redis(Data):
 
 
 FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
+
+
+@cache
+def _commands(kind: type[Redis]) -> dict[bytes, str]:
+    return {name.removeprefix("_do_").upper().encode(): name for name in dir(kind) if name.startswith("_do_")}
+
+
+@lru_cache(10_000)
+def _word(word: str | int) -> bytes:
+    return str(word).encode()
+
+
+def _refusal(name: bytes, error: Exception) -> Refused:
+    if isinstance(error, IndexError) or "unpack" in str(error):
+        return Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+    return Refused(NOT_A_NUMBER)
