@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from typing import Any
@@ -16,8 +16,18 @@ class Refused(Exception):
     """An answer that is an error; the text begins with its code."""
 
 
-Call = Callable[[list[bytes]], Any]
-"""Carries out one command, or raises Refused."""
+Commands = Mapping[bytes, Callable[[list[bytes]], Any]]
+"""What carries out each command, or raises Refused."""
+
+NOT_A_NUMBER = "ERR value is not an integer or out of range"
+
+
+def refusal(name: bytes, error: Exception) -> Refused:
+    """Return what Redis says to words that cannot be unpacked, or to a word that is no number."""
+    if isinstance(error, IndexError) or "unpack" in str(error):
+        return Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+    return Refused(NOT_A_NUMBER)
+
 
 PRELUDE = """
 local invoke, sha1hex = ...
@@ -62,7 +72,7 @@ class Lua:
 
         self._runtime = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
         self._type = lua51.lua_type
-        self._call: Call = _nobody
+        self._commands: Commands = {}
         self._table = self._runtime.table_from
         self._ok = self._table({b"ok": b"OK"})
         self._compiled: dict[bytes, Any] = {}
@@ -78,20 +88,27 @@ class Lua:
                 raise Refused(f"ERR Error compiling script: {error}") from error
         return script
 
-    def run(self, script: Any, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> Any:
-        """Run a script; its commands go to `call`."""
-        self._call = call
-        try:
-            answer = self._run(script, self._table(keys), self._table(arguments))
-        finally:
-            self._call = _nobody
-        return self._out(answer)
+    def run(self, script: Any, keys: Sequence[bytes], arguments: Sequence[bytes], commands: Commands) -> Any:
+        """Run a script that can use these commands."""
+        self._commands = commands
+        return self._out(self._run(script, self._table(keys), self._table(arguments)))
 
     def _invoke(self, *words: Any) -> Any:
+        name = words[0] if words else b""
         try:
-            return self._in(self._call([word if type(word) is bytes else _text(word) for word in words]))
+            command = self._commands.get(name) or self._commands.get(name.upper())
+            if command is None:
+                raise Refused("ERR Unknown Redis command called from script, or one that is not allowed there")
+            answer = command([word if type(word) is bytes else _text(word) for word in words[1:]])
         except Refused as refused:
-            return self._table({b"err": str(refused).encode()})
+            return self._error(refused)
+        except (ValueError, IndexError) as error:
+            return self._error(refusal(name, error))
+        kind = type(answer)
+        return answer if kind is bytes or kind is int else self._in(answer)
+
+    def _error(self, refused: Refused) -> Any:
+        return self._table({b"err": str(refused).encode()})
 
     def _in(self, answer: Any) -> Any:
         """Turn an answer into what a script sees."""
@@ -148,7 +165,3 @@ def _text(value: object) -> bytes:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refused("ERR Lua redis lib command arguments must be strings or integers")
     return b"%.17g" % value
-
-
-def _nobody(_: list[bytes]) -> Any:
-    raise AssertionError("no script runs")

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 from fencelock.core.world import Command
-from fencelock.sim.lua import Refused, Status, digest, lua
+from fencelock.sim.lua import Refused, Status, digest, lua, refusal
 from fencelock.sim.redis_data import OK, Data, Words
-
-NOT_A_NUMBER = "ERR value is not an integer or out of range"
 
 
 class Session(Protocol):
@@ -30,7 +28,9 @@ class Redis(Data):
     def __init__(self, wall: Callable[[], int], run_id: str = "0" * 40) -> None:
         super().__init__(wall)
         self._commands: dict[bytes, Callable[[Words], Any]] = {
-            command: getattr(self, name) for command, name in _commands(type(self)).items()
+            name.removeprefix("_do_").upper().encode(): getattr(self, name)
+            for name in dir(type(self))
+            if name.startswith("_do_")
         }
         self._scripted = {name: command for name, command in self._commands.items() if name not in FORBIDDEN}
         self._scripts: dict[bytes, Any] = {}
@@ -71,7 +71,7 @@ class Redis(Data):
         try:
             return command(words[1:])
         except (ValueError, IndexError) as error:
-            raise _refusal(words[0], error) from error
+            raise refusal(words[0], error) from error
 
     # ------------------------------------------------------------------ scripts
 
@@ -88,17 +88,7 @@ class Redis(Data):
         keys = int(count)
         if keys > len(rest):
             raise Refused("ERR Number of keys can't be greater than number of args")
-        return lua().run(script, rest[:keys], rest[keys:], self._in_script)
-
-    def _in_script(self, words: Words) -> Any:
-        # As `_call`: this is where a simulation spends its time.
-        command = self._scripted.get(words[0]) or self._scripted.get(words[0].upper())
-        if command is None:
-            raise Refused("ERR Unknown Redis command called from script, or one that is not allowed there")
-        try:
-            return command(words[1:])
-        except (ValueError, IndexError) as error:
-            raise _refusal(words[0], error) from error
+        return lua().run(script, rest[:keys], rest[keys:], self._scripted)
 
     def _do_script(self, words: Words) -> Any:
         what, *rest = words
@@ -163,17 +153,6 @@ class Redis(Data):
 FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
 
 
-@cache
-def _commands(kind: type[Redis]) -> dict[bytes, str]:
-    return {name.removeprefix("_do_").upper().encode(): name for name in dir(kind) if name.startswith("_do_")}
-
-
 @lru_cache(10_000)
 def _word(word: str | int) -> bytes:
     return str(word).encode()
-
-
-def _refusal(name: bytes, error: Exception) -> Refused:
-    if isinstance(error, IndexError) or "unpack" in str(error):
-        return Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
-    return Refused(NOT_A_NUMBER)
