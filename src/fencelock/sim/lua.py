@@ -162,6 +162,8 @@ def digest(text: bytes) -> str:
 
 
 def _text(value: object) -> bytes:
+    if type(value) is int and -(10**17) < value < 10**17:
+        return b"%d" % value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refused("ERR Lua redis lib command arguments must be strings or integers")
     return b"%.17g" % value

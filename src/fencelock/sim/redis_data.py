@@ -28,6 +28,8 @@ class Zset(dict[bytes, float]):
         return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
 
+_RANGES = frozenset((b"WITHSCORES", b"REV", b"BYSCORE"))
+
 NAMES: dict[type, bytes] = {bytes: b"string", dict: b"hash", Zset: b"zset", set: b"set", list: b"list"}
 
 
@@ -237,7 +239,10 @@ class Data:
             raise IndexError
         there: dict[bytes, bytes] = self._make(key, dict)
         before = len(there)
-        there.update(_pairs(rest))
+        if len(rest) == 2:
+            there[rest[0]] = rest[1]
+        else:
+            there.update(_pairs(rest))
         return len(there) - before
 
     def _do_hsetnx(self, words: Words) -> int:
@@ -332,10 +337,11 @@ class Data:
 
     def _do_zrange(self, words: Words) -> Words:
         key, start, stop, *options = words
-        flags = {option.upper() for option in options}
-        if not flags <= {b"WITHSCORES", b"REV", b"BYSCORE"}:
+        flags = {option.upper() for option in options} if options else ()
+        if not _RANGES.issuperset(flags):
             raise Refused(SYNTAX)
-        ranked = self._zset(key).ranked()
+        there = self._zset(key)
+        ranked = there.ranked() if there else []
         if b"REV" in flags:
             ranked.reverse()
         if b"BYSCORE" in flags:
@@ -436,8 +442,10 @@ def _pattern(glob: bytes) -> re.Pattern[bytes]:
 
 
 def _span(length: int, start: bytes, stop: bytes) -> slice:
-    first, last = (place + length if place < 0 else place for place in (int(start), int(stop)))
-    return slice(max(0, first), max(0, last + 1))
+    first, last = int(start), int(stop)
+    if first < 0:
+        first = max(0, first + length)
+    return slice(first, max(0, last + length + 1) if last < 0 else last + 1)
 
 
 def _score(text: bytes) -> float:

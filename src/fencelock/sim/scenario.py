@@ -190,6 +190,17 @@ REDIS = (
     *(
         replace(scenario, engine="redis", promises=replace(scenario.promises, order=scenario.name in ("calm", "drift")))
         for scenario in SCENARIOS
+        if scenario.name != "late"
+    ),
+    Scenario(
+        "late",
+        "requests arrive after their sender gave up on the connection, and asked again or took them back on another one",
+        Promises(free_at_most=LONG, order=False, ttl=3.1),
+        Weather(delay=0.03, slow=0.12, slowest=1.8, lost=0.04),
+        ttls=(2.0, 3.0),
+        lapses=False,
+        cancels=5,
+        engine="redis",
     ),
     Scenario(
         "restarts",
