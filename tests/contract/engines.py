@@ -27,11 +27,15 @@ class Engine:
     """The shared server that it runs on (tests/engines), if it needs one."""
     processes: bool = True
     """Whether other processes can reach it; the tests that need a second process are for those engines only."""
+    fair: bool = True
+    """Whether it serves in order. A test compares this and the next with the engine's traits."""
+    shared: bool = True
+    """Whether it has readers and permits."""
 
 
 ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis"),
-    Engine("redlock", _redis, server="redis_nodes"),
+    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
 ]

@@ -159,6 +159,7 @@ async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) ->
     assert len((await locks.inspect("x")).holders) == 1
 
 
+@pytest.mark.fair
 async def test_first_come_first_served(subject: Subject, locks: LocksView) -> None:
     """Waiters in several processes, and several in one, are served in the order in which they came."""
     workers = [await subject.worker() for _ in range(3)]

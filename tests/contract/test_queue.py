@@ -8,13 +8,33 @@ from dataclasses import dataclass
 
 import pytest
 
-from fencelock import LimitMismatch
+from fencelock import GuaranteeUnavailable, LimitMismatch
 from fencelock.core.backend import Backend
 from fencelock.model import Admitted, Busy, Claim, Grant, admit
 from tests.contract.colours import LocksView
+from tests.contract.engines import Engine
 from tests.contract.subject import SOON, Subject, waiting
 
 
+async def test_traits(engine: Engine, locks: LocksView) -> None:
+    """What this suite expects of an engine is what the engine says of itself."""
+    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (engine.fair, engine.shared, engine.shared)
+
+
+async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) -> None:
+    """An engine without readers and permits says so, and takes nothing."""
+    backend = subject.backend()
+    for claim in (reader(), permit(3)):
+        if backend.traits.shared:
+            assert isinstance(await backend.attempt(claim, queue=False), Grant)
+            await backend.abandon(claim)
+        else:
+            with pytest.raises(GuaranteeUnavailable, match="readers"):
+                await backend.attempt(claim, queue=False)
+    assert (await backend.inspect("x")).holders == ()
+
+
+@pytest.mark.fair
 async def test_first_come_first_served(locks: LocksView) -> None:
     """Waiters are served in the order in which they came."""
     served: list[int] = []
@@ -32,6 +52,7 @@ async def test_first_come_first_served(locks: LocksView) -> None:
     assert served == list(range(12))
 
 
+@pytest.mark.fair
 async def test_nobody_overtakes(locks: LocksView) -> None:
     """A newcomer's try does not get past those who wait, not even at the moment of a release."""
     lease = await locks.lock("x").acquire()
@@ -136,6 +157,7 @@ def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
     return Claim(name, 60, owner, shared=True, limit=limit)
 
 
+@pytest.mark.shared
 async def test_readers_share(subject: Subject) -> None:
     """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
     backend = subject.backend()
@@ -159,6 +181,7 @@ async def test_readers_share(subject: Subject) -> None:
     assert isinstance(await backend.attempt(late, queue=True), Grant)
 
 
+@pytest.mark.shared
 async def test_permits(subject: Subject) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
     backend = subject.backend()
@@ -175,6 +198,7 @@ async def test_permits(subject: Subject) -> None:
     assert all(holder.shared for holder in snapshot.holders)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("other", [permit(5), reader()], ids=["permits", "readers"])
 async def test_limit_that_contradicts(subject: Subject, other: Claim) -> None:
     """Who uses a name with another limit is told, with both numbers, and leaves nothing behind."""
@@ -226,6 +250,7 @@ class Model:
         return [member.claim.owner for member in self.queue if member.token is None]
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("seed", range(6))
 async def test_engine_against_admit(subject: Subject, seed: int) -> None:
     """On random histories the engine holds and queues exactly whom `admit` says, with tokens that only rise."""

@@ -129,8 +129,9 @@ class TransportWire(asyncio.Protocol):
         if self._ended:
             return
         self._ended = True
-        while self._owed:
-            _give_up(self._owed.popleft()[1])
+        if not self._loop.is_closed():
+            while self._owed:
+                _give_up(self._owed.popleft()[1])
         self._on_end()
 
 

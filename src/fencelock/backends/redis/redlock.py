@@ -255,12 +255,12 @@ class RedlockBackend:
                 mine = [holder for holder, _ in there if holder and (holder[0], holder[1]) == attempt]
                 left = sorted((holder[2] for holder in mine), reverse=True)[self._majority - 1]
                 holders.append(Holder(mine[0][3].decode(), int(attempt[1]), left / 1000))
-        waiting = {id: (float(ticket), left, owner) for _, waiters in there for id, ticket, left, owner in waiters}
-        return Snapshot(
-            name,
-            tuple(holders),
-            tuple(Waiter(owner.decode(), left / 1000) for _, left, owner in sorted(waiting.values())),
-        )
+        waiting: dict[bytes, list[tuple[float, int, bytes]]] = {}
+        for _, waiters in there:
+            for id, ticket, left, owner in waiters:
+                waiting.setdefault(id, []).append((float(ticket), left, owner))
+        queue = sorted(min(places) for places in waiting.values() if len(places) >= self._majority)
+        return Snapshot(name, tuple(holders), tuple(Waiter(owner.decode(), left / 1000) for _, left, owner in queue))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what a majority holds, or somebody waits for."""
@@ -445,7 +445,9 @@ class RedlockBackend:
         """Run a script on every node that has a link; one answer for each node."""
         places = [place for place, link in enumerate(links) if link is not None]
         wires = [link.wire for link in links if link is not None]
-        asked = [(wire, script.call(keys, args[place])) for wire, place in zip(wires, places, strict=True)]
+        # What nobody waits for cannot be repeated if the script has to be taught first.
+        word = script.teach if enough is _at_once else script.call
+        asked = [(wire, word(keys, args[place])) for wire, place in zip(wires, places, strict=True)]
         answers = await self._world.fan(asked, patience, enough)
         unknown = [at for at, answer in enumerate(answers) if type(answer) is ServerError and answer.kind == "NOSCRIPT"]
         if unknown:
