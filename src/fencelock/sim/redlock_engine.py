@@ -20,6 +20,9 @@ from fencelock.worlds.blocking import drive
 SKEWS = (0.0, 0.01, 1.0, 1000.0)
 """Seconds by which clocks are off, at most: nothing that is promised depends on them, as long as no data is lost."""
 
+PERIOD = 60.0
+"""Seconds after which a node begins to forget names: some runs begin shortly before."""
+
 
 class RedlockEngine:
     """Three or five nodes that know nothing of each other."""
@@ -32,16 +35,19 @@ class RedlockEngine:
         self._scenario = scenario
         self._chance = network.scheduler.random
         self._skew = 0.0 if scenario.wipes else self._chance.choice(SKEWS)
+        self._walls: list[WallClock] = []
+        """The clients'."""
         count = self._chance.choice(scenario.nodes)
         self.labels: Sequence[str] = tuple(f"node-{number}" for number in range(1, count + 1))
         self.hosts: Sequence[Host] = tuple(Host(network, label) for label in self.labels)
+        self._late = self._chance.uniform(0, PERIOD)
         for host in self.hosts:
             self._set(host.wall)
         self._dialers = [dialer(label) for label in self.labels]
         self._probe = RedlockBackend(outside(self.hosts), self._dialers, NAMESPACE)
 
     def _set(self, wall: WallClock) -> WallClock:
-        wall.jump(self._chance.uniform(-self._skew, self._skew))
+        wall.jump(self._late + self._chance.uniform(-self._skew, self._skew))
         return wall
 
     def connect(self, world: SimWorld) -> Backend:
@@ -49,6 +55,7 @@ class RedlockEngine:
         world.shares_wires = self._chance.random() < 0.5
         rate = 1.0 if self._scenario.wipes else 1 + self._chance.uniform(-RATE_ERROR, RATE_ERROR)
         wall = self._set(WallClock(self._network.scheduler, rate))
+        self._walls.append(wall)
         return RedlockBackend(world, self._dialers, NAMESPACE, wall.us)
 
     def has(self, claim: Claim) -> bool:
@@ -87,6 +94,9 @@ class RedlockEngine:
         """Release by force."""
         drive(self._probe.force_release(name))
 
-    def jump(self, _: float) -> bool:
-        """Leases run out by the nodes' clocks: these are wrong from the beginning, but run on."""
-        return False
+    def jump(self, seconds: float, /) -> bool:
+        """Set a client's clock. Leases run out by those of the nodes: they are wrong from the beginning, but run on."""
+        if self._scenario.wipes:
+            return False
+        self._chance.choice(self._walls).jump(seconds)
+        return True

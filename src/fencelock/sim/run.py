@@ -176,7 +176,7 @@ class Run:
     def _jump(self) -> None:
         seconds = self._chance.uniform(-1000, 1000)
         if self.engine.jump(seconds):
-            self.recorder.note("the engine", f"has its wall clock set by {seconds:+.0f} s")
+            self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
 
     def _lost(self, label: str, lease: SimLease, reason: Reason) -> None:
         self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
