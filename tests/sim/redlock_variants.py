@@ -52,6 +52,13 @@ def undo_without_owner() -> Iterator[None]:
 
 
 @contextmanager
+def heal_takes_over() -> Iterator[None]:
+    """A lease is put back where somebody else has been since."""
+    with script("HEAL", "if redis.call('EXISTS', LOCK) == 1 or tonumber(proposal) < known then return 0 end", ""):
+        yield
+
+
+@contextmanager
 def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the last answer came."""
     attempt = RedlockBackend.attempt
@@ -83,6 +90,7 @@ VARIANTS = (
     Variant(any_proposal, "calm", "tokens", 50),
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
+    Variant(heal_takes_over, "stops", "exclusion", 600),
     Variant(deadline_from_reply, "stops", "exclusion", 300),
     Variant(some_renewal_will_do, "outage", "exclusion", 300),
 )

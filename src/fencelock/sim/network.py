@@ -57,7 +57,7 @@ class Network:
 
     def is_cut(self, source: str, target: str) -> bool:
         """Return whether nothing gets through this way now."""
-        return bool(self._cuts.get((source, target)))
+        return bool(self._cuts) and bool(self._cuts.get((source, target)))
 
     def when_mended(self, source: str, target: str, fn: Callable[[], object]) -> None:
         """Call the function as soon as messages get through this way again."""

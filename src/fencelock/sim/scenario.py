@@ -229,7 +229,7 @@ REDIS = (
 
 def _redlock(name: str, about: str, promises: Promises, weather: Weather, **more: Any) -> Scenario:
     """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
-    settings: dict[str, Any] = {"nodes": (3, 5, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
+    settings: dict[str, Any] = {"nodes": (3, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
     promises = replace(promises, order=False)
     return Scenario(name, about, promises, weather, engine="redlock", **settings)
 

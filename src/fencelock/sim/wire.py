@@ -203,7 +203,9 @@ class SimWire:
             self._reset()
             return
         for answer in self._host.redis.ask(command, self):
-            self._down.send(partial(self._receive, False, as_parsed(self._dialer, answer)))
+            kind = type(answer)
+            parsed = answer if kind is bytes or kind is int else as_parsed(self._dialer, answer)
+            self._down.send(partial(self._receive, False, parsed))
 
     def push(self, message: list[Any]) -> None:
         """Send what was published."""
