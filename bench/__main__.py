@@ -1,31 +1,54 @@
-"""`python -m bench [pairs|contended|startup …] [--rounds N]`."""
+"""`python -m bench [PART …] [--rounds N]`."""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import sys
+from importlib import import_module
 
-from bench import contended, pairs, startup
-from bench.harness import Goal, show_goals
+from bench.harness import Goal, progress, show_goals
 
-PARTS = {"pairs": (pairs.main, 25), "contended": (contended.main, 3), "startup": (startup.main, 11)}
+# Modules by name, not imported here: every process that a part spawns imports this file again.
+PARTS = {
+    "sqlite-pairs": 25,
+    "sqlite-contended": 3,
+    "startup": 11,
+    "redis-pairs": 40,
+    "redis-contended": 3,
+    "redis-waiters": 1,
+    "redis-names": 1,
+    "redlock-pairs": 40,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="Speed, beside the bare statements and the peers."
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which: {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"which: {', '.join(PARTS)}, or a word that several have, such as redis or pairs (default: all)",
+    )
     parser.add_argument("--rounds", type=int, help="rounds for each part; more are steadier")
     options = parser.parse_args()
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for word in options.parts:
+        if not any(chosen(part, [word]) for part in PARTS):
+            parser.error(f"there is no part {word}; there are {', '.join(PARTS)}")
+    # A table is to be seen when it is done, into a file or a pipe, too.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     goals: list[Goal] = []
-    for name in options.parts or PARTS:
-        run, rounds = PARTS[name]
-        with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
-            goals += run(folder, options.rounds or rounds)
+    for part, rounds in PARTS.items():
+        if chosen(part, options.parts):
+            progress(f"{part} …")
+            module = import_module(f"bench.{part.replace('-', '_')}")
+            goals += module.main(options.rounds or rounds)
     show_goals(goals)
+
+
+def chosen(part: str, words: list[str]) -> bool:
+    return not words or any(word == part or word in part.split("-") for word in words)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 Run = Callable[[int], None]
 """Does the thing so many times."""
@@ -14,11 +17,12 @@ Run = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds for one repetition: the median round, and the quartiles around it."""
+    """Microseconds for one repetition: the median round, the quartiles around it, and the best."""
 
     median: float
     low: float
     high: float
+    best: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ def interleaved(contestants: Mapping[str, Run], rounds: int, repetitions: int) -
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
         for name, run in contestants.items():
+            time.sleep(0.01)  # threads that the one before left running end outside the measurement
             start = time.perf_counter()
             run(repetitions)
             samples[name].append((time.perf_counter() - start) / repetitions * 1e6)
@@ -50,9 +55,33 @@ def interleaved(contestants: Mapping[str, Run], rounds: int, repetitions: int) -
     return {name: timing(values) for name, values in samples.items()}
 
 
+def with_lock(lock: AbstractContextManager[Any]) -> Run:
+    return with_new_lock(lambda: lock)
+
+
+def with_new_lock(make: Callable[[], AbstractContextManager[Any]]) -> Run:
+    """Return pairs of a lock that is made for one of them only, as its users do."""
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            with make():
+                pass
+
+    return run
+
+
+def with_async_lock(lock: AbstractAsyncContextManager[Any], loop: asyncio.AbstractEventLoop) -> Run:
+    async def pairs(repetitions: int) -> None:
+        for _ in range(repetitions):
+            async with lock:
+                pass
+
+    return lambda repetitions: loop.run_until_complete(pairs(repetitions))
+
+
 def timing(values: Sequence[float]) -> Timing:
-    low, median, high = statistics.quantiles(values, n=4)
-    return Timing(median, low, high)
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    return Timing(median, low, high, min(values))
 
 
 def progress(text: str) -> None:
@@ -63,9 +92,13 @@ def progress(text: str) -> None:
 def show(title: str, timings: Mapping[str, Timing], base: str) -> None:
     """Print a table with the ratio to one of the contestants."""
     print(f"\n{title}")
-    print(f"  {'':34} {'median':>10} {'quartiles':>21} {'ratio to ' + base:>22}")
+    width = max(map(len, timings))
+    print(f"  {'':{width}} {'median':>11} {'quartiles':>22} {'best':>11}   ratio to {base} (of the best)")
     for name, t in timings.items():
-        print(f"  {name:34} {t.median:8.1f} µs {t.low:8.1f} … {t.high:7.1f} µs {t.median / timings[base].median:20.2f}")
+        ratio, best = t.median / timings[base].median, t.best / timings[base].best
+        print(
+            f"  {name:{width}} {t.median:8.1f} µs {t.low:8.1f} … {t.high:8.1f} µs {t.best:8.1f} µs {ratio:9.2f} ({best:.2f})"
+        )
 
 
 def show_goals(goals: Sequence[Goal]) -> None:

@@ -6,6 +6,7 @@ import compileall
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from bench.harness import Goal, Run, interleaved, show
@@ -21,22 +22,23 @@ def command(*argv: str, url: str) -> Run:
     return run
 
 
-def main(folder: str, rounds: int) -> list[Goal]:
+def main(rounds: int) -> list[Goal]:
     # PYTHONDONTWRITEBYTECODE may be set: then nobody else has compiled it.
     compileall.compile_dir(str(Path(__file__).parent.parent / "src"), quiet=1)
-    url = f"sqlite://{folder}/startup.db"
     script = str(Path(sys.executable).parent / "fencelock")
-    timings = interleaved(
-        {
-            "python -c 'import sqlite3, json'": command(sys.executable, "-c", "import sqlite3, json", url=url),
-            "python -c pass": command(sys.executable, "-c", "pass", url=url),
-            "fencelock run x -- true": command(script, "run", "x", "--", "true", url=url),
-            "fencelock ls": command(script, "ls", url=url),
-        },
-        rounds,
-        repetitions=3,
-    )
     base = "python -c 'import sqlite3, json'"
+    with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
+        url = f"sqlite://{folder}/startup.db"
+        timings = interleaved(
+            {
+                base: command(sys.executable, "-c", "import sqlite3, json", url=url),
+                "python -c pass": command(sys.executable, "-c", "pass", url=url),
+                "fencelock run x -- true": command(script, "run", "x", "--", "true", url=url),
+                "fencelock ls": command(script, "ls", url=url),
+            },
+            rounds,
+            repetitions=3,
+        )
     show("Start-up, by wall time", timings, base=base)
     ratio = timings["fencelock run x -- true"].median / timings[base].median
     return [Goal("`fencelock run x -- true` ÷ `python -c 'import sqlite3, json'`", ratio, 3.0)]

@@ -25,7 +25,7 @@ UNPACKED = CACHE / "debian"
 
 # `-core` and `lib` packages where there are any: they bring the programs without a service and without a user.
 FAMILIES: dict[str, dict[str, str]] = {
-    "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools"},
+    "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools", "openssl": "openssl"},
     "etcd": {"etcd": "etcd-server", "etcdctl": "etcd-client"},
     "zookeeper": {"java": "default-jre-headless", "zookeeper.jar": "libzookeeper-java"},
     "postgres": {"postgres": "postgresql", "initdb": "postgresql", "psql": "postgresql-client"},

@@ -22,14 +22,17 @@ from tests.engines.mariadb import MariaDB
 from tests.engines.packages import FAMILIES
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxies, Proxy
-from tests.engines.redis import Redis, RedisNodes
+from tests.engines.redis import Redis, RedisNodes, RedisTls, Sentinel
 from tests.engines.server import KEEP
 from tests.engines.shared import ALIASES, KINDS, REDIS_NODES, Engine, Engines
 from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
 
 # Fixtures that mean a shared engine, and fixtures that mean only that the programs must be there.
 SHARED = {"redis_node": "redis", **{name: name for name in KINDS if name != "redis"}}
-OWN = {"own_redis": "redis", "own_redis_nodes": "redis", **{f"own_{family}": family for family in FAMILIES}}
+OWN = {
+    **{f"own_{family}": family for family in FAMILIES},
+    **dict.fromkeys(("own_redis_nodes", "own_redis_tls", "own_sentinel"), "redis"),
+}
 
 
 class Session:
@@ -233,6 +236,8 @@ def redis_nodes(engines: Session) -> Callable[[int], Sequence[Redis]]:
 
 own_redis = _own("own_redis", Redis)
 own_redis_nodes = _own("own_redis_nodes", RedisNodes)
+own_redis_tls = _own("own_redis_tls", RedisTls)
+own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)
 own_mariadb = _own("own_mariadb", MariaDB)
 

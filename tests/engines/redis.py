@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from tests.engines import packages
 from tests.engines.cluster import Cluster
@@ -59,6 +62,76 @@ class Redis(Server):
         reply = self.command("PING", timeout=timeout)
         if reply != b"+PONG":
             raise ConnectionError(reply.decode(errors="replace"))
+
+
+class RedisTls(Redis):
+    """A Redis that also listens on a port for TLS, with a certificate that it made for itself."""
+
+    ports_needed = 2
+
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate.pem"
+
+    @property
+    def tls_url(self) -> str:
+        """The URL for the port with TLS."""
+        return f"rediss://{self.host}:{self.ports[1]}/0?ssl_ca_certs={self.certificate}"
+
+    def _prepare(self) -> None:
+        key = self.folder / "key.pem"
+        if not self.certificate.exists():
+            openssl = packages.find(self.family, "openssl")
+            settings = self.folder / "openssl.cnf"
+            settings.write_text(
+                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
+                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
+            )
+            subprocess.run(
+                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "rsa:2048", "-nodes",
+                 "-days", "2", "-keyout", str(key), "-out", str(self.certificate)],
+                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
+            )  # fmt: skip
+        self.settings |= {
+            "tls-port": str(self.ports[1]),
+            "tls-cert-file": str(self.certificate),
+            "tls-key-file": str(key),
+            "tls-ca-cert-file": str(self.certificate),
+            "tls-auth-clients": "no",
+        }
+        super()._prepare()
+
+
+class Sentinel(Redis):
+    """One that watches a master, alone: what it finds is what happens."""
+
+    def __init__(self, master: Redis, service: str = "mymaster", *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings=settings)
+        self.master = master
+        self.service = service
+
+    def _prepare(self) -> None:
+        conf = self.folder / "redis.conf"
+        if conf.exists():
+            return  # it writes down there what it has learnt
+        lines = [
+            f"bind {self.host}",
+            f"port {self.port}",
+            f"dir {self.data}",
+            f"sentinel monitor {self.service} {self.master.host} {self.master.port} 1",
+            f"sentinel down-after-milliseconds {self.service} 1000",
+            f"sentinel failover-timeout {self.service} 3000",
+            *(f"{name} {value}" for name, value in self.settings.items()),
+        ]
+        password = self.master.settings.get("requirepass")
+        if password:
+            lines.append(f"sentinel auth-pass {self.service} {password}")
+        conf.write_text("\n".join(lines) + "\n")
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        command, program = super()._command()
+        return [*command, "--sentinel"], program
 
 
 class RedisNodes(Cluster[Redis]):

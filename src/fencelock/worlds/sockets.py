@@ -9,6 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from errno import ETIMEDOUT
 from ssl import SSLWantReadError
 from typing import Any
 
@@ -24,7 +25,8 @@ SEND_SECONDS = 5.0
 class SocketWire:
     """`fencelock.core.world.Wire` over a socket that blocks.
 
-    Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost two more system calls for each command.
+    Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost two more system calls for each command. TLS has to do
+    with Python's: told by the kernel that there is nothing yet, it would try again for ever.
     """
 
     __slots__ = (
@@ -71,10 +73,9 @@ class SocketWire:
             return self._ask_behind(command, timeout)
         self._busy = True
         try:
+            self._send(command)
             if timeout != self._patience:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
-                self._patience = timeout
-            self._sock.sendall(self._pack(command))
+                self._limit(timeout)
             try:
                 while True:
                     data = self._sock.recv(CHUNK)
@@ -89,7 +90,9 @@ class SocketWire:
                             answer = found
                     if answer is not NO_ANSWER:
                         return answer
-            except (BlockingIOError, SSLWantReadError) as error:
+            except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
+                if error.errno == ETIMEDOUT:
+                    raise  # not ours: the connection itself
                 self._owed.append((boottime() - timeout, [None], 0))
                 raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
         except Unanswered:
@@ -124,11 +127,25 @@ class SocketWire:
             return
         self._owed.append((boottime(), answers, place))
         try:
-            self._sock.sendall(self._pack(command))
+            self._send(command)
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
                 raise
+
+    def _send(self, command: Command) -> None:
+        if self._tls:
+            self._sock.settimeout(SEND_SECONDS)
+            self._patience = -1.0
+        self._sock.sendall(self._pack(command))
+
+    def _limit(self, timeout: float) -> None:
+        """Bound the next reads."""
+        if self._tls:
+            self._sock.settimeout(max(0.001, timeout))
+        else:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
+        self._patience = timeout
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""
@@ -153,6 +170,9 @@ class SocketWire:
         """Read what is there and put every answer in its place."""
         self._busy = True
         try:
+            if self._tls:  # what is there may be half a record, or nothing for us at all
+                self._sock.setblocking(False)
+                self._patience = -1.0
             data = self._sock.recv(CHUNK)
             if not data:
                 self._broken()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import hiredis
 import redis
@@ -19,6 +19,8 @@ from fencelock.errors import EngineUnavailable, InvalidURL
 
 DIAL_SECONDS = 5.0
 """How long connecting and logging in may take, unless the URL says otherwise."""
+OF_SENTINEL = "sentinel_"
+"""Options of a URL that are for the Sentinels begin so."""
 
 
 class ServerError(Exception):
@@ -43,8 +45,11 @@ class RedisDialer:
         connection = self._blocking()
         try:
             connection.connect()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
             raise self._unreachable(error) from error
+        finally:
+            for helper in getattr(connection, "helpers", ()):
+                helper.close()
         sock, connection._sock = connection._sock, None
         connection.disconnect()
         return sock
@@ -54,8 +59,14 @@ class RedisDialer:
         connection = self._aio()
         try:
             await connection.connect()
-        except (redis.RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+        except BaseException as error:
+            await connection.disconnect(nowait=True)  # cancelled, it would leave that to the garbage collector
+            if isinstance(error, redis.RedisError | OSError | ValueError):
+                raise self._unreachable(error) from error
+            raise
+        finally:
+            for helper in getattr(connection, "helpers", ()):
+                await helper.aclose()
         streams = connection._reader, connection._writer
         connection._reader = connection._writer = None
         return streams[1].transport, streams
@@ -70,7 +81,7 @@ class RedisDialer:
 
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""
-        return hiredis.Reader(replyError=ServerError, notEnoughData=NO_ANSWER)
+        return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
 
     def pushed(self, answer: Any) -> bool:
         """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
@@ -84,6 +95,8 @@ class RedisDialer:
 def _hint(words: str) -> str:
     if "unknown command" in words and "HELLO" in words:
         return "; fencelock needs Redis 6 or later"
+    if "HELLO must be called with the client already authenticated" in words:
+        return "; give the password in the URL"
     return ""
 
 
@@ -123,6 +136,7 @@ def _never(blocking: bool) -> Any:
 
 def from_url(url: str, seconds: float = DIAL_SECONDS) -> RedisDialer:
     """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part."""
+    _check(url)
     try:
         blocking = redis.ConnectionPool.from_url(url)
         aio = redis.asyncio.ConnectionPool.from_url(url)
@@ -131,6 +145,20 @@ def from_url(url: str, seconds: float = DIAL_SECONDS) -> RedisDialer:
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
         raise InvalidURL(f"{redact(url)!r} is not a Redis URL: {error}") from error
     return RedisDialer(_address(blocking.connection_kwargs), *making)
+
+
+def _check(url: str) -> None:
+    """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme != "unix" and ("@" in parts.path or (parts.port or 0) < 0)
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise InvalidURL(
+            f"{redact(url)!r} is not a Redis URL: the port must be a number, and a password's /, ?, # and @ are written "
+            "%2F, %3F, %23 and %40"
+        ) from None
 
 
 def from_client(client: Any, *, aio: bool) -> RedisDialer:
@@ -146,7 +174,9 @@ def from_client(client: Any, *, aio: bool) -> RedisDialer:
         )
     pool = client.connection_pool
     making = _making(pool, _never(not aio))
-    return RedisDialer(_address(pool.connection_kwargs), making, making)
+    by_sentinel = getattr(pool, "service_name", None)
+    address = _address(pool.connection_kwargs) if by_sentinel is None else f"{by_sentinel} (by Sentinel)"
+    return RedisDialer(address, making, making)
 
 
 def _address(settings: Mapping[str, Any]) -> str:
@@ -160,50 +190,57 @@ def _address(settings: Mapping[str, Any]) -> str:
 def from_sentinel(url: str) -> RedisDialer:
     """Return the dialer for `redis+sentinel://[user:password@]host:port,host:port/service[/db][?options]`.
 
-    `sentinel_username` and `sentinel_password` are for the Sentinels themselves; the rest is for the servers.
+    Options that begin with `sentinel_`, such as `sentinel_password`, are for the Sentinels; the rest is for the servers.
     """
     parts = urlsplit(url)
-    if "@" in parts.netloc:
-        _, _, hosts = parts.netloc.rpartition("@")
-    else:
-        hosts = parts.netloc
+    login, at, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
-    if not hosts or not service:
+    if not hosts or not service or not (database or "0").isdecimal():
         raise InvalidURL(f"{redact(url)!r}: a Sentinel URL is redis+sentinel://host:port,host:port/service/db")
-    scheme = "rediss" if parts.scheme.startswith(("rediss", "valkeys")) else "redis"
-    login = parts.netloc[: -len(hosts)]
-    options = [(name, value) for name, value in parse_qsl(parts.query) if not name.startswith("sentinel_")]
-    query = "&".join(f"{name}={value}" for name, value in options)
+    service = unquote(service)
+    tls = parts.scheme.startswith("rediss")
+    scheme = "rediss" if tls else "redis"
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    for_sentinels = [(name.removeprefix(OF_SENTINEL), value) for name, value in options if name.startswith(OF_SENTINEL)]
+    for_servers = [(name, value) for name, value in options if not name.startswith(OF_SENTINEL)]
+
+    def make(sentinels: Any, blocking: bool) -> Any:
+        never = _never(blocking)
+        sentinel = sentinels.Sentinel(nodes, sentinel_kwargs={**watch, "retry": never})
+        pool = sentinels.SentinelConnectionPool(service, sentinel, ssl=tls, **settings)
+        connection = pool.connection_class(**_settings(pool.connection_kwargs, never))
+        connection.kept = pool  # it refers to its pool weakly
+        connection.helpers = sentinel.sentinels
+        return connection
+
     try:
-        settings = redis.ConnectionPool.from_url(f"{scheme}://{login}placeholder/{database}?{query}").connection_kwargs
         nodes = [_host_and_port(host) for host in hosts.split(",")]
-    except (ValueError, TypeError) as error:
+        settings = _options(f"{scheme}://{login}{at}placeholder/{database}", for_servers)
+        shared = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+        watch = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": tls, **shared}
+        watch |= _options(f"{scheme}://placeholder", for_sentinels)
+        make(redis.sentinel, True)
+    except (ValueError, TypeError, redis.RedisError) as error:
         raise InvalidURL(f"{redact(url)!r} is not a Sentinel URL: {error}") from error
-    settings = {name: value for name, value in settings.items() if name not in ("host", "port")}
-    own = {
-        name.removeprefix("sentinel_"): value for name, value in parse_qsl(parts.query) if name.startswith("sentinel_")
-    }
-    watch = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, **own}
-    ssl = {"ssl": True} if scheme == "rediss" else {}
+    return RedisDialer(
+        f"{service} (by Sentinel)",
+        lambda: make(redis.sentinel, True),
+        lambda: make(redis.asyncio.sentinel, False),
+    )
 
-    def blocking() -> Any:
-        sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs={**watch, **ssl, "retry": _never(True)})
-        pool = redis.sentinel.SentinelConnectionPool(service, sentinel, **ssl, **settings)
-        kept[0] = sentinel, pool  # a connection refers to its pool weakly
-        return pool.connection_class(**_settings(pool.connection_kwargs, _never(True)))
 
-    def aio() -> Any:
-        sentinel = redis.asyncio.sentinel.Sentinel(nodes, sentinel_kwargs={**watch, **ssl, "retry": _never(False)})
-        pool = redis.asyncio.sentinel.SentinelConnectionPool(service, sentinel, **ssl, **settings)
-        kept[0] = sentinel, pool
-        return pool.connection_class(**_settings(pool.connection_kwargs, _never(False)))
-
-    kept: list[Any] = [None]
-    return RedisDialer(f"{service} (by Sentinel)", blocking, aio)
+def _options(url: str, options: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return what redis-py makes of a URL, but for the address."""
+    settings = redis.connection.parse_url(f"{url}?{urlencode(options)}")
+    return {name: value for name, value in settings.items() if name not in ("host", "port", "connection_class")}
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError(f"{text!r} names no host")
-    return parts.hostname, parts.port or 26379
+    """Take a Sentinel's address apart; errors do not quote it, as it may be half a password."""
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname:
+            return parts.hostname, parts.port or 26379
+    except ValueError:
+        pass
+    raise ValueError("every Sentinel is given as host:port") from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from math import ceil
+from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
@@ -37,16 +39,11 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
-class Seat:
-    """A place in line: the link on which it is called."""
+class Seat(NamedTuple):
+    """A place in line: the link on which it is called. Whoever takes it out of `_seats` has it, and its link, to itself."""
 
-    __slots__ = ("bell", "link", "taken")
-
-    def __init__(self, link: Link, bell: Event) -> None:
-        self.link = link
-        self.bell = bell
-        self.taken = False
-        """Whether somebody is waiting there, and is the one to give the link back."""
+    link: Link
+    bell: Event
 
 
 class RedisBackend:
@@ -66,14 +63,35 @@ class RedisBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Take the lock or a place in line."""
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait to be called; ask again in the end."""
+        claim = busy.claim
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            try:
+                if busy.retry_in is not None:
+                    timeout = min(timeout, busy.retry_in)
+                await self._world.listen([seat.link.wire], seat.bell, timeout)
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+            token = seat.link.calls.get(claim.id)
+            if token is not None:
+                self._rise(claim, seat)
+                return Grant(claim, token, busy.since)
+        return await self._attempt(claim, True, seat)
+
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
         patience = _patience(ttl)
-        seat = self._seats.get(id) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = await self._links.take(patience) if seat is None else seat.link
         sent = self._world.now()
+        busy = False
         try:
             mode = "x" if not shared else "s" if limit is None else limit
             at = f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}:"
@@ -84,16 +102,14 @@ class RedisBackend:
                 (id, ceil(ttl * 1000), mode, owner, link.channel if queue else ""),
                 patience,
             )
-        except BaseException:
-            if seat is None:
+            busy = queue and type(answer) is int and answer < 0
+        finally:
+            if busy:
+                self._sit(claim, seat, link)
+            elif seat is not None:
+                self._rise(claim, seat)
+            else:
                 self._links.give(link)
-            raise
-        if type(answer) is int and answer < 0 and queue:
-            self._sit(claim, seat, link)
-        elif seat is not None:
-            self._rise(claim, seat)
-        else:
-            self._links.give(link)
         if type(answer) is not int:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
@@ -101,30 +117,10 @@ class RedisBackend:
             return Grant(claim, answer, sent)
         return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000)
 
-    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
-        """Wait to be called; ask again in the end."""
-        claim = busy.claim
-        seat = self._seats.get(claim.id)
-        if seat is not None and busy.retry_in is not None:
-            timeout = min(timeout, busy.retry_in)
-        if seat is not None:
-            seat.taken = True
-            try:
-                await self._world.listen([seat.link.wire], seat.bell, timeout)
-            finally:
-                seat.taken = False
-                if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
-                    self._rise(claim, seat)
-            token = seat.link.calls.pop(claim.id.encode(), None)
-            if token is not None:
-                self._rise(claim, seat)
-                return Grant(claim, int(token), busy.since)
-        return await self.attempt(claim, queue=True)
-
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         seat = self._seats.pop(claim.id, None)
-        if seat is not None and not seat.taken:
+        if seat is not None:
             self._rise(claim, seat)
         keys = self._keys(claim.name)
         gone = f"{self._at(claim.name)}gone:{claim.id}"
@@ -162,14 +158,12 @@ class RedisBackend:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call, or came into use meanwhile."""
         found: set[str] = set()
-        link = await self._links.take(LONGEST)
-        try:
-            for kind in ("holders", "queue"):
-                pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
-                keys = await self._links.scan(link, pattern, LONGEST)
-                found.update(key.split(f"}}:{kind}:", 1)[1] for key in keys)
-        finally:
-            self._links.give(link)
+        for kind in ("holders", "queue"):
+            pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
+            # The star also matches the beginning of a name that looks like the rest of the pattern.
+            exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
+            keys = await self._links.scan(pattern, LONGEST)
+            found.update(match[1] for key in keys if (match := exact.match(key)))
         for name in sorted(found):
             yield name
 
@@ -196,18 +190,17 @@ class RedisBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, link: Link) -> None:
         if seat is None:
-            seat = self._seats[claim.id] = Seat(link, self._world.event())
-            link.bells[claim.id.encode()] = seat.bell
-        seat.bell.clear()
-        if claim.id.encode() in link.calls or not link.wire.open:
+            seat = Seat(link, self._world.event())
+            link.bells[claim.id] = seat.bell
+        else:
+            seat.bell.clear()
+        if claim.id in link.calls or not link.wire.open:
             seat.bell.set()
+        self._seats[claim.id] = seat
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
-        if self._seats.get(claim.id) is seat:
-            del self._seats[claim.id]
-        id = claim.id.encode()
-        seat.link.bells.pop(id, None)
-        seat.link.calls.pop(id, None)
+        seat.link.bells.pop(claim.id, None)
+        seat.link.calls.pop(claim.id, None)
         self._links.give(seat.link)
 
     def _at(self, name: str) -> str:

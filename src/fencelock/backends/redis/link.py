@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from os import urandom
 from typing import Any, Protocol
 
@@ -46,24 +47,28 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "doubtful", "pace", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.bells: dict[bytes, Bell] = {}
-        self.calls: dict[bytes, bytes] = {}
+        self.bells: dict[str, Bell] = {}
+        self.calls: dict[str, int] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
+        self.doubtful = False
+        """Whether another link to the same server went silent after this one was last used."""
+        self.pace = 0.0
+        """How long the last answer took."""
         self.used = 0.0
         self.wire: Wire
 
     def heard(self, push: Any) -> None:
-        """Take a call in: `id:word`."""
+        """Take a call in: `id:number`."""
         if push[0] != b"message":
             return
-        id, _, word = push[2].partition(b":")
+        id, _, number = push[2].decode().partition(":")
         if len(self.calls) >= EARLY_KEPT and id not in self.bells:
             self.calls.clear()
-        self.calls[id] = word
+        self.calls[id] = int(number)
         if (bell := self.bells.get(id)) is not None:
             bell.set()
 
@@ -124,11 +129,16 @@ class Links:
         return None
 
     def usable(self, link: Link, patience: float) -> bool:
-        """Return whether a link works: one that has owed an answer for longer than we would wait is given up."""
+        """Return whether a link works: one that has owed an answer for longer than we would wait is given up.
+
+        Not if it only is as slow as ever: another would be no faster, and others may have the patience to use this one.
+        """
         now = self._world.now()
         since = link.wire.waiting_since
-        if since is not None and now - since >= patience:
+        if since is not None and now - since >= max(patience, 2 * link.pace):
             self.stuck = True
+            return False
+        if link.doubtful:
             return False
         idle, link.used = now - link.used, now
         return link.wire.open if idle < IDLE_SECONDS else link.wire.alive()
@@ -137,7 +147,11 @@ class Links:
         """Give a link back, for the next who needs one."""
         if self._world.shares_wires:
             return
-        if not link.wire.open or self._closed or len(self._idle) >= LINKS_KEPT:
+        if not link.wire.open:
+            self.drop(link)
+            for other in list(self._idle):
+                other.used = -inf  # whatever broke this one may have broken them all: look before they are used
+        elif self._closed or len(self._idle) >= LINKS_KEPT:
             self.drop(link)
         else:
             link.calls.clear()
@@ -189,10 +203,16 @@ class Links:
     async def _introduce(self, link: Link) -> None:
         layout = f"{self._namespace}:layout"
         asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
+        sent = self._world.now()
         answers = await self._world.fan([(link.wire, command) for command in asked], self._patience, _all_there)
+        link.pace = self._world.now() - sent
+        _, info, found = answers
+        self.check(info, link)
+        known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
+        if known.get(b"redis_mode") == b"cluster":  # first: a key in somebody else's slot would only be refused as such
+            raise EngineUnavailable(f"{self.address}: {HINTS['MOVED']}")
         for answer in answers:
             self.check(answer, link)
-        _, info, found = answers
         if found is None:
             self.check(await link.wire.ask(("SET", layout, LAYOUT, "NX"), self._patience), link)
         elif found != LAYOUT.encode():
@@ -200,12 +220,10 @@ class Links:
                 f"{self.address}: the namespace {self._namespace!r} was written by another release of fencelock (layout "
                 f"{found.decode(errors='replace')}, this one has {LAYOUT}); use another namespace, or upgrade"
             )
-        self._look_at(dict(line.split(b":", 1) for line in info.splitlines() if b":" in line))
+        self._look_at(known)
 
     def _look_at(self, info: dict[bytes, bytes]) -> None:
         """Say what people should know about the server."""
-        if info.get(b"redis_mode") == b"cluster":
-            raise EngineUnavailable(f"{self.address}: {HINTS['MOVED']}")
         log = logging.getLogger("fencelock")
         run_id, before = info.get(b"run_id", b""), self.run_id
         self.run_id = run_id
@@ -242,6 +260,22 @@ class Links:
             finally:
                 self.give(link)
 
+    async def plain(self, command: Command, patience: float) -> Any:
+        """Send a command that may be repeated, on any link."""
+        again = True
+        while True:
+            link = await self.take(patience)
+            try:
+                answer = await link.wire.ask(command, patience)
+                self.check(answer, link)
+                return answer
+            except Unanswered:
+                if not again or link.wire.open:
+                    raise
+                again = False
+            finally:
+                self.give(link)
+
     async def _run_on(
         self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
     ) -> list[Any]:
@@ -257,21 +291,26 @@ class Links:
 
     async def ask(self, link: Link, script: Script, keys: Command, args: Command, patience: float) -> Any:
         """Run a script on this link."""
-        answer = await link.wire.ask(script.call(keys, args), patience)
+        sent = self._world.now()
+        try:
+            answer = await link.wire.ask(script.call(keys, args), patience)
+        except Unanswered:
+            for other in list(self._idle):
+                other.doubtful = other.doubtful or other.used < sent
+            raise
+        link.pace = self._world.now() - sent
         if type(answer) is ServerError:
             if answer.kind == "NOSCRIPT":
                 answer = await link.wire.ask(script.teach(keys, args), patience)
             self.check(answer, link)
         return answer
 
-    async def scan(self, link: Link, pattern: str, patience: float) -> set[str]:
+    async def scan(self, pattern: str, patience: float) -> set[str]:
         """Return all keys that match a pattern."""
         found: set[str] = set()
         cursor = 0
         while True:
-            answer = await link.wire.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), patience)
-            self.check(answer, link)
-            after, keys = answer
+            after, keys = await self.plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), patience)
             found.update(key.decode() for key in keys)
             cursor = int(after)
             if not cursor:
@@ -285,7 +324,8 @@ class Links:
             return
         if answer.kind in ANEW:
             self.drop(link)
-        hint = HINTS.get(answer.kind)
+        # What a user may not do inside a script is told as any other error of a script.
+        hint = HINTS.get("NOPERM" if "The user executing the script can't" in str(answer) else answer.kind)
         said = f"{self.address} refused: {answer}" + (f" ({hint})" if hint else "")
         raise EngineUnavailable(said) from answer
 

@@ -21,6 +21,7 @@ from fencelock.core.clock import wall_us
 from fencelock.core.urls import redact
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, World
 from fencelock.errors import (
+    ClientClosed,
     EngineUnavailable,
     FencelockError,
     GuaranteeUnavailable,
@@ -53,7 +54,7 @@ MEND_FIRST, MEND_LAST = 0.5, 10.0
 ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
-TRIED_KEPT = 10_000
+CLAIMS_KEPT = 10_000
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
@@ -124,15 +125,17 @@ class Hint:
 
 
 class Seat:
-    """A claim that waits: its links, on which the nodes call it, and how often it has tried."""
+    """A claim that waits: its links, on which the nodes call it, and how often it has tried.
 
-    __slots__ = ("_majority", "bell", "hints", "links", "taken", "ticket", "tries")
+    Whoever takes it out of `_seats` has it, and its links, to itself.
+    """
+
+    __slots__ = ("_majority", "bell", "hints", "links", "ticket", "tries")
 
     def __init__(self, links: list[Link | None], bell: Event, majority: int, ticket: int) -> None:
         self.links = links
         self.bell = bell
         self.hints = [Hint(self) for _ in links]
-        self.taken = False
         self.ticket = ticket
         self.tries = 0
         self._majority = majority
@@ -167,6 +170,7 @@ class RedlockBackend:
         """The highest proposal seen: ours are never lower, whatever our clock says."""
         self._tried: dict[str, int] = {}
         """What each claim has proposed and not undone: asked again, it proposes the same."""
+        self._given_up: dict[str, int] = {}
         self._seats: dict[str, Seat] = {}
         self._run_ids: list[bytes | None] = []
 
@@ -176,48 +180,49 @@ class RedlockBackend:
         """Propose a token to all nodes at once."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
-        patience = _patience(claim.ttl)
-        seat = self._seats.get(claim.id) if self._seats else None
-        links = await self._take(patience) if seat is None else await self._refresh(seat, patience)
-        try:
-            outcome = await self._propose(claim, links, seat, queue, patience)
-        except BaseException:
-            if seat is None:
-                self._give(links)
-            raise
-        if isinstance(outcome, Grant) or not queue:
-            if seat is None:
-                self._give(links)
-            else:
-                self._rise(claim, seat)
-        else:
-            self._sit(claim, seat, links, outcome.handle)
-        return outcome
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for a hint, or at random for longer and longer; try again in the end."""
         claim = busy.claim
-        seat = self._seats.get(claim.id)
+        seat = self._seats.pop(claim.id, None)
         if seat is not None:
             seat.tries += 1
             pause = min(AGAIN_LAST, AGAIN_FIRST * 2 ** min(seat.tries, 10)) * self._world.random()
             if busy.retry_in is not None:
                 pause = min(pause, busy.retry_in + AGAIN_FIRST * self._world.random())
-            seat.taken = True
             try:
                 wires = [link.wire for link in seat.links if link is not None and link.wire.open]
                 await self._world.listen(wires, seat.bell, min(timeout, pause))
-            finally:
-                seat.taken = False
-                if self._seats.get(claim.id) is not seat:  # abandoned meanwhile, as the client is being closed
-                    self._rise(claim, seat)
-        return await self.attempt(claim, queue=True)
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+        return await self._attempt(claim, True, seat)
+
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
+        patience = _patience(claim.ttl)
+        links: list[Link | None] = []
+        outcome: Grant | Busy | None = None
+        try:
+            links = await self._take(patience) if seat is None else await self._refresh(seat, patience)
+            outcome = await self._propose(claim, links, seat, queue, patience)
+        finally:
+            if isinstance(outcome, Busy) and queue:
+                self._sit(claim, seat, links, outcome.handle)
+            elif seat is not None:
+                self._rise(claim, seat)
+            else:
+                self._give(links)
+        return outcome
 
     async def abandon(self, claim: Claim) -> None:
         """Undo the claim's last proposal everywhere."""
         seat = self._seats.pop(claim.id, None)
-        if seat is not None and not seat.taken:
+        if seat is not None:
             self._rise(claim, seat)
+        # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
+        # has proposed. And never the same again once it is undone: the undo could arrive last.
+        _keep(self._given_up, claim.id, 0)
         args = (claim.name, claim.id, self._tried.get(claim.id, 0))
         await self._majority_of(UNDO, self._keys(claim.name), args, _patience(claim.ttl), everybody=True)
         self._tried.pop(claim.id, None)
@@ -270,10 +275,11 @@ class RedlockBackend:
         for place, (node, link) in enumerate(zip(self._nodes, await self._take(LONGEST), strict=True)):
             if link is None:
                 continue
+            node.links.give(link)
             try:
                 for kind in ("lock", "queue"):
                     start = f"{self._prefix}:{kind}:"
-                    keys = await node.links.scan(link, f"{literally(start)}{literally(prefix)}*", LONGEST)
+                    keys = await node.links.scan(f"{literally(start)}{literally(prefix)}*", LONGEST)
                     found = {key.removeprefix(start) for key in keys}
                     if kind == "lock":
                         held.update(found)
@@ -282,8 +288,6 @@ class RedlockBackend:
                 answers[place] = True
             except EngineUnavailable:
                 continue
-            finally:
-                node.links.give(link)
         if answers.count(True) < self._majority:
             raise self._too_few(answers.count(True), answers)
         for name in sorted(waited | {name for name, nodes in held.items() if nodes >= self._majority}):
@@ -337,7 +341,9 @@ class RedlockBackend:
         for _ in range(ROUNDS):
             proposal = self._tried.get(claim.id) or self._next()
             ticket = ticket or proposal
-            self._remember(claim.id, proposal)
+            _keep(self._tried, claim.id, proposal)
+            if claim.id in self._given_up:
+                raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
             if seat is not None:
                 seat.clear()
             sent = self._world.now()
@@ -348,10 +354,13 @@ class RedlockBackend:
                 return Grant(claim, proposal, sent)
             # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
             # same wires, and behind it.
+            stays = queue and claim.id not in self._given_up
             undo: list[Command] = [
-                (*args[:3], ttl, claim.owner, link.channel, ticket) if queue and link else args[:3] for link in links
+                (*args[:3], ttl, claim.owner, link.channel, ticket) if stays and link else args[:3] for link in links
             ]
             await self._fan(UNDO, keys, undo, links, patience, _at_once)
+            if stays and claim.id in self._given_up:
+                await self._fan(UNDO, keys, [args[:3]] * len(links), links, patience, _at_once)
             self._tried.pop(claim.id, None)
             self._highest = max([self._highest, *(answer[1] for answer in said if answer[0] == -1)])
             busy = sorted(answer[1] for answer in said if answer[0] == 0)
@@ -395,11 +404,6 @@ class RedlockBackend:
         if self._highest > TOKEN_MAX:
             raise EngineUnavailable(f"the nodes have seen proposals beyond 2^53, the last one near {self._highest}")
         return self._highest
-
-    def _remember(self, id: str, proposal: int) -> None:
-        self._tried[id] = proposal
-        if len(self._tried) > TRIED_KEPT:
-            self._tried.pop(next(iter(self._tried)), None)
 
     # ------------------------------------------------------------------ asking the nodes
 
@@ -495,13 +499,13 @@ class RedlockBackend:
 
     def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
         if seat is None:
-            seat = self._seats[claim.id] = Seat(links, self._world.event(), self._majority, ticket)
-        id = claim.id.encode()
+            seat = Seat(links, self._world.event(), self._majority, ticket)
         for link, hint in zip(seat.links, seat.hints, strict=True):
             if link is not None:
-                link.bells[id] = hint
-                if link.calls.pop(id, None) is not None:
+                link.bells[claim.id] = hint
+                if link.calls.pop(claim.id, None) is not None:
                     hint.set()
+        self._seats[claim.id] = seat
 
     async def _refresh(self, seat: Seat, patience: float) -> list[Link | None]:
         """See that a seat has a link to every node that can be reached."""
@@ -513,13 +517,10 @@ class RedlockBackend:
         return seat.links
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
-        if self._seats.get(claim.id) is seat:
-            del self._seats[claim.id]
-        id = claim.id.encode()
         for link in seat.links:
             if link is not None:
-                link.bells.pop(id, None)
-                link.calls.pop(id, None)
+                link.bells.pop(claim.id, None)
+                link.calls.pop(claim.id, None)
         self._give(seat.links)
 
     def _keys(self, name: str) -> tuple[str, str, str, str, str, str]:
@@ -532,6 +533,13 @@ class RedlockBackend:
             f"{at}:queue:{name}",
             f"{at}:waiters:{name}",
         )
+
+
+def _keep(memory: dict[str, int], id: str, value: int) -> None:
+    """Remember something of a claim, for as many claims as may be under way at a time."""
+    memory[id] = value
+    if len(memory) > CLAIMS_KEPT:
+        memory.pop(next(iter(memory)), None)
 
 
 def _patience(ttl: float) -> float:

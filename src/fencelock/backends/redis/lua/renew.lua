@@ -7,10 +7,11 @@ for i, holders in ipairs(KEYS) do
   local id, ttl = ARGV[2 * i - 1], ARGV[2 * i]
   local ends, rest = string.match(redis.call('HGET', holders, id) or '', '^(%d+)(:.*)$')
   if ends and tonumber(ends) > now then
-    redis.call('HSET', holders, id, now + ttl + 1 .. rest)
+    -- The expiry first: a server that is out of memory allows that, and then whatever else the same script writes.
     if redis.call('PTTL', holders) <= tonumber(ttl) then
       redis.call('PEXPIREAT', holders, now + ttl + 1)
     end
+    redis.call('HSET', holders, id, now + ttl + 1 .. rest)
     answers[i] = 1
   else
     answers[i] = 0

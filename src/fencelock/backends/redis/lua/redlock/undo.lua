@@ -16,6 +16,8 @@ if ticket then line_up(id, ttl, owner, channel, ticket) else leave_line(id) end
 if not holder then call_next() end
 if tonumber(proposal) > 0 then
   turn()
-  if tonumber(proposal) > last(name) then raise(name, proposal) end
+  -- One above it: a heal that is still on its way, too, comes too late.
+  local above = string.format('%.0f', proposal + 1)
+  if tonumber(above) > last(name) then raise(name, above) end
 end
 return had

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
-from collections.abc import Callable
 
 import fasteners
 import filelock
 import portalocker
 
 import fencelock
-from bench.harness import Goal, Run, interleaved, show
+from bench.harness import Goal, Run, Timing, interleaved, show, with_async_lock, with_lock, with_new_lock
 from fencelock import aio
 from fencelock.backends.sqlite import queue as sql
 from fencelock.backends.sqlite.database import COMMITS_PER_CHECKPOINT, Database
@@ -51,26 +51,19 @@ def bare(folder: str) -> Run:
     return run
 
 
-def with_lock(make: Callable[[], object]) -> Run:
-    def run(repetitions: int) -> None:
-        for _ in range(repetitions):
-            with make():  # type: ignore[attr-defined]
-                pass
-
-    return run
-
-
-def asyncio_pair(locks: aio.Locks, loop: asyncio.AbstractEventLoop) -> Run:
-    async def pairs(repetitions: int) -> None:
-        lock = locks.lock("name")
-        for _ in range(repetitions):
-            async with lock:
-                pass
-
-    return lambda repetitions: loop.run_until_complete(pairs(repetitions))
+def main(rounds: int) -> list[Goal]:
+    with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
+        timings = measure(folder, rounds)
+    show("SQLite, uncontended acquire + release", timings, base="our statements, bare")
+    ours = timings["fencelock, blocking"].median
+    return [
+        Goal("SQLite: blocking pair ÷ our statements bare", ours / timings["our statements, bare"].median, 1.6),
+        Goal("SQLite: blocking pair ÷ filelock's", ours / timings["filelock (no token, no ttl)"].median, 1.0),
+        Goal("SQLite: asyncio pair ÷ blocking pair", timings["fencelock, asyncio"].median / ours, 2.0),
+    ]
 
 
-def main(folder: str, rounds: int) -> list[Goal]:
+def measure(folder: str, rounds: int) -> dict[str, Timing]:
     loop = asyncio.new_event_loop()
     locks = fencelock.connect(f"sqlite://{folder}/blocking.db")
     alocks = aio.connect(f"sqlite://{folder}/asyncio.db")
@@ -79,11 +72,11 @@ def main(folder: str, rounds: int) -> list[Goal]:
     timings = interleaved(
         {
             "our statements, bare": bare(folder),
-            "fencelock, blocking": with_lock(lambda: lock),
-            "fencelock, asyncio": asyncio_pair(alocks, loop),
-            "filelock (no token, no ttl)": with_lock(lambda: file_lock),
-            "portalocker (no token, no ttl)": with_lock(lambda: portalocker.Lock(f"{folder}/portalocker")),
-            "fasteners (no token, no ttl)": with_lock(lambda: fasteners.InterProcessLock(f"{folder}/fasteners")),
+            "fencelock, blocking": with_lock(lock),
+            "fencelock, asyncio": with_async_lock(alocks.lock("name"), loop),
+            "filelock (no token, no ttl)": with_lock(file_lock),
+            "portalocker (no token, no ttl)": with_new_lock(lambda: portalocker.Lock(f"{folder}/portalocker")),
+            "fasteners (no token, no ttl)": with_new_lock(lambda: fasteners.InterProcessLock(f"{folder}/fasteners")),
         },
         rounds,
         repetitions=400,
@@ -91,10 +84,4 @@ def main(folder: str, rounds: int) -> list[Goal]:
     locks.close()
     loop.run_until_complete(alocks.close())
     loop.close()
-    show("SQLite, uncontended acquire + release", timings, base="our statements, bare")
-    ours = timings["fencelock, blocking"].median
-    return [
-        Goal("blocking pair ÷ our statements bare", ours / timings["our statements, bare"].median, 1.6),
-        Goal("blocking pair ÷ filelock's", ours / timings["filelock (no token, no ttl)"].median, 1.0),
-        Goal("asyncio pair ÷ blocking pair", timings["fencelock, asyncio"].median / ours, 2.0),
-    ]
+    return timings

@@ -1,0 +1,56 @@
+"""An uncontended acquire and release on Redis, beside the bare fenced scripts and beside the peers."""
+
+from __future__ import annotations
+
+from bench import redis_peers as peers
+from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with_lock
+from tests.engines import Redis
+
+OURS = "fencelock"
+BARE = "fenced scripts, bare connection"
+REDIS_PY = "redis-py Lock (no token)"
+
+
+def main(rounds: int) -> list[Goal]:
+    with Redis(settings=peers.SETTINGS) as server:
+        blocking = measure_blocking(server, rounds)
+        asyncio = measure_asyncio(server, rounds)
+    return [
+        Goal("Redis: blocking pair ÷ redis-py's", ratio(blocking, REDIS_PY), 0.6),
+        Goal("Redis: blocking pair ÷ the bare scripts", ratio(blocking, BARE), 1.35),
+        Goal("Redis: asyncio pair ÷ redis-py's", ratio(asyncio, REDIS_PY), 0.8),
+    ]
+
+
+def ratio(timings: dict[str, Timing], base: str) -> float:
+    return timings[OURS].median / timings[base].median
+
+
+def measure_blocking(server: Redis, rounds: int) -> dict[str, Timing]:
+    locks = {
+        OURS: peers.ours(server.url),
+        REDIS_PY: peers.redis_py(server.url),
+        "python-redis-lock (no token)": peers.python_redis_lock(server.url),
+        "pottery Redlock, 1 node (no token)": peers.pottery(server.url),
+        "tooz (no token)": peers.tooz(server.url),
+    }
+    contestants = {BARE: peers.bare(server)}
+    contestants |= {name: with_lock(lock) for name, lock in locks.items()}
+    timings = interleaved(contestants, rounds, repetitions=100)
+    show("Redis, uncontended acquire + release, blocking", timings, base=REDIS_PY)
+    return timings
+
+
+def measure_asyncio(server: Redis, rounds: int) -> dict[str, Timing]:
+    aio = peers.Aio()
+    locks = {
+        OURS: aio.ours(server.url),
+        REDIS_PY: aio.redis_py(server.url),
+        "pottery AIORedlock, 1 node (no token)": aio.pottery(server.url),
+    }
+    contestants = {BARE: aio.bare(server)}
+    contestants |= {name: with_async_lock(lock, aio.loop) for name, lock in locks.items()}
+    timings = interleaved(contestants, rounds, repetitions=100)
+    aio.close()
+    show("Redis, uncontended acquire + release, asyncio", timings, base=REDIS_PY)
+    return timings

@@ -1,0 +1,177 @@
+"""Who is measured on Redis: each peer's lock made from a URL, and the bare scripts on held connections.
+
+All have a time to live of 30 seconds, as ours has, and are otherwise as they come. They are imported when they are
+made: a process that contends with one of them need not know the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Run
+from tests.engines import Redis
+
+TTL = 30
+# Nothing is written to disk, so that it is the locks that are measured.
+SETTINGS = {"appendonly": "no"}
+ACQUIRE, RELEASE = (Path(__file__).with_name(f"bare_{what}.lua").read_text() for what in ("acquire", "release"))
+ID = "0" * 32
+
+
+def ours(url: str) -> AbstractContextManager[Any]:
+    import fencelock
+
+    return fencelock.connect(url).lock("fencelock")
+
+
+def redis_py(url: str) -> AbstractContextManager[Any]:
+    import redis
+
+    lock: AbstractContextManager[Any] = redis.Redis.from_url(url).lock("redis-py", timeout=TTL)
+    return lock
+
+
+def python_redis_lock(url: str) -> AbstractContextManager[Any]:
+    import redis
+    import redis_lock
+
+    lock: AbstractContextManager[Any] = redis_lock.Lock(redis.Redis.from_url(url), "python-redis-lock", expire=TTL)
+    return lock
+
+
+def pottery(*urls: str) -> AbstractContextManager[Any]:
+    import redis
+    from pottery import Redlock
+
+    masters = {redis.Redis.from_url(url) for url in urls}
+    return Redlock(key=f"pottery-{len(urls)}", masters=masters, auto_release_time=TTL)
+
+
+def tooz(url: str) -> AbstractContextManager[Any]:
+    from tooz.coordination import get_coordinator
+
+    coordinator = get_coordinator(f"{url}?lock_timeout={TTL}", b"bench")
+    coordinator.start()
+    return coordinator.get_lock(b"tooz")
+
+
+def bare(*nodes: Redis) -> Run:
+    """Return the bare scripts: sent to all nodes, then all replies read."""
+    import redis
+
+    connection_class: Any = redis.Connection  # its signatures have no types
+    connections = [connection_class(host=node.host, port=node.port) for node in nodes]
+    acquire = release = b""
+    for connection in connections:
+        acquire, release = (ask(connection, "SCRIPT", "LOAD", script) for script in (ACQUIRE, RELEASE))
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            for connection in connections:
+                connection.send_command("EVALSHA", acquire, 2, "bare", "bare-counter", ID, TTL * 1000)
+            for connection in connections:
+                if not connection.read_response():
+                    raise RuntimeError("the bare lock is taken")
+            for connection in connections:
+                connection.send_command("EVALSHA", release, 1, "bare", ID)
+            for connection in connections:
+                connection.read_response()
+
+    return run
+
+
+def ask(connection: Any, *words: str | int) -> Any:
+    connection.send_command(*words)
+    return connection.read_response()
+
+
+class Baton:
+    """The least that handing over in order can be: one element of a list, popped and pushed. Who dies takes it along."""
+
+    def __init__(self, url: str) -> None:
+        import redis
+
+        kwargs = redis.Redis.from_url(url).connection_pool.connection_kwargs
+        connection_class: Any = redis.Connection
+        self._connection = connection_class(host=kwargs["host"], port=kwargs["port"], socket_timeout=None)
+        if ask(self._connection, "SET", "baton-made", 1, "NX"):
+            ask(self._connection, "RPUSH", "baton", 1)
+
+    def __enter__(self) -> None:
+        ask(self._connection, "BLPOP", "baton", 0)
+
+    def __exit__(self, *_: object) -> None:
+        ask(self._connection, "RPUSH", "baton", 1)
+
+
+class Aio:
+    """The same for asyncio, on one loop; what was made is closed with it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._stack.aclose())
+        self.loop.close()
+
+    def ours(self, url: str) -> AbstractAsyncContextManager[Any]:
+        from fencelock import aio
+
+        locks = aio.connect(url)
+        self._stack.push_async_callback(locks.close)
+        return locks.lock("fencelock-aio")
+
+    def client(self, url: str, **options: Any) -> Any:
+        import redis.asyncio
+
+        client = redis.asyncio.Redis.from_url(url, **options)
+        self._stack.push_async_callback(client.aclose)
+        return client
+
+    def redis_py(self, url: str) -> AbstractAsyncContextManager[Any]:
+        lock: AbstractAsyncContextManager[Any] = self.client(url).lock("redis-py-aio", timeout=TTL)
+        return lock
+
+    def pottery(self, *urls: str) -> AbstractAsyncContextManager[Any]:
+        from pottery import AIORedlock
+
+        masters = {self.client(url) for url in urls}
+        return AIORedlock(key=f"pottery-aio-{len(urls)}", masters=masters, auto_release_time=TTL)
+
+    def bare(self, *nodes: Redis) -> Run:
+        connections, shas = self.loop.run_until_complete(self._connect(nodes))
+        acquire, release = shas
+
+        async def pairs(repetitions: int) -> None:
+            for _ in range(repetitions):
+                for connection in connections:
+                    await connection.send_command("EVALSHA", acquire, 2, "bare-aio", "bare-aio-counter", ID, TTL * 1000)
+                for connection in connections:
+                    if not await connection.read_response():
+                        raise RuntimeError("the bare lock is taken")
+                for connection in connections:
+                    await connection.send_command("EVALSHA", release, 1, "bare-aio", ID)
+                for connection in connections:
+                    await connection.read_response()
+
+        return lambda repetitions: self.loop.run_until_complete(pairs(repetitions))
+
+    async def _connect(self, nodes: Sequence[Redis]) -> tuple[list[Any], list[bytes]]:
+        import redis.asyncio
+
+        connections: list[Any] = []
+        shas: list[bytes] = []
+        for node in nodes:
+            connection: Any = redis.asyncio.Connection(host=node.host, port=node.port)
+            self._stack.push_async_callback(connection.disconnect)
+            connections.append(connection)
+            shas = []
+            for script in (ACQUIRE, RELEASE):
+                await connection.send_command("SCRIPT", "LOAD", script)
+                shas.append(await connection.read_response())
+        return connections, shas

@@ -1,0 +1,60 @@
+"""A network path whose present connections can go dead without a word while new ones work: a firewall that forgot them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from tests.engines.redis import Redis
+
+
+class Forwarder:
+    """Forwards to a server, in the event loop of the test."""
+
+    def __init__(self, server: Redis) -> None:
+        self._server = server
+        self._epoch = 0
+        self.accepted = 0
+        self.address = ""
+        self._open: list[asyncio.StreamWriter] = []
+
+    @property
+    def url(self) -> str:
+        """The server's URL, by way of here."""
+        return self._server.url_at(self.address)
+
+    def freeze(self) -> None:
+        """Let nothing more pass on any present connection, in either direction, for ever."""
+        self._epoch += 1
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        there_reader, there_writer = await asyncio.open_connection(self._server.host, self._server.port)
+        self._open += [writer, there_writer]
+        epoch = self._epoch
+        await asyncio.gather(self._pump(reader, there_writer, epoch), self._pump(there_reader, writer, epoch))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, epoch: int) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(65536):
+                if self._epoch == epoch:
+                    sink.write(data)
+            if self._epoch == epoch:
+                sink.close()
+
+
+@asynccontextmanager
+async def forwarding(server: Redis) -> AsyncIterator[Forwarder]:
+    """Forward to a server for as long as the body runs."""
+    forwarder = Forwarder(server)
+    listener = await asyncio.start_server(forwarder._serve, "127.0.0.1", 0)
+    forwarder.address = "{}:{}".format(*listener.sockets[0].getsockname())
+    try:
+        yield forwarder
+    finally:
+        listener.close()
+        for writer in forwarder._open:
+            writer.close()
+        await listener.wait_closed()
+        await asyncio.sleep(0.01)

@@ -1,0 +1,113 @@
+"""Names and namespaces on a real Redis: exact whatever they contain, and gone without a trace when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from fencelock import LockTimeout, aio
+from tests.backends.conftest import Clients
+from tests.backends.redis_server import tell
+from tests.contract.colours import LocksView
+from tests.contract.subject import SOON, background, eventually, waiting
+from tests.engines.redis import Redis
+
+Own = Callable[..., Redis]
+
+NAMES = [
+    "a", "a*", "a?", "a[b]", "a[^b]", "a\\", "a\\*", "a-z", "{a}", "{}", "}{", "a}b", "a b", " a ", "🔒", "a🔒",
+    "é", "É", "e\u0301",
+    "holders:a", "queue:a", "waiters:a", "a}:holders:b", "a}:queue:b", "x:{1}:holders:y", "token", "layout", "%41", "A",
+    "a:b", "/", "..", "'", '"', "$1", "n" * 1024, "\u2028", "\ud7ff",
+]  # fmt: skip
+
+
+async def found(locks: LocksView | aio.Locks, prefix: str = "") -> list[str]:
+    """Return the names in use."""
+    return [name async for name in locks.names(prefix)]
+
+
+async def test_names_are_exact(own_redis: Own, clients: Clients) -> None:
+    """Every name is its own, held or waited for, and a prefix finds what begins with it and nothing else."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    leases = [await locks.lock(name).acquire() for name in NAMES]
+    assert await found(locks) == sorted(NAMES)
+    # A claim in line has keys of other kinds than one that holds: they must not be taken for other names.
+    async with background(*(locks.lock(name).acquire() for name in NAMES)) as waiters:
+        for name in NAMES:
+            await waiting(locks, name)
+        for prefix in [*NAMES, "a}", "b", "y", "h", "q", "*", "?", "[", "n" * 1023]:
+            assert await found(locks, prefix) == sorted(name for name in NAMES if name.startswith(prefix)), prefix
+        assert await found(locks) == sorted(NAMES)
+        for lease in leases:
+            assert await lease.release()
+        for lease in await asyncio.gather(*waiters):
+            await lease.release()
+    assert await found(locks) == []
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        ("a", "a:b", "a:{1}", "a:{1}:holders"), ("a", "A", "a%3Ab", "a:b"), ("{a}", "{b}", "a", "b"), ("*", "?", "a", "[a]"),
+        ("a/call", "a", "a/", "é"),
+    ],
+)  # fmt: skip
+async def test_namespaces_never_mix(own_redis: Own, clients: Clients, spaces: tuple[str, ...]) -> None:
+    """Namespaces that look like parts of each other's keys hold the same names side by side."""
+    server = own_redis()
+    sides = {space: clients.connect(server.url, namespace=space) for space in spaces}
+    leases = [await locks.lock(name).acquire() for locks in sides.values() for name in ("x", "b:{1}:holders:x")]
+    assert len({lease.id for lease in leases}) == 8
+    for locks in sides.values():
+        assert await found(locks) == ["b:{1}:holders:x", "x"]
+        assert len((await locks.inspect("x")).holders) == 1
+    for lease in leases:
+        assert await lease.release()
+
+
+async def test_names_leave_no_trace(own_redis: Own) -> None:
+    """20,000 names leave nothing but the counters of their buckets and the version of the layout."""
+    server = own_redis(settings={"appendonly": "no"})
+
+    async def some(start: int) -> None:
+        for i in range(start, start + 100):
+            async with locks.lock(f"order:{i}"):
+                pass
+
+    async with aio.connect(server.url) as locks:
+        await asyncio.gather(*(some(start) for start in range(0, 20_000, 100)))
+        assert await found(locks) == []
+    assert tell(server, "DBSIZE") <= 1024 + 1
+    assert all(b":token" in key or key == b"fencelock:layout" for key in tell(server, "KEYS", "*"))
+
+
+async def test_nothing_stays_of_what_was_given_up(own_redis: Own, clients: Clients) -> None:
+    """Claims that timed out, were cancelled, killed or left to run out leave nothing behind after their ttl."""
+    server = own_redis()
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    worker = await subject.worker()
+    await worker.acquire("killed", ttl=1)
+    await worker.kill()
+    expired = await locks.lock("expired", ttl=1, renew=False).acquire()
+    async with locks.lock("held", ttl=30):
+        for _ in range(3):
+            with pytest.raises(LockTimeout):
+                await locks.lock("held", ttl=1, timeout=0.05).acquire()
+            assert await locks.lock("held", ttl=1).try_acquire() is None
+        other = await subject.worker()
+        async with background(other.acquire("held", ttl=1)) as (task,):
+            await waiting(locks, "held")
+            await other.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+
+    async def clean() -> bool:
+        return all(b":token" in key or key == b"fencelock:layout" for key in tell(server, "KEYS", "*"))
+
+    await eventually(clean, "only counters are left", SOON)
+    assert expired.lost.is_set()

@@ -1,0 +1,222 @@
+"""The wire itself, against a real Redis: every answer goes to who asked for it, however many gave up before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fencelock import aio
+from fencelock.backends.redis.dial import RedisDialer, from_url
+from fencelock.core.world import NO_ANSWER, Wire, World
+from fencelock.errors import Unanswered
+from fencelock.worlds.aio import AioWorld
+from fencelock.worlds.blocking import BlockingWorld
+from tests.contract.subject import SOON
+from tests.engines.proxy import Proxy
+from tests.engines.redis import Redis, RedisTls
+
+Own = Callable[..., Redis]
+
+CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
+
+
+class Ends:
+    """Wires of one colour, closed at the end of the test."""
+
+    def __init__(self, colour: str) -> None:
+        self.world: World = AioWorld() if colour == "aio" else BlockingWorld()
+        self.heard: list[Any] = []
+        self.ended = 0
+        self._wires: list[Wire] = []
+
+    async def wire(self, dialer: Any) -> Wire:
+        """Connect."""
+        self._wires.append(await self.world.wire(dialer, self.heard.append, self._end))
+        return self._wires[-1]
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    async def finish(self) -> None:
+        """Close all."""
+        for wire in self._wires:
+            wire.close()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def ends(colour: str) -> Ends:
+    """Wires of either colour."""
+    return Ends(colour)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def url(request: pytest.FixtureRequest, own_redis: Own, own_redis_tls: Callable[..., RedisTls]) -> str:
+    """The URL of a server, with and without TLS."""
+    return own_redis().url if request.param == "plain" else own_redis_tls().tls_url
+
+
+async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
+    """What is pushed in the same packet as an answer is heard, and never taken for it."""
+    wire = await ends.wire(from_url(url))
+    await wire.ask(("SUBSCRIBE", "here"), SOON)
+    for i in range(200):
+        asked = ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", f"answer{i}")
+        assert await wire.ask(asked, SOON) == b"answer%d" % i
+    await wire.ask(("PING",), SOON)
+    assert [push[2] for push in ends.heard] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
+
+
+async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
+    """Who listens is woken by a push that another sends, and by the end of the wire."""
+    wire, other = await ends.wire(from_url(url)), await ends.wire(from_url(url))
+    bell = ends.world.event()
+    ends.heard = _Ringing(bell)
+    wire = await ends.wire(from_url(url))
+    await wire.ask(("SUBSCRIBE", "here"), SOON)
+    assert not await ends.world.listen([wire], bell, 0.02)
+    assert await other.ask(("PUBLISH", "here", "x" * 100_000), SOON) == 1
+    assert await ends.world.listen([wire], bell, SOON)
+    assert len(ends.heard[0][2]) == 100_000
+    bell.clear()
+    await other.ask(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
+    await ends.world.listen([wire], bell, SOON)
+    await asyncio.sleep(0.01)
+    assert not wire.alive()
+    assert not wire.open
+
+
+class _Ringing(list[Any]):
+    """Takes in pushes, and rings."""
+
+    def __init__(self, bell: Any) -> None:
+        super().__init__()
+        self._bell = bell
+
+    def append(self, push: Any) -> None:
+        super().append(push)
+        self._bell.set()
+
+
+async def test_large_answers(url: str, ends: Ends) -> None:
+    """Answers and commands larger than any buffer come through whole."""
+    wire = await ends.wire(from_url(url))
+    for size in (1, 65_535, 65_536, 65_537, 3_000_000):
+        assert await wire.ask(("ECHO", "ä" * size), SOON) == b"\xc3\xa4" * size
+    asked = [(wire, ("ECHO", f"{i}" * 10_000)) for i in range(100)]
+    answers = await ends.world.fan(asked, SOON, lambda answers: NO_ANSWER not in answers)
+    assert answers == [f"{i}".encode() * 10_000 for i in range(100)]
+
+
+async def test_late_answers_are_skipped(own_redis: Own, proxy: Callable[..., Proxy], ends: Ends) -> None:
+    """An answer that comes after its asker gave up is skipped; the next asker gets its own."""
+    between = proxy(own_redis())
+    wire = await ends.wire(from_url(between.url))
+    between.delay(0.05, "to_client")
+    for i in range(5):
+        with pytest.raises(Unanswered, match="no answer within"):
+            await wire.ask(("ECHO", f"late{i}"), 0.001)
+        assert wire.waiting_since is not None
+        assert await wire.ask(("ECHO", f"good{i}"), SOON) == b"good%d" % i
+        assert wire.waiting_since is None
+    missed = await ends.world.fan([(wire, ("ECHO", f"fan{i}")) for i in range(3)], 0.001, lambda answers: False)
+    assert missed == [NO_ANSWER] * 3
+    assert await wire.ask(("ECHO", "after"), SOON) == b"after"
+    assert wire.open
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_patience(own_redis: Own, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
+    """Whoever asks with whatever patience gets its own answer or none, never another's."""
+    between = proxy(own_redis())
+    dice = random.Random(seed)
+    wire = await ends.wire(from_url(between.url))
+    between.delay(0.002, "to_client")
+    right = 0
+    for i in range(150):
+        try:
+            assert await wire.ask(("ECHO", f"{i}"), dice.choice([0.0005, 0.001, 0.002, 0.003, 0.01])) == b"%d" % i
+            right += 1
+        except Unanswered:
+            pass
+    assert await wire.ask(("ECHO", "end"), SOON) == b"end"
+    assert wire.open
+    assert right
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_cancellations(own_redis: Own, proxy: Callable[..., Proxy], seed: int) -> None:
+    """A hundred tasks share a connection and are cancelled at random: none ever sees what another asked for."""
+    between = proxy(own_redis())
+    dice = random.Random(seed)
+    async with aio.connect(between.url) as locks:
+        leases = await asyncio.gather(*(locks.lock(f"n{i}", ttl=60).acquire() for i in range(100)))
+        between.delay(0.001, "to_client")
+        answered = 0
+
+        async def look(i: int) -> None:
+            nonlocal answered
+            while True:
+                seen = await locks.inspect(f"n{i}")
+                assert [holder.token for holder in seen.holders] == [leases[i].token]
+                answered += 1
+
+        async def harass(i: int) -> None:
+            for _ in range(10):
+                task = asyncio.ensure_future(look(i))
+                await asyncio.sleep(dice.uniform(0, 0.03))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+        await asyncio.gather(*(harass(i) for i in range(100)))
+        assert answered > 0
+        between.heal()
+        for lease in leases:
+            assert await lease.release()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_cancelled_while_connecting(own_redis: Own, proxy: Callable[..., Proxy], seed: int) -> None:
+    """Whoever is cancelled while the first connection is being made harms nobody who waits for the same one."""
+    between = proxy(own_redis())
+    dice = random.Random(seed)
+    between.delay(0.002)
+    for _ in range(15):
+        async with aio.connect(between.url) as locks:
+            tasks = [asyncio.ensure_future(locks.inspect("x")) for _ in range(5)]
+            for task in tasks[:4]:
+                await asyncio.sleep(dice.uniform(0, 0.006))
+                task.cancel()
+            assert (await tasks[4]).holders == ()
+            await asyncio.wait(tasks)
+
+
+async def test_garbage(own_redis: Own, ends: Ends) -> None:
+    """What is no answer of a Redis ends the wire: whoever asks gets no answer, not the parser's error."""
+    ours, theirs = socket.socketpair()
+
+    class Garbled(RedisDialer):
+        def __init__(self) -> None:
+            self.address = "garbled"
+
+        def dial(self) -> socket.socket:
+            return ours
+
+        async def adial(self) -> tuple[Any, object]:
+            return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+
+    wire = await ends.wire(Garbled())
+    theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(Unanswered):
+        await wire.ask(("PING",), SOON)
+    assert not wire.open
+    assert ends.ended == 1
+    with pytest.raises(Unanswered):
+        await wire.ask(("PING",), SOON)
+    theirs.close()
