@@ -13,7 +13,7 @@ from fencelock.errors import LeaseLost, Unanswered
 from fencelock.model import Reason
 from fencelock.primitives.mutex import Mutex
 from fencelock.sim.clocks import RATE_ERROR, BootClock
-from fencelock.sim.engine import Engine, SimBackend
+from fencelock.sim.engine import MemoryEngine, SimBackend
 from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
 from fencelock.sim.network import Network, Weather
@@ -32,8 +32,8 @@ class Lab:
         self.process = Process(self.scheduler, "p1")
         self.world = SimWorld(self.process)
         self.network = Network(self.scheduler, Weather(delay=0.01))
-        self.engine = Engine(self.scheduler, "engine")
-        self.recorder = Recorder(self.scheduler, self.engine.store, 1.0)
+        self.engine = MemoryEngine(self.network)
+        self.recorder = Recorder(self.scheduler, self.engine, 1.0)
         self.log: list[Any] = []
         self.told: list[Reason] = []
         self.client = self.connect(self.world)

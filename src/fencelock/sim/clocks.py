@@ -41,16 +41,21 @@ class BootClock:
 class WallClock:
     """A wall clock in µs. It jumps; it may even stand still, so that a wiped engine repeats its tokens exactly."""
 
-    __slots__ = ("_scheduler", "shift", "stands")
+    __slots__ = ("_rate", "_scheduler", "shift", "stands", "step")
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, rate: float = 1.0) -> None:
         self._scheduler = scheduler
+        self._rate = rate
         self.shift = 1_700_000_000_000_000
         self.stands = False
+        self.step = 1
+        """µs by which it moves on at a time."""
 
     def us(self) -> int:
         """Return what the clock shows."""
-        return self.shift + (0 if self.stands else int(self._scheduler.time * 1e6))
+        return self.shift + (
+            0 if self.stands else int(self._scheduler.time * self._rate * 1e6) // self.step * self.step
+        )
 
     def jump(self, seconds: float) -> None:
         """Set it forward, or back."""

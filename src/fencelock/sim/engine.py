@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -11,8 +11,9 @@ from fencelock.errors import ClientClosed
 from fencelock.model import Claim
 from fencelock.sim.clocks import BootClock, WallClock
 from fencelock.sim.history import Left
+from fencelock.sim.host import Host
 from fencelock.sim.network import Network
-from fencelock.sim.scheduler import Scheduler
+from fencelock.sim.scenario import Scenario
 from fencelock.sim.world import SimWorld
 
 T = TypeVar("T")
@@ -64,23 +65,48 @@ class SimStore(MemoryStore):
         return found + [Left("", "", "bell", at) for id in self._bells if id not in queued]
 
 
-class Engine:
-    """One engine: a store, the clocks of its host, and a label on the network."""
+class MemoryEngine:
+    """`fencelock.sim.engines.Engine`: a store, the clocks of its host, and a label on the network."""
 
-    def __init__(self, scheduler: Scheduler, label: str) -> None:
-        self.label = label
-        self.wall = WallClock(scheduler)
-        self.store = SimStore(BootClock.any(scheduler).now, self.wall.us)
+    labels: Sequence[str] = ("engine",)
+    hosts: Sequence[Host] = ()
+    patience = 0.0
+
+    def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
+        self._network = network
+        self._scenario = scenario
+        self._wall = WallClock(network.scheduler)
+        self._wall.stands = scenario is not None and scenario.rewinds
+        self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
+        self.tickets: Mapping[int, int] = self.store.tickets
+        self.has = self.store.has
+        self.left = self.store.left
+        self.wipe = self.store.wipe
+
+    def connect(self, world: SimWorld) -> SimBackend:
+        """Return a client's way to the store."""
+        return SimBackend(world, self._network, self)
+
+    def force(self, name: str) -> None:
+        """Release by force."""
+        self.store.force_release(name)
+
+    def jump(self, seconds: float) -> bool:
+        """Leases run out by a boot clock, so that this is fair unless tokens have nothing else to go by."""
+        if self._scenario is not None and self._scenario.wipes:
+            return False
+        self._wall.jump(seconds)
+        return True
 
 
 class SimBackend(MemoryBackend):
     """A client's way to the store, with a network in between."""
 
-    def __init__(self, world: SimWorld, network: Network, engine: Engine) -> None:
+    def __init__(self, world: SimWorld, network: Network, engine: MemoryEngine) -> None:
         super().__init__(world, engine.store)
         self._process = world.process
         self._network = network
-        self._server = engine.label
+        (self._server,) = engine.labels
 
     async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:

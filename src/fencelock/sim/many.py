@@ -13,7 +13,7 @@ from importlib import import_module
 from multiprocessing import get_context
 
 from fencelock.sim.run import Result, play
-from fencelock.sim.scenario import BY_NAME
+from fencelock.sim.scenario import scenario_of
 
 BATCH = 50
 """Seeds that a process plays at a time; the rubbish of a run is collected once in a batch."""
@@ -27,12 +27,14 @@ class Failure:
     scenario: str
     variant: str | None
     violations: tuple[str, ...]
+    engine: str = "memory"
 
     @property
     def command(self) -> str:
         """The one command that plays it again."""
         variant = "" if self.variant is None else f" --variant {self.variant}"
-        return f"python -m fencelock.sim --seed {self.seed} --scenario {self.scenario}{variant}"
+        engine = "" if self.engine == "memory" else f" --engine {self.engine}"
+        return f"python -m fencelock.sim{engine} --seed {self.seed} --scenario {self.scenario}{variant}"
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ def play_many(
     seeds: Iterable[int],
     *,
     jobs: int = 1,
+    engine: str = "memory",
     scenario: str | None = None,
     variant: str | None = None,
     progress: Callable[[Summary], None] = lambda _: None,
@@ -87,7 +90,7 @@ def play_many(
     """Play the seeds and return what came of them, failures in the order of their seeds."""
     todo = list(seeds)
     batches = [todo[at : at + BATCH] for at in range(0, len(todo), BATCH)]
-    batch = partial(play_batch, scenario=scenario, variant=variant)
+    batch = partial(play_batch, engine=engine, scenario=scenario, variant=variant)
     summary = Summary()
     if jobs == 1:
         for seeds in batches:
@@ -103,7 +106,7 @@ def play_many(
     return summary
 
 
-def play_batch(seeds: list[int], *, scenario: str | None, variant: str | None) -> Summary:
+def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: str | None) -> Summary:
     """Play some seeds in this process."""
     summary = Summary()
     collecting = gc.isenabled()
@@ -111,7 +114,7 @@ def play_batch(seeds: list[int], *, scenario: str | None, variant: str | None) -
     try:
         with broken(variant):
             for seed in seeds:
-                _count(summary, play(seed, None if scenario is None else BY_NAME[scenario]), variant)
+                _count(summary, play(seed, scenario_of(seed, engine, scenario)), engine, variant)
     finally:
         if collecting:
             gc.enable()
@@ -119,7 +122,7 @@ def play_batch(seeds: list[int], *, scenario: str | None, variant: str | None) -
     return summary
 
 
-def _count(summary: Summary, result: Result, variant: str | None) -> None:
+def _count(summary: Summary, result: Result, engine: str, variant: str | None) -> None:
     history = result.history
     accepted = sum(write.accepted for write in history.writes)
     summary.seeds += 1
@@ -129,4 +132,4 @@ def _count(summary: Summary, result: Result, variant: str | None) -> None:
     summary.events += result.events
     if result.violations:
         violations = tuple(map(str, result.violations))
-        summary.failures.append(Failure(result.seed, result.scenario, variant, violations))
+        summary.failures.append(Failure(result.seed, result.scenario, variant, violations, engine))

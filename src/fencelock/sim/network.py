@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fencelock.errors import Unanswered
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Parked
+
+if TYPE_CHECKING:
+    from fencelock.sim.host import Host
 
 T = TypeVar("T")
 
@@ -36,32 +39,56 @@ class Network:
     def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
         self.scheduler = scheduler
         self.weather = weather
+        self.healed = False
+        self.hosts: dict[str, Host] = {}
+        """Servers that can be connected to, by label."""
         self._cuts: dict[tuple[str, str], int] = {}
+        self._held: list[tuple[str, str, Callable[[], object]]] = []
 
     def cut(self, source: str, target: str, seconds: float) -> None:
-        """Lose every message that is sent this way from now on, for so long."""
+        """Lose every message that is sent this way from now on, for so long; what is on a connection is held back."""
         self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
         self.scheduler.after(seconds, partial(self._mend, source, target))
 
     def _mend(self, source: str, target: str) -> None:
         if self._cuts.get((source, target)):
             self._cuts[source, target] -= 1
+        self._go_on()
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Return whether nothing gets through this way now."""
+        return bool(self._cuts) and bool(self._cuts.get((source, target)))
+
+    def when_mended(self, source: str, target: str, fn: Callable[[], object]) -> None:
+        """Call the function as soon as messages get through this way again."""
+        self._held.append((source, target, fn))
+
+    def _go_on(self) -> None:
+        held, self._held = self._held, []
+        for source, target, fn in held:
+            if self.is_cut(source, target):
+                self._held.append((source, target, fn))
+            else:
+                fn()
 
     def heal(self) -> None:
         """Lose nothing from now on; what was sent before may still be on its way."""
+        self.healed = True
         self.weather = Weather(self.weather.delay, patience=self.weather.patience)
         self._cuts.clear()
+        self._go_on()
 
     def send(self, source: str, target: str, arrive: Callable[[], object], *, once: bool = False) -> None:
         """Send a message: `arrive` happens at the other end, perhaps; `once` if it must not happen twice."""
         weather, chance = self.weather, self.scheduler.random
         if self._cuts.get((source, target)) or (weather.lost and chance.random() < weather.lost):
             return
-        self.scheduler.after(self._delay(), arrive)
+        self.scheduler.after(self.delay(), arrive)
         if weather.doubled and not once and chance.random() < weather.doubled:
-            self.scheduler.after(self._delay(), arrive)
+            self.scheduler.after(self.delay(), arrive)
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
+        """Return how long some message takes."""
         weather, chance = self.weather, self.scheduler.random
         slow = weather.slow and chance.random() < weather.slow
         return chance.random() * (weather.slowest if slow else weather.delay)

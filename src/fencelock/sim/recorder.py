@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fencelock.sim.engine import SimStore
+from fencelock.sim.engines import Engine
 from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
@@ -41,7 +41,7 @@ class Pending:
         self._outcome = outcome
         self._lease = lease
         if lease is not None:
-            self._ticket = self._recorder.store.tickets.get(lease.token)
+            self._ticket = self._recorder.engine.tickets.get(lease.token)
 
     def op(self) -> Op:
         """Return what came of it."""
@@ -57,11 +57,11 @@ class Pending:
 class Recorder:
     """What happened so far."""
 
-    def __init__(self, scheduler: Scheduler, store: SimStore, settled: float) -> None:
+    def __init__(self, scheduler: Scheduler, engine: Engine, settled: float) -> None:
         self._settled = settled
         """Seconds after which no message is on its way any more."""
         self.scheduler = scheduler
-        self.store = store
+        self.engine = engine
         self.history = History()
         self._pending: list[Pending] = []
 
@@ -85,7 +85,7 @@ class Recorder:
         self.scheduler.after(self._settled, partial(self._look, lease, self.scheduler.time))
 
     def _look(self, lease: SimLease, since: float) -> None:
-        if self.store.has(lease._grant.claim):
+        if self.engine.has(lease._grant.claim):
             self.history.add(Left(lease.name, lease.owner, "claim", self.scheduler.time, since))
 
     def note(self, who: str, what: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -9,8 +11,8 @@ from random import Random
 from fencelock.core.client import Client
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import Reason
+from fencelock.sim import engines
 from fencelock.sim.check import Violation, check
-from fencelock.sim.engine import Engine, SimBackend
 from fencelock.sim.history import History, Left
 from fencelock.sim.locks import SimLease
 from fencelock.sim.network import Network
@@ -22,6 +24,8 @@ from fencelock.sim.scenario import Scenario, scenario_of
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
 from fencelock.sim.world import SimWorld
+
+logging.getLogger("fencelock").addHandler(logging.NullHandler())  # servers that lose their data are part of the play
 
 HORIZON = 2000.0
 """Virtual seconds after which a run that has not ended never will."""
@@ -70,9 +74,8 @@ class Run:
         self._settled = max(4 * scenario.weather.delay, scenario.weather.slowest) + GRACE
         self.scheduler = Scheduler(f"{scenario.name}:{seed}")
         self.network = Network(self.scheduler, scenario.weather)
-        self.engine = Engine(self.scheduler, "engine")
-        self.engine.wall.stands = scenario.rewinds
-        self.recorder = Recorder(self.scheduler, self.engine.store, self._settled)
+        self.engine = engines.make(self.network, scenario)
+        self.recorder = Recorder(self.scheduler, self.engine, self._settled)
         log = self.recorder.history.writes.append
         fence = MemoryFence() if scenario.fence else None
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
@@ -86,8 +89,8 @@ class Run:
 
     def _start(self, label: str) -> None:
         process = Process(self.scheduler, label)
-        world = SimWorld(process)
-        backend = SimBackend(world, self.network, self.engine)
+        world = SimWorld(process, self.network)
+        backend = self.engine.connect(world)
         client = Client(
             world, backend, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
         )
@@ -117,6 +120,7 @@ class Run:
                 process, step = chance.choice(self.processes), chance.randint(1, scenario.steps)
             process.strike(step, partial(strike, process))
         events = [self._cut] * scenario.cuts + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+        events += [self._stall] * scenario.stalls + [self._restart] * scenario.restarts
         for event in [*events, self._jump]:
             self.scheduler.after(chance.random() * SPAN, event)
 
@@ -141,25 +145,38 @@ class Run:
         for process in self.processes if everybody else [self._chance.choice(self.processes)]:
             ways = self._chance.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
             self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
-            if ways != "cannot be reached":
-                self.network.cut(process.label, self.engine.label, seconds)
-            if ways != "cannot reach the engine":
-                self.network.cut(self.engine.label, process.label, seconds)
+            for label in self._some(self.engine.labels):
+                if ways != "cannot be reached":
+                    self.network.cut(process.label, label, seconds)
+                if ways != "cannot reach the engine":
+                    self.network.cut(label, process.label, seconds)
+
+    def _some(self, labels: Sequence[str]) -> Sequence[str]:
+        return labels if len(labels) == 1 else self._chance.sample(labels, self._chance.randint(1, len(labels)))
+
+    def _stall(self) -> None:
+        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * 2 * max(self.scenario.ttls)
+        self.recorder.note(host.label, f"is stopped for {seconds:.3f} s")
+        host.pause(seconds)
+
+    def _restart(self) -> None:
+        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * max(self.scenario.ttls)
+        self.recorder.note(host.label, f"goes down for {seconds:.3f} s")
+        host.crash(seconds)
 
     def _wipe(self) -> None:
-        self.recorder.note(self.engine.label, "loses its data")
-        self.engine.store.wipe()
+        self.recorder.note("the engine", "loses its data")
+        self.engine.wipe()
 
     def _force(self) -> None:
         name = self._chance.choice(self.scenario.names)
         self.recorder.note("somebody", f"releases {name!r} by force")
-        self.engine.store.force_release(name)
+        self.engine.force(name)
 
     def _jump(self) -> None:
         seconds = self._chance.uniform(-1000, 1000)
-        if not self.scenario.wipes:
-            self.recorder.note(self.engine.label, f"has its wall clock set by {seconds:+.0f} s")
-            self.engine.wall.jump(seconds)
+        if self.engine.jump(seconds):
+            self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
 
     def _lost(self, label: str, lease: SimLease, reason: Reason) -> None:
         self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
@@ -176,12 +193,15 @@ class Run:
         self.scheduler.run(HORIZON, lambda: self._working == 0)
         stuck = self._working
         self.network.heal()
+        for host in self.engine.hosts:
+            host.heal()
         for process in self.processes:
             process.heal()
         # From `quiet` on no message is on its way any more, however slow it was.
         quiet = self.scheduler.time + self._settled
         self._look(quiet)
         self._look(quiet + self.scenario.promises.ttl)
+        self.scheduler.run(self.scheduler.time + self.engine.patience)
         self._look_for_tasks()
         history = self.recorder.finish()
         history.quiet = quiet
@@ -190,7 +210,7 @@ class Run:
     def _look(self, at: float) -> None:
         """Take note of whatever is left on the engine at a time."""
         self.scheduler.run(at)
-        self.recorder.history.left += self.engine.store.left(at)
+        self.recorder.history.left += self.engine.left(at)
 
     def _look_for_tasks(self) -> None:
         """Take note of what still runs: a keeper without leases ends, if only when it next looks at them."""

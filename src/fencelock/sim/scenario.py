@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from fencelock.sim.check import Promises
 from fencelock.sim.network import Weather
@@ -40,6 +41,15 @@ class Scenario:
     rewinds: bool = False
     """The engine's wall clock stands still, so that a wiped engine repeats its tokens one by one."""
     forces: int = 0
+    jumps: bool = False
+    """The clock by which leases run out is set."""
+    stalls: int = 0
+    """Times that a server is stopped for up to two ttls."""
+    restarts: int = 0
+    """Times that a server goes down and comes back with its data."""
+    nodes: tuple[int, ...] = (1,)
+    """How many servers the engine may have."""
+    engine: str = "memory"
 
 
 LONG = 60.0
@@ -175,9 +185,129 @@ UNFENCED = Scenario(
     cuts=1,
 )
 
+REDIS = (
+    # A waiter whose connection is broken is passed over, so the order is promised only where none breaks.
+    *(
+        replace(scenario, engine="redis", promises=replace(scenario.promises, order=scenario.name in ("calm", "drift")))
+        for scenario in SCENARIOS
+        if scenario.name != "late"
+    ),
+    Scenario(
+        "late",
+        "requests arrive after their sender gave up on the connection, and asked again or took them back on another one",
+        Promises(free_at_most=LONG, order=False, ttl=3.1),
+        Weather(delay=0.03, slow=0.12, slowest=1.8, lost=0.04),
+        ttls=(2.0, 3.0),
+        lapses=False,
+        cancels=5,
+        engine="redis",
+    ),
+    Scenario(
+        "restarts",
+        "the server is stopped, and goes down and comes back with its data",
+        Promises(free_at_most=LONG, order=False, clean=False, ttl=2.1),
+        Weather(delay=0.03, slow=0.05, slowest=0.5),
+        cancels=1,
+        pauses=1,
+        stalls=2,
+        restarts=3,
+        engine="redis",
+    ),
+    Scenario(
+        "set",
+        "somebody sets the server's clock, by which leases run out",
+        # Whoever holds the lock may run out at once, or not for long; tokens rise all the same.
+        Promises(exclusion=False, order=False, clean=False, ttl=1100.0),
+        Weather(delay=0.03),
+        pauses=2,
+        crashes=1,
+        jumps=True,
+        engine="redis",
+    ),
+)
+
+
+def _redlock(name: str, about: str, promises: Promises, weather: Weather, **more: Any) -> Scenario:
+    """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
+    settings: dict[str, Any] = {"nodes": (3, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
+    promises = replace(promises, order=False)
+    return Scenario(name, about, promises, weather, engine="redlock", **settings)
+
+
+UNCLEAN = Promises(free_at_most=LONG, clean=False, ttl=3.1)
+UNSTEADY = Weather(delay=0.02, slow=0.04, slowest=0.7, lost=0.004)
+"""Every request takes a message to each node and back, so that this is worse than it looks."""
+
+REDLOCK = (
+    _redlock("calm", "clients contend, and are cancelled", Promises(free_at_most=5.0, ttl=3.1), Weather(), cancels=3),
+    _redlock("late", "messages arrive late, and connections break", UNCLEAN, UNSTEADY, cancels=2),
+    _redlock(
+        "stops",
+        "clients and nodes are stopped, and clients crash",
+        UNCLEAN,
+        Weather(),
+        pauses=4,
+        crashes=1,
+        stalls=3,
+    ),
+    _redlock(
+        "drift",
+        "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
+        replace(UNCLEAN, free_at_most=10 * LONG, ttl=20.1),
+        Weather(delay=0.002),
+        processes=2,
+        ttls=(20.0,),
+        pauses=2,
+    ),
+    _redlock(
+        "outage",
+        "clients cannot reach some of the nodes, or cannot be reached",
+        UNCLEAN,
+        Weather(delay=0.02, slow=0.02, slowest=0.5),
+        cuts=5,
+        pauses=1,
+    ),
+    _redlock(
+        "restarts",
+        "nodes are stopped, and go down and come back with their data",
+        UNCLEAN,
+        Weather(),
+        cancels=1,
+        stalls=2,
+        restarts=5,
+    ),
+    _redlock(
+        "chaos",
+        "everything but the loss of data",
+        UNCLEAN,
+        UNSTEADY,
+        names=("x", "y"),
+        cancels=2,
+        pauses=3,
+        crashes=1,
+        cuts=2,
+        stalls=2,
+        restarts=2,
+    ),
+    _redlock(
+        "wiped",
+        "a node loses its data, and people release by force",
+        # What remains then is the clock: tokens rise with it, and exclusion is not promised.
+        replace(UNCLEAN, exclusion=False),
+        Weather(delay=0.02, slow=0.02, slowest=0.5),
+        wipes=2,
+        forces=1,
+        pauses=2,
+    ),
+)
+
+ENGINES = {"memory": SCENARIOS, "redis": REDIS, "redlock": REDLOCK}
+
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
 
 
-def scenario_of(seed: int) -> Scenario:
-    """Return the scenario that a seed plays unless told otherwise."""
-    return SCENARIOS[seed % len(SCENARIOS)]
+def scenario_of(seed: int, engine: str = "memory", name: str | None = None) -> Scenario:
+    """Return the scenario that a seed plays on an engine unless told otherwise."""
+    if name is not None:
+        return next(scenario for scenario in (*ENGINES[engine], UNFENCED) if scenario.name == name)
+    return ENGINES[engine][seed % len(ENGINES[engine])]

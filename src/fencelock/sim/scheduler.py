@@ -32,9 +32,13 @@ class Scheduler:
 
     def after(self, seconds: float, fn: Callable[[], object]) -> Timer:
         """Call the function after so many seconds of true time."""
+        return self.at(self.time + seconds, fn)
+
+    def at(self, time: float, fn: Callable[[], object]) -> Timer:
+        """Call the function at this true time, after whatever else was to happen then."""
         timer = Timer(fn)
         self._order += 1
-        heappush(self._heap, (self.time + seconds, self._order, timer))
+        heappush(self._heap, (time, self._order, timer))
         return timer
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:

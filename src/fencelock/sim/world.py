@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable, Sequence
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core.world import Command, Dialer, Event, Wire
+from fencelock.sim.network import Network
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Parked, Task
+from fencelock.sim.wire import SimWire, fan
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+DIAL_PATIENCES = 4
+"""Connecting may take so much longer than an answer."""
 
 
 class SimEvent:
@@ -81,11 +86,11 @@ class SimGuard:
 class SimWorld:
     """One process's way to time, chance and tasks."""
 
-    shares_wires = True
-
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, network: Network | None = None, *, shares_wires: bool = True) -> None:
         self.process = process
+        self.shares_wires = shares_wires
         self.now = process.clock.now
+        self._network = network
         self.random = process.scheduler.random.random
         self._tasks: dict[Task, None] = {}
 
@@ -175,14 +180,16 @@ class SimWorld:
         return task.result  # type: ignore[no-any-return]
 
     async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
-        """Connect to a simulated server."""
-        raise NotImplementedError
+        """Connect to a simulated server, by its label."""
+        assert self._network is not None, "a world that connects to servers needs a network"
+        patience = DIAL_PATIENCES * self._network.weather.patience
+        return await SimWire(self.process, self._network, dialer, on_push, on_end).dial(patience)
 
     async def fan(
         self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
     ) -> list[Any]:
         """Ask several simulated servers at once."""
-        raise NotImplementedError
+        return await fan(self.process, cast("Sequence[tuple[SimWire, Command]]", asked), timeout, enough)
 
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""

@@ -1,0 +1,67 @@
+"""The engines that can be simulated: what a run needs of each, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Protocol
+
+from fencelock.core.backend import Backend
+from fencelock.model import Claim
+from fencelock.sim.history import Left
+from fencelock.sim.host import Host
+from fencelock.sim.network import Network
+from fencelock.sim.scenario import Scenario
+from fencelock.sim.world import SimWorld
+
+
+class Engine(Protocol):
+    """One engine: its servers, a way to them, and what can be seen of it from outside."""
+
+    labels: Sequence[str]
+    """Its servers on the network."""
+    hosts: Sequence[Host]
+    """Those that can be stopped and started."""
+    tickets: Mapping[int, int]
+    """In which order claims came, by token; empty where that means nothing."""
+
+    patience: float
+    """Seconds for which what runs in the background may still wait for an answer that never comes."""
+
+    def connect(self, world: SimWorld) -> Backend:
+        """Return the production backend for a process."""
+        ...
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether anything is kept for a claim."""
+        ...
+
+    def left(self, at: float) -> list[Left]:
+        """Return whatever is kept for claims."""
+        ...
+
+    def wipe(self) -> None:
+        """Lose all data."""
+        ...
+
+    def force(self, name: str) -> None:
+        """Release by force."""
+        ...
+
+    def jump(self, seconds: float, /) -> bool:
+        """Set the wall clock, if that is fair in this scenario; return whether it was."""
+        ...
+
+
+_MAKERS = {
+    "memory": ("fencelock.sim.engine", "MemoryEngine"),
+    "redis": ("fencelock.sim.redis_engine", "RedisEngine"),
+    "redlock": ("fencelock.sim.redlock_engine", "RedlockEngine"),
+}
+
+
+def make(network: Network, scenario: Scenario) -> Engine:
+    """Return the engine that a scenario is played on; drivers are imported only here."""
+    module, name = _MAKERS[scenario.engine]
+    maker: Callable[[Network, Scenario], Engine] = getattr(import_module(module), name)
+    return maker(network, scenario)

@@ -1,0 +1,473 @@
+"""The data of a simulated Redis: what its commands do to strings, hashes, sorted sets, sets and lists, and when keys end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from math import inf
+from typing import Any, TypeVar
+from zlib import crc32
+
+from fencelock.sim.lua import Refused, Status
+
+T = TypeVar("T")
+
+OK = Status(b"OK")
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+SYNTAX = "ERR syntax error"
+
+Words = list[bytes]
+
+
+class Zset(dict[bytes, float]):
+    """Members and their scores."""
+
+    def ranked(self) -> list[tuple[bytes, float]]:
+        """Return them in order."""
+        return sorted(self.items(), key=lambda item: (item[1], item[0]))
+
+
+_RANGES = frozenset((b"WITHSCORES", b"REV", b"BYSCORE"))
+
+NAMES: dict[type, bytes] = {bytes: b"string", dict: b"hash", Zset: b"zset", set: b"set", list: b"list"}
+
+
+class Data:
+    """All keys. Each command is a method; `_now` is the time of the command, in ms."""
+
+    def __init__(self, wall: Callable[[], int]) -> None:
+        self._wall = wall
+        self._now = 0
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Lose all data."""
+        self._data: dict[bytes, Any] = {}
+        self._expires: dict[bytes, int] = {}
+
+    def contents(self) -> dict[bytes, Any]:
+        """Return all that has not run out, for whoever looks at the server from outside."""
+        self._now = self._wall() // 1000
+        return {key: value for key in list(self._data) if (value := self._peek(key)) is not None}
+
+    # ------------------------------------------------------------------ keys
+
+    def _peek(self, key: bytes) -> Any:
+        value = self._data.get(key)
+        if value is not None and (until := self._expires.get(key)) is not None and self._now > until:
+            self._drop(key)
+            return None
+        return value
+
+    def _find(self, key: bytes, kind: type[T]) -> T | None:
+        value = self._peek(key)
+        if value is not None and type(value) is not kind:
+            raise Refused(WRONG_TYPE)
+        return value
+
+    def _make(self, key: bytes, kind: type[T]) -> T:
+        value = self._find(key, kind)
+        if value is None:
+            value = self._data[key] = kind()
+        return value
+
+    def _drop(self, key: bytes) -> None:
+        del self._data[key]
+        self._expires.pop(key, None)
+
+    def _drop_if_empty(self, key: bytes) -> None:
+        if not self._data[key]:
+            self._drop(key)
+
+    def _keys(self) -> list[bytes]:
+        return [key for key in list(self._data) if self._peek(key) is not None]
+
+    def _do_exists(self, keys: Words) -> int:
+        return sum(self._peek(key) is not None for key in keys)
+
+    def _do_del(self, keys: Words) -> int:
+        there = [key for key in dict.fromkeys(keys) if self._peek(key) is not None]
+        for key in there:
+            self._drop(key)
+        return len(there)
+
+    _do_unlink = _do_del
+
+    def _do_type(self, words: Words) -> Status:
+        (key,) = words
+        return Status(NAMES.get(type(self._peek(key)), b"none"))
+
+    def _do_rename(self, words: Words) -> Status:
+        old, new = words
+        if (value := self._peek(old)) is None:
+            raise Refused("ERR no such key")
+        until = self._expires.get(old)
+        self._drop(old)
+        self._data[new] = value
+        self._expires.pop(new, None)
+        if until is not None:
+            self._expires[new] = until
+        return OK
+
+    def _do_keys(self, words: Words) -> Words:
+        (pattern,) = words
+        return [key for key in self._keys() if _matches(key, pattern)]
+
+    def _do_scan(self, words: Words) -> list[Any]:
+        """In the order of a checksum, which stays the same whatever else comes and goes."""
+        cursor, options = int(words[0]), {name.upper(): value for name, value in _pairs(words[1:])}
+        pattern, count = options.get(b"MATCH", b"*"), int(options.get(b"COUNT", b"10"))
+        rest = sorted((crc32(key) + 1, key) for key in self._keys() if crc32(key) + 1 > cursor)
+        page = rest[:count]
+        while len(page) < len(rest) and rest[len(page)][0] == page[-1][0]:
+            page.append(rest[len(page)])
+        last = page[-1][0] if len(page) < len(rest) else 0
+        return [b"%d" % last, [key for _, key in page if _matches(key, pattern)]]
+
+    def _do_dbsize(self, _: Words) -> int:
+        return len(self._keys())
+
+    def _do_flushall(self, _: Words) -> Status:
+        self.wipe()
+        return OK
+
+    # ------------------------------------------------------------------ time
+
+    def _do_time(self, _: Words) -> Words:
+        return [b"%d" % part for part in divmod(self._wall(), 1_000_000)]
+
+    def _do_pexpireat(self, words: Words) -> int:
+        key, until, condition = words[0], int(words[1]), [word.upper() for word in words[2:]]
+        if self._peek(key) is None:
+            return 0
+        so_far = self._expires.get(key)
+        refused = (
+            (b"NX" in condition and so_far is not None)
+            or (b"XX" in condition and so_far is None)
+            or (b"GT" in condition and (so_far is None or until <= so_far))
+            or (b"LT" in condition and so_far is not None and until >= so_far)
+        )
+        if refused:
+            return 0
+        self._expire(key, until)
+        return 1
+
+    def _do_pexpire(self, words: Words) -> int:
+        return self._do_pexpireat([words[0], b"%d" % (self._now + int(words[1])), *words[2:]])
+
+    def _do_expire(self, words: Words) -> int:
+        return self._do_pexpire([words[0], b"%d" % (1000 * int(words[1])), *words[2:]])
+
+    def _expire(self, key: bytes, until: int) -> None:
+        if until <= self._now:
+            self._drop(key)
+        else:
+            self._expires[key] = until
+
+    def _do_pttl(self, words: Words) -> int:
+        (key,) = words
+        if self._peek(key) is None:
+            return -2
+        until = self._expires.get(key)
+        return -1 if until is None else until - self._now
+
+    def _do_persist(self, words: Words) -> int:
+        (key,) = words
+        return int(self._peek(key) is not None and self._expires.pop(key, None) is not None)
+
+    # ------------------------------------------------------------------ strings
+
+    def _do_get(self, words: Words) -> bytes | None:
+        (key,) = words
+        return self._find(key, bytes)
+
+    def _do_set(self, words: Words) -> Any:
+        key, value, *options = words
+        flags, until = set(), None
+        while options:
+            option = options.pop(0).upper()
+            if option in (b"EX", b"PX", b"PXAT"):
+                number = int(options.pop(0)) * (1000 if option == b"EX" else 1)
+                if number <= 0:
+                    raise Refused("ERR invalid expire time in 'set' command")
+                until = number if option == b"PXAT" else self._now + number
+            elif option in (b"NX", b"XX", b"GET", b"KEEPTTL"):
+                flags.add(option)
+            else:
+                raise Refused(SYNTAX)
+        if {b"NX", b"XX"} <= flags or (until is not None and b"KEEPTTL" in flags):
+            raise Refused(SYNTAX)
+        before = self._find(key, bytes) if b"GET" in flags else None
+        there = self._peek(key) is not None
+        if (b"NX" in flags and there) or (b"XX" in flags and not there):
+            return before
+        self._data[key] = value
+        if b"KEEPTTL" not in flags:
+            self._expires.pop(key, None)
+        if until is not None:
+            self._expire(key, until)
+        return before if b"GET" in flags else OK
+
+    def _do_incrby(self, words: Words) -> int:
+        key, by = words
+        value = int(self._find(key, bytes) or 0) + int(by)
+        self._data[key] = b"%d" % value
+        return value
+
+    def _do_incr(self, words: Words) -> int:
+        (key,) = words
+        return self._do_incrby([key, b"1"])
+
+    # ------------------------------------------------------------------ hashes
+
+    def _hash(self, key: bytes) -> dict[bytes, bytes]:
+        return self._find(key, dict) or {}
+
+    def _do_hget(self, words: Words) -> bytes | None:
+        key, field = words
+        return self._hash(key).get(field)
+
+    def _do_hmget(self, words: Words) -> list[bytes | None]:
+        key, *fields = words
+        there = self._hash(key)
+        return [there.get(field) for field in fields]
+
+    def _do_hset(self, words: Words) -> int:
+        key, *rest = words
+        if not rest or len(rest) % 2:
+            raise IndexError
+        there: dict[bytes, bytes] = self._make(key, dict)
+        before = len(there)
+        if len(rest) == 2:
+            there[rest[0]] = rest[1]
+        else:
+            there.update(_pairs(rest))
+        return len(there) - before
+
+    def _do_hsetnx(self, words: Words) -> int:
+        key, field, value = words
+        if field in self._hash(key):
+            return 0
+        return self._do_hset([key, field, value])
+
+    def _do_hincrby(self, words: Words) -> int:
+        key, field, by = words
+        value = int(self._hash(key).get(field, 0)) + int(by)
+        self._make(key, dict)[field] = b"%d" % value
+        return value
+
+    def _do_hdel(self, words: Words) -> int:
+        key, *fields = words
+        there = self._hash(key)
+        gone = sum(there.pop(field, None) is not None for field in fields)
+        if gone:
+            self._drop_if_empty(key)
+        return gone
+
+    def _do_hexists(self, words: Words) -> int:
+        key, field = words
+        return int(field in self._hash(key))
+
+    def _do_hlen(self, words: Words) -> int:
+        (key,) = words
+        return len(self._hash(key))
+
+    def _do_hkeys(self, words: Words) -> Words:
+        (key,) = words
+        return list(self._hash(key))
+
+    def _do_hvals(self, words: Words) -> Words:
+        (key,) = words
+        return list(self._hash(key).values())
+
+    def _do_hgetall(self, words: Words) -> Words:
+        (key,) = words
+        return [word for pair in self._hash(key).items() for word in pair]
+
+    # ------------------------------------------------------------------ sorted sets
+
+    def _zset(self, key: bytes) -> Zset:
+        return self._find(key, Zset) or Zset()
+
+    def _do_zadd(self, words: Words) -> int:
+        key, *rest = words
+        flags = set()
+        while rest and rest[0].upper() in (b"NX", b"XX", b"GT", b"LT", b"CH"):
+            flags.add(rest.pop(0).upper())
+        if not rest or len(rest) % 2:
+            raise Refused(SYNTAX)
+        pairs = [(member, _score(score)) for score, member in _pairs(rest)]
+        there = self._make(key, Zset)
+        added = changed = 0
+        for member, score in pairs:
+            so_far = there.get(member)
+            if so_far is None:
+                if b"XX" not in flags:
+                    there[member] = score
+                    added += 1
+            elif b"NX" in flags or (b"GT" in flags and score <= so_far) or (b"LT" in flags and score >= so_far):
+                continue
+            else:
+                changed += score != so_far
+                there[member] = score
+        self._drop_if_empty(key)
+        return added + changed if b"CH" in flags else added
+
+    def _do_zrem(self, words: Words) -> int:
+        key, *members = words
+        there = self._zset(key)
+        gone = sum(there.pop(member, None) is not None for member in members)
+        if gone:
+            self._drop_if_empty(key)
+        return gone
+
+    def _do_zcard(self, words: Words) -> int:
+        (key,) = words
+        return len(self._zset(key))
+
+    def _do_zscore(self, words: Words) -> bytes | None:
+        key, member = words
+        score = self._zset(key).get(member)
+        return None if score is None else b"%.17g" % score
+
+    def _do_zrank(self, words: Words) -> int | None:
+        key, member = words
+        return next((rank for rank, (other, _) in enumerate(self._zset(key).ranked()) if other == member), None)
+
+    def _do_zrange(self, words: Words) -> Words:
+        key, start, stop, *options = words
+        flags = {option.upper() for option in options} if options else ()
+        if not _RANGES.issuperset(flags):
+            raise Refused(SYNTAX)
+        there = self._zset(key)
+        ranked = there.ranked() if there else []
+        if b"REV" in flags:
+            ranked.reverse()
+        if b"BYSCORE" in flags:
+            low, high = (stop, start) if b"REV" in flags else (start, stop)
+            found = [pair for pair in ranked if _above(pair[1], low) and _below(pair[1], high)]
+        else:
+            found = ranked[_span(len(ranked), start, stop)]
+        return _members(found, b"WITHSCORES" in flags)
+
+    def _do_zrevrange(self, words: Words) -> Words:
+        return self._do_zrange([*words, b"REV"])
+
+    def _do_zrangebyscore(self, words: Words) -> Words:
+        return self._do_zrange([*words, b"BYSCORE"])
+
+    def _do_zremrangebyscore(self, words: Words) -> int:
+        key, low, high = words
+        found = self._do_zrange([key, low, high, b"BYSCORE"])
+        return self._do_zrem([key, *found]) if found else 0
+
+    def _do_zcount(self, words: Words) -> int:
+        key, low, high = words
+        return len(self._do_zrange([key, low, high, b"BYSCORE"]))
+
+    def _do_zpopmin(self, words: Words) -> Words:
+        key, *count = words
+        found = self._zset(key).ranked()[: int(count[0]) if count else 1]
+        if found:
+            self._do_zrem([key, *(member for member, _ in found)])
+        return _members(found, True)
+
+    # ------------------------------------------------------------------ sets and lists
+
+    def _do_sadd(self, words: Words) -> int:
+        key, *members = words
+        there: set[bytes] = self._make(key, set)
+        before = len(there)
+        there.update(members)
+        return len(there) - before
+
+    def _do_srem(self, words: Words) -> int:
+        key, *members = words
+        there: set[bytes] = self._find(key, set) or set()
+        gone = there.intersection(members)
+        if gone:
+            there -= gone
+            self._drop_if_empty(key)
+        return len(gone)
+
+    def _do_smembers(self, words: Words) -> Words:
+        (key,) = words
+        return sorted(self._find(key, set) or ())
+
+    def _do_rpush(self, words: Words) -> int:
+        key, *items = words
+        there: Words = self._make(key, list)
+        there += items
+        return len(there)
+
+    def _do_lpop(self, words: Words) -> bytes | None:
+        (key,) = words
+        there: Words | None = self._find(key, list)
+        if there is None:
+            return None
+        first = there.pop(0)
+        self._drop_if_empty(key)
+        return first
+
+    def _do_lrange(self, words: Words) -> Words:
+        key, start, stop = words
+        there: Words = self._find(key, list) or []
+        return there[_span(len(there), start, stop)]
+
+    def _do_llen(self, words: Words) -> int:
+        (key,) = words
+        return len(self._find(key, list) or ())
+
+
+def _pairs(words: Words) -> Iterable[tuple[bytes, bytes]]:
+    return zip(words[::2], words[1::2], strict=True)
+
+
+def _matches(key: bytes, pattern: bytes) -> bool:
+    return _pattern(pattern).fullmatch(key) is not None
+
+
+@cache
+def _pattern(glob: bytes) -> re.Pattern[bytes]:
+    def translate(found: re.Match[bytes]) -> bytes:
+        part = found[0]
+        if part in (b"*", b"?"):
+            return b".*" if part == b"*" else b"."
+        if part.startswith(b"[") and part.endswith(b"]") and len(part) > 2:
+            return part
+        return re.escape(part[1:] if part.startswith(b"\\") and len(part) > 1 else part)
+
+    return re.compile(re.sub(rb"\\.|\[(?:\\.|[^\]])+\]|.", translate, glob, flags=re.DOTALL), re.DOTALL)
+
+
+def _span(length: int, start: bytes, stop: bytes) -> slice:
+    first, last = int(start), int(stop)
+    if first < 0:
+        first = max(0, first + length)
+    return slice(first, max(0, last + length + 1) if last < 0 else last + 1)
+
+
+def _score(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise Refused("ERR value is not a valid float") from error
+
+
+def _above(score: float, low: bytes) -> bool:
+    return score > _bound(low[1:]) if low.startswith(b"(") else score >= _bound(low)
+
+
+def _below(score: float, high: bytes) -> bool:
+    return score < _bound(high[1:]) if high.startswith(b"(") else score <= _bound(high)
+
+
+def _bound(text: bytes) -> float:
+    return {b"-inf": -inf, b"+inf": inf}.get(text) or _score(text)
+
+
+def _members(pairs: Iterable[tuple[bytes, float]], scores: bool) -> Words:
+    if not scores:
+        return [member for member, _ in pairs]
+    return [word for member, score in pairs for word in (member, b"%.17g" % score)]

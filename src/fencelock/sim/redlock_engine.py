@@ -1,0 +1,102 @@
+"""Redlock in the simulated world: the production backend and the production scripts, on several simulated servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fencelock.backends.redis.dial import DIAL_SECONDS
+from fencelock.backends.redis.redlock import RedlockBackend
+from fencelock.core.backend import Backend
+from fencelock.model import Claim
+from fencelock.sim.clocks import RATE_ERROR, WallClock
+from fencelock.sim.history import Left
+from fencelock.sim.host import Host
+from fencelock.sim.network import Network
+from fencelock.sim.redis_engine import NAMESPACE, dialer, outside
+from fencelock.sim.scenario import Scenario
+from fencelock.sim.world import SimWorld
+from fencelock.worlds.blocking import drive
+
+SKEWS = (0.0, 0.01, 1.0, 1000.0)
+"""Seconds by which clocks are off, at most: nothing that is promised depends on them, as long as no data is lost."""
+
+PERIOD = 60.0
+"""Seconds after which a node begins to forget names: some runs begin shortly before."""
+
+
+class RedlockEngine:
+    """Three or five nodes that know nothing of each other."""
+
+    patience = DIAL_SECONDS
+    tickets: Mapping[int, int] = {}  # it is not fair
+
+    def __init__(self, network: Network, scenario: Scenario) -> None:
+        self._network = network
+        self._scenario = scenario
+        self._chance = network.scheduler.random
+        self._skew = 0.0 if scenario.wipes else self._chance.choice(SKEWS)
+        self._walls: list[WallClock] = []
+        """The clients'."""
+        count = self._chance.choice(scenario.nodes)
+        self.labels: Sequence[str] = tuple(f"node-{number}" for number in range(1, count + 1))
+        self.hosts: Sequence[Host] = tuple(Host(network, label) for label in self.labels)
+        self._late = self._chance.uniform(0, PERIOD)
+        for host in self.hosts:
+            self._set(host.wall)
+        self._dialers = [dialer(label) for label in self.labels]
+        self._probe = RedlockBackend(outside(self.hosts), self._dialers, NAMESPACE)
+
+    def _set(self, wall: WallClock) -> WallClock:
+        wall.jump(self._late + self._chance.uniform(-self._skew, self._skew))
+        return wall
+
+    def connect(self, world: SimWorld) -> Backend:
+        """Return the production backend, with a wall clock of the process's own."""
+        world.shares_wires = self._chance.random() < 0.5
+        rate = 1.0 if self._scenario.wipes else 1 + self._chance.uniform(-RATE_ERROR, RATE_ERROR)
+        wall = self._set(WallClock(self._network.scheduler, rate))
+        self._walls.append(wall)
+        return RedlockBackend(world, self._dialers, NAMESPACE, wall.us)
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether a claim is in line on some node, or has it."""
+        id = claim.id.encode()
+        return any(
+            id in value if isinstance(value, dict) else isinstance(value, bytes) and value.startswith(id)
+            for host in self.hosts
+            for value in host.redis.contents().values()
+        )
+
+    def left(self, at: float) -> list[Left]:
+        """Return who has some node, or waits there."""
+        found = []
+        for host in self.hosts:
+            now = host.wall.us() // 1000
+            for key, value in host.redis.contents().items():
+                kind, _, name = key.decode().removeprefix(f"{NAMESPACE}:redlock:").partition(":")
+                if kind == "lock":
+                    found.append(Left(name, value.split(b":", 2)[2].decode(), f"holder of {host.label}", at))
+                elif kind == "waiters":
+                    for ends, _, owner in (waiter.split(b":", 2) for waiter in value.values()):
+                        if int(ends) > now:
+                            found.append(Left(name, owner.decode(), f"waiter on {host.label}", at))
+        return found
+
+    def wipe(self) -> None:
+        """Lose the data of one node, with the server or without."""
+        host = self._chance.choice(self.hosts)
+        if self._chance.random() < 0.5:
+            host.redis.wipe()
+        else:
+            host.crash(self._chance.random(), wipe=True)
+
+    def force(self, name: str) -> None:
+        """Release by force."""
+        drive(self._probe.force_release(name))
+
+    def jump(self, seconds: float, /) -> bool:
+        """Set a client's clock. Leases run out by those of the nodes: they are wrong from the beginning, but run on."""
+        if self._scenario.wipes:
+            return False
+        self._chance.choice(self._walls).jump(seconds)
+        return True

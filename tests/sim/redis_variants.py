@@ -1,0 +1,75 @@
+"""Broken variants of the Redis engine, Python and Lua: each has one mistake, and must be caught.
+
+To see one fail: `python -m fencelock.sim --engine redis --seeds 500 --variant tests.sim.redis_variants:no_tombstone`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
+
+from fencelock.backends.redis import engine
+from fencelock.backends.redis.engine import RedisBackend
+from fencelock.backends.redis.scripts import Script
+from fencelock.model import Busy, Grant
+from tests.sim.variants import Variant
+
+
+def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
+    """Replace a piece of a script by another."""
+    text = getattr(engine, name).text
+    assert old in text, f"{name} has changed: {old!r} is not in it"
+    return patch.object(engine, name, Script(name.lower(), text.replace(old, new)))
+
+
+@contextmanager
+def no_tombstone() -> Iterator[None]:
+    """An abandon does not stop the attempt that comes after it, on an older connection."""
+    with script("ABANDON", "redis.pcall('SET', KEYS[5], '', 'PX', ARGV[2])", ""):
+        yield
+
+
+@contextmanager
+def release_without_owner() -> Iterator[None]:
+    """A release frees whoever holds the name."""
+    with script("RELEASE", "local ours = 0", "local ours = redis.call('DEL', KEYS[2])"):
+        yield
+
+
+@contextmanager
+def tokens_from_the_clock() -> Iterator[None]:
+    """Tokens are what the server's clock says, which people set back."""
+    without = "if token <= last then token = last + 1 end"
+    with script("ATTEMPT", without, ""), script("RELEASE", without, ""), script("ABANDON", without, ""):
+        yield
+
+
+@contextmanager
+def nobody_is_called() -> Iterator[None]:
+    """A waiter that is handed the lock is not told."""
+    call, instead = "redis.pcall('PUBLISH', channel, message)", "1"
+    with script("RELEASE", call, instead), script("ABANDON", call, instead), script("ATTEMPT", call, instead):
+        yield
+
+
+@contextmanager
+def deadline_from_the_call() -> Iterator[None]:
+    """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
+    wait = RedisBackend.wait
+
+    async def late(self: RedisBackend, busy: Busy, timeout: float) -> Grant | Busy:
+        outcome = await wait(self, busy, timeout)
+        return outcome._replace(since=self._world.now()) if isinstance(outcome, Grant) else outcome
+
+    with patch.object(RedisBackend, "wait", late):
+        yield
+
+
+VARIANTS = (
+    Variant(no_tombstone, "late", "orphans", 300),
+    Variant(release_without_owner, "lossy", "exclusion", 300),
+    Variant(tokens_from_the_clock, "set", "tokens", 100),
+    Variant(nobody_is_called, "calm", "wake-ups", 20),
+    Variant(deadline_from_the_call, "stops", "exclusion", 300),
+)

@@ -1,0 +1,96 @@
+"""Broken variants of fenced Redlock, Python and Lua: each has one mistake, and must be caught.
+
+To see one fail: `python -m fencelock.sim --engine redlock --seeds 500 --variant tests.sim.redlock_variants:two_of_five`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from fencelock.backends.redis import redlock
+from fencelock.backends.redis.redlock import RedlockBackend
+from fencelock.backends.redis.scripts import Script
+from fencelock.model import Busy, Claim, Grant, Renewal
+from tests.sim.variants import Variant
+
+
+def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
+    """Replace a piece of a script by another."""
+    text = getattr(redlock, name).text
+    assert old in text, f"{name} has changed: {old!r} is not in it"
+    return patch.object(redlock, name, Script(name.lower(), text.replace(old, new)))
+
+
+@contextmanager
+def any_proposal() -> Iterator[None]:
+    """A free node takes any proposal, however low: tokens are then what the clients' clocks say."""
+    with script("CLAIM", "if tonumber(proposal) <= known then return {-1, known} end", ""):
+        yield
+
+
+@contextmanager
+def two_of_five() -> Iterator[None]:
+    """Two nodes of five count as a majority, and one of three."""
+    init = RedlockBackend.__init__
+
+    def generous(self: RedlockBackend, *args: Any) -> None:
+        init(self, *args)
+        self._majority -= 1
+
+    with patch.object(RedlockBackend, "__init__", generous):
+        yield
+
+
+@contextmanager
+def undo_without_owner() -> Iterator[None]:
+    """Whoever undoes an attempt, or releases, frees the node, whoever has it."""
+    with script("UNDO", "if holder == id and held == proposal then", "if holder then"):
+        yield
+
+
+@contextmanager
+def heal_takes_over() -> Iterator[None]:
+    """A lease is put back where somebody else has been since."""
+    with script("HEAL", "if redis.call('EXISTS', LOCK) == 1 or tonumber(proposal) < known then return 0 end", ""):
+        yield
+
+
+@contextmanager
+def deadline_from_reply() -> Iterator[None]:
+    """The ttl counts from when the last answer came."""
+    attempt = RedlockBackend.attempt
+
+    async def late(self: RedlockBackend, claim: Claim, *, queue: bool) -> Grant | Busy:
+        return (await attempt(self, claim, queue=queue))._replace(since=self._world.now())
+
+    with patch.object(RedlockBackend, "attempt", late):
+        yield
+
+
+@contextmanager
+def some_renewal_will_do() -> Iterator[None]:
+    """A lease counts as renewed if any node renewed it."""
+    renew = RedlockBackend.renew
+
+    async def hopeful(self: RedlockBackend, grants: Sequence[Grant]) -> list[Renewal]:
+        majority, self._majority = self._majority, 1
+        try:
+            return await renew(self, grants)
+        finally:
+            self._majority = majority
+
+    with patch.object(RedlockBackend, "renew", hopeful):
+        yield
+
+
+VARIANTS = (
+    Variant(any_proposal, "calm", "tokens", 50),
+    Variant(two_of_five, "calm", "exclusion", 100),
+    Variant(undo_without_owner, "calm", "exclusion", 50),
+    Variant(heal_takes_over, "stops", "exclusion", 600),
+    Variant(deadline_from_reply, "stops", "exclusion", 300),
+    Variant(some_renewal_will_do, "outage", "exclusion", 300),
+)

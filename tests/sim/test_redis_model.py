@@ -1,0 +1,312 @@
+"""The simulated Redis answers as the real one does: the same commands, seeded, played on both."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import hiredis
+import pytest
+
+from fencelock.core.world import Command
+from fencelock.sim.lua import Refused
+from fencelock.sim.redis import Redis
+from tests.engines import Redis as RealRedis
+
+KEYS = ("s", "h", "z", "t", "l", "x")
+"""Mostly a string, a hash, a sorted set, a set and a list; the last may be any of them."""
+WORDS = ("a", "b", "c", "7", "-3", "2.5", "1700000000000001")
+UNORDERED = ("SMEMBERS", "KEYS")
+SOON, LATER = 50, 3_600_000
+"""Milliseconds: what runs out while the test sleeps, and what stays."""
+
+
+class Real:
+    """A connection to a real server, with nothing between the test and the answers."""
+
+    def __init__(self, node: RealRedis) -> None:
+        self._socket = socket.create_connection((node.host, node.port), 10)
+        self._reader = hiredis.Reader()
+
+    def ask(self, *command: Any) -> Any:
+        self._socket.sendall(hiredis.pack_command(command))
+        return self.next()
+
+    def next(self) -> Any:
+        while (answer := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(65536))
+        return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def real(redis_node: RealRedis) -> Iterator[Real]:
+    real = Real(redis_node)
+    real.ask("FLUSHALL")
+    real.ask("SCRIPT", "FLUSH")
+    yield real
+    real.ask("FLUSHALL")
+    real.close()
+
+
+def plain(command: Command, answer: Any) -> Any:
+    """Return what has to be the same: of an error its code, of what has no order its parts."""
+    if isinstance(answer, Exception):
+        return f"error {str(answer).split()[0]}"
+    if isinstance(answer, list):
+        parts = [plain((), part) for part in answer]
+        return sorted(parts) if command and command[0] in UNORDERED else parts
+    return answer
+
+
+def any_command(chance: Random) -> Command:
+    """Return a command, more often than not on a key of the right type."""
+
+    def key(usual: str) -> str:
+        return usual if chance.random() < 0.85 else chance.choice(KEYS)
+
+    def word() -> str:
+        return chance.choice(WORDS)
+
+    def number() -> int:
+        return chance.randint(-3, 4)
+
+    def some(make: Callable[[], Any], most: int = 3) -> list[Any]:
+        return [make() for _ in range(chance.randint(1, most))]
+
+    def pairs(first: Callable[[], Any], second: Callable[[], Any]) -> list[Any]:
+        return [item for _ in range(chance.randint(1, 3)) for item in (first(), second())]
+
+    def flags(*choices: str) -> list[str]:
+        return [choice for choice in choices if chance.random() < 0.25]
+
+    def ms() -> int:
+        return chance.choice((SOON, LATER, LATER))
+
+    def until() -> list[Any]:
+        return chance.choice(([], [], ["PX", ms()], ["EX", 3600], ["KEEPTTL"], ["PXAT", 4_000_000_000_000]))
+
+    def condition() -> list[str]:
+        return chance.choice(([], [], ["NX"], ["XX"]))
+
+    s, h, z, t, lst = key("s"), key("h"), key("z"), key("t"), key("l")
+    anything = chance.choice(KEYS)
+    makers: tuple[Callable[[], Command], ...] = (
+        lambda: ("SET", s, word(), *until(), *condition(), *flags("GET")),
+        lambda: ("SET", s, word()),
+        lambda: ("GET", s),
+        lambda: ("INCR", s),
+        lambda: ("INCRBY", s, number()),
+        lambda: ("EXISTS", *some(lambda: chance.choice(KEYS))),
+        lambda: (chance.choice(("DEL", "UNLINK")), *some(lambda: chance.choice(KEYS), 2)),
+        lambda: ("TYPE", anything),
+        lambda: ("RENAME", anything, chance.choice(KEYS)),
+        lambda: ("KEYS", chance.choice(("*", "[hz]", "?", "[^hz]", "\\\\*", "\\\\h", "h*"))),
+        lambda: ("DBSIZE",),
+        lambda: ("PEXPIRE", anything, ms(), *chance.choice(([], [], ["NX"], ["XX"], ["GT"], ["LT"]))),
+        lambda: ("PEXPIRE", anything, -1),
+        lambda: ("PEXPIREAT", anything, 4_000_000_000_000),
+        lambda: ("PERSIST", anything),
+        lambda: ("HSET", h, *pairs(word, word)),
+        lambda: ("HSETNX", h, word(), word()),
+        lambda: ("HGET", h, word()),
+        lambda: ("HMGET", h, *some(word)),
+        lambda: ("HINCRBY", h, word(), number()),
+        lambda: ("HDEL", h, *some(word)),
+        lambda: ("HEXISTS", h, word()),
+        lambda: (chance.choice(("HLEN", "HKEYS", "HVALS", "HGETALL")), h),
+        lambda: ("ZADD", z, *condition(), *flags("CH"), *pairs(lambda: chance.choice((1, 2, "3.5")), word)),
+        lambda: ("ZADD", z, chance.choice(("GT", "LT")), number(), word()),
+        lambda: ("ZREM", z, *some(word)),
+        lambda: ("ZRANGE", z, number(), number(), *flags("WITHSCORES", "REV")),
+        lambda: ("ZRANGE", z, chance.choice(("-inf", "(1", 2)), chance.choice(("+inf", 3, "(3.5")), "BYSCORE"),
+        lambda: ("ZREVRANGE", z, number(), number()),
+        lambda: (chance.choice(("ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZCOUNT")), z, "(1", 3),
+        lambda: ("ZCARD", z),
+        lambda: (chance.choice(("ZSCORE", "ZRANK")), z, word()),
+        lambda: ("ZPOPMIN", z, *chance.choice(([], [2]))),
+        lambda: ("SADD", t, *some(word)),
+        lambda: ("SREM", t, *some(word)),
+        lambda: ("SMEMBERS", t),
+        lambda: ("RPUSH", lst, *some(word)),
+        lambda: (chance.choice(("LPOP", "LLEN")), lst),
+        lambda: ("LRANGE", lst, number(), number()),
+        lambda: ("EVAL", chance.choice(SCRIPTS), 2, anything, chance.choice(KEYS), word(), number()),
+        lambda: ("PUBLISH", "nobody", word()),
+        lambda: chance.choice((("GET",), ("HSET", h, "odd"), ("NOSUCH",), ("ZADD", z, "one", "a"))),
+    )
+    return chance.choice(makers)()
+
+
+SCRIPTS = (
+    "return redis.call('TYPE', KEYS[1])",
+    "return redis.call('TYPE', KEYS[1]).ok",
+    "return {redis.call('EXISTS', KEYS[1], KEYS[2]), 3.99, -3.99, true, false, 'x'}",
+    "return {1, 2, nil, 4}",
+    "return {ARGV[1], {ARGV[2], {KEYS[1]}}, redis.call('GET', 'nothing')}",
+    "return redis.call('GET', KEYS[1])",
+    "return redis.pcall('GET', KEYS[1])",
+    "local got = redis.pcall('GET', KEYS[1]) return type(got) == 'table' and got.err or got",
+    "return {err = 'MINE and no other'}",
+    "return redis.error_reply('MINE and no other')",
+    "return redis.error_reply('-MINE and no other')",
+    "return redis.error_reply('MINE')",
+    "return redis.status_reply('FINE')",
+    "return {ok = 'FINE'}",
+    "return tostring(tonumber(ARGV[1]))",
+    "return tonumber(ARGV[1])",
+    "return string.format('%.0f', tonumber(ARGV[2]) * 1700000000000001)",
+    "return {tostring(1e15), tostring(123456789012345), tostring(2^53), 2^53, 1e15 / 3, tostring(0.1)}",
+    "return redis.call('HSET', KEYS[1], 'n', tonumber(ARGV[2]) + 1700000000000000, 'm', 0.5)",
+    "return redis.call('HGETALL', KEYS[1])",
+    "return #redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')",
+    "return redis.call('SET', KEYS[1], ARGV[1], 'PX', 3600000, 'NX')",
+    "return redis.call('SET', KEYS[1], ARGV[1], 'PX', 3600000, 'NX') and 1 or 0",
+    "if redis.call('PTTL', KEYS[1]) > 0 then return redis.call('PTTL', KEYS[1]) > 1000 end return 'none'",
+    "made = 1",
+    "return nosuch",
+    "return 'no end",
+    "return redis.call('NOSUCH')",
+    "return redis.call('GET')",
+    "return redis.sha1hex(ARGV[1])",
+    "local t = redis.call('TIME') return {#t, tonumber(t[1]) > 1600000000, #tostring(tonumber(t[2])) <= 6}",
+    "error('gone')",
+    "error({err = 'MINE all the same'})",
+    "return {redis.pcall('GET'), 1}",
+    "return {1, {err = 'INNER error'}, 2}",
+    "local sum = 0 for _, k in ipairs(KEYS) do sum = sum + #k end return sum",
+    "return redis.call('INCRBY', KEYS[1], ARGV[2])",
+    "return {redis.call('EXISTS', KEYS[1]) == 1, redis.call('GET', 'nothing') == false}",
+)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_answers(real: Real, seed: int) -> None:
+    """Every command of a long random sequence is answered alike, also after some of the data has run out."""
+    chance = Random(seed)
+    model = Redis(lambda: time.time_ns() // 1000)
+    for round in range(2):
+        for number in range(400):
+            command = any_command(chance)
+            ours, theirs = (plain(command, answer) for answer in (model.ask(command)[0], real.ask(*command)))
+            assert ours == theirs, f"round {round}, command {number}: {command}"
+        for key in KEYS:
+            ours, theirs = model.ask(("PTTL", key))[0], real.ask("PTTL", key)
+            assert abs(ours - theirs) < 1000, f"round {round}: the ttl of {key}"
+        time.sleep(3 * SOON / 1000)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts(real: Real, script: str) -> None:
+    """Every script is answered alike on each type of key, and on none."""
+    model = Redis(lambda: time.time_ns() // 1000)
+    filled: list[Command] = [("SET", "s", "5"), ("HSET", "h", "a", 1), ("ZADD", "z", 1, "a"), ("SADD", "t", "a")]
+    for command in filled:
+        model.ask(command)
+        real.ask(*command)
+    for key in KEYS:
+        for argument in ("7", "word", "0x10", " 5 ", ""):
+            command = ("EVAL", script, 2, key, "s", argument, 3)
+            assert plain(command, model.ask(command)[0]) == plain(command, real.ask(*command)), command
+
+
+def test_scripts_are_found_by_their_name(real: Real) -> None:
+    """A script is loaded, found, flushed, and then missed."""
+    model = Redis(lambda: 0)
+    sha = model.ask(("SCRIPT", "LOAD", "return 1"))[0].decode()
+    commands: list[Command] = [
+        ("EVALSHA", sha, 0),
+        ("SCRIPT", "LOAD", "return 1"),
+        ("EVALSHA", sha, 0),
+        ("EVALSHA", sha.upper(), 0),
+        ("EVALSHA", sha, 2, "a"),
+        ("SCRIPT", "EXISTS", sha, "0" * 40),
+        ("SCRIPT", "FLUSH"),
+        ("EVALSHA", sha, 0),
+        ("EVAL", "return 1", 0),
+        ("EVALSHA", sha, 0),
+        ("SCRIPT", "LOAD", "return ("),
+        ("SCRIPT", "NOSUCH"),
+    ]
+    model.ask(("SCRIPT", "FLUSH"))
+    for command in commands:
+        assert plain(command, model.ask(command)[0]) == plain(command, real.ask(*command)), command
+
+
+def test_a_scan_finds_everything_that_stays(real: Real) -> None:
+    """A scan in small pages, while other keys come and go, yields each key that was there all the time."""
+    model = Redis(lambda: 0)
+
+    def ours(*command: Any) -> Any:
+        return model.ask(command)[0]
+
+    for ask in (ours, real.ask):
+        for number in range(100):
+            ask("SET", f"stays:{number}", "1")
+        found: set[bytes] = set()
+        cursor, pages = b"0", 0
+        while pages == 0 or cursor != b"0":
+            cursor, keys = ask("SCAN", int(cursor), "MATCH", "stays:*", "COUNT", 7)
+            found.update(keys)
+            ask("SET", f"new:{pages}", "1")
+            ask("DEL", f"new:{pages - 3}")
+            pages += 1
+        assert len(found) == 100
+        assert pages > 5
+
+
+def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
+    """Whoever subscribed gets what is published, also by a script, and no longer after it has left."""
+    listener = Real(redis_node)
+    pushed: list[list[Any]] = []
+
+    class Ours:
+        def push(self, message: list[Any]) -> None:
+            pushed.append(message)
+
+    model, session = Redis(lambda: 0), Ours()
+    try:
+        subscribe: Command = ("SUBSCRIBE", "a", "b")
+        assert model.ask(subscribe, session) == [listener.ask(*subscribe), listener.next()]
+        script = "return redis.call('PUBLISH', 'a', ARGV[1])"
+        for command in (("PUBLISH", "a", "one"), ("EVAL", script, 0, "two"), ("PUBLISH", "c", "none")):
+            assert model.ask(command)[0] == real.ask(*command)
+        assert pushed == [listener.next(), listener.next()]
+        leave: Command = ("UNSUBSCRIBE", "a")
+        assert model.ask(leave, session) == [listener.ask(*leave)]
+        assert model.ask(("PUBLISH", "a", "three"))[0] == 0
+        model.forget(session)
+        assert model.ask(("PUBLISH", "b", "four"))[0] == 0
+    finally:
+        listener.close()
+
+
+def test_info_has_the_lines_that_engines_read(real: Real) -> None:
+    """The lines of INFO that are there look as they do in Redis."""
+    model = Redis(lambda: 0, "a" * 40)
+    for section in ("server", "memory"):
+        ours, theirs = (
+            dict(line.split(b":", 1) for line in text.split(b"\r\n") if b":" in line)
+            for text in (model.ask(("INFO", section))[0], real.ask("INFO", section))
+        )
+        assert ours.keys() <= theirs.keys()
+    assert model.ask(("INFO", "server"))[0].count(b"run_id:" + b"a" * 40) == 1
+
+
+def test_keys_run_out_by_the_servers_clock() -> None:
+    """A key is there up to the millisecond in which it runs out, and a restart with the data keeps it."""
+    now = 5_000_000
+    model = Redis(lambda: now)
+    model.ask(("SET", "k", "v", "PX", 10))
+    model.start("b" * 40)
+    now += 10_000
+    assert model.ask(("PTTL", "k")) == [0]
+    now += 1_000
+    assert model.ask(("GET", "k")) == [None]
+    assert model.contents() == {}
+    assert isinstance(model.ask(("EVALSHA", "0" * 40, 0))[0], Refused)
