@@ -84,6 +84,7 @@ class SimWire:
         on_end: Callable[[], None],
     ) -> None:
         self.open = False
+        self.pace = 0.0
         self._process, self._network, self._dialer = process, network, dialer
         self._host: Host = network.hosts[dialer.address]
         self._on_push, self._on_end = on_push, on_end
@@ -167,7 +168,9 @@ class SimWire:
             if pushed:
                 self._on_push(answer)
             elif self._owed:
-                self._owed.popleft()[1](answer)
+                sent, take = self._owed.popleft()
+                self.pace = self._process.clock.now() - sent
+                take(answer)
 
     # ------------------------------------------------------------------ on the way
 
