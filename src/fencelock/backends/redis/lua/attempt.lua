@@ -38,7 +38,10 @@ if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
     if theirs ~= 'x' and theirs ~= mode and tonumber(ends) > now then return theirs end
   end
 end
-if holder and channel == '' then return -1 end
+if holder and channel == '' then
+  leave_line(id)  -- a wait that ends in one last try leaves nothing behind
+  return -1
+end
 line_up(id, ttl, mode, channel, owner)
 local token, first, soonest = settle(id)
 if token then return tonumber(token) end
