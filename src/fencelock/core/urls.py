@@ -29,7 +29,17 @@ ENGINES: dict[str, Engine] = {
     "memory": Engine("fencelock.backends.memory"),
     "sqlite": Engine("fencelock.backends.sqlite"),
     **dict.fromkeys(
-        ("redis", "rediss", "unix", "valkey", "valkeys", "redis+sentinel", "rediss+sentinel", "valkey+sentinel"),
+        (
+            "redis",
+            "rediss",
+            "unix",
+            "valkey",
+            "valkeys",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "valkey+sentinel",
+            "valkeys+sentinel",
+        ),
         Engine("fencelock.backends.redis", "redis"),
     ),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 from math import ceil
 from typing import NamedTuple
 from urllib.parse import quote
@@ -39,11 +40,16 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
+NOT_CALLED = (0, 0)
+
+
 class Seat(NamedTuple):
     """A place in line: the link on which it is called. Whoever takes it out of `_seats` has it, and its link, to itself."""
 
     link: Link
     bell: Event
+    round: int
+    """The number of the attempt that it was taken or kept with: a call for an earlier one comes too late."""
 
 
 class RedisBackend:
@@ -58,6 +64,7 @@ class RedisBackend:
         self._prefix = quote(namespace, safe="")
         self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
+        self._rounds = count(1)
 
     # ------------------------------------------------------------------ the protocol
 
@@ -77,8 +84,8 @@ class RedisBackend:
             except BaseException:
                 self._rise(claim, seat)
                 raise
-            token = seat.link.calls.get(claim.id)
-            if token is not None:
+            token, round = seat.link.calls.get(claim.id, NOT_CALLED)
+            if round == seat.round:
                 self._rise(claim, seat)
                 return Grant(claim, token, busy.since)
         return await self._attempt(claim, True, seat)
@@ -95,12 +102,13 @@ class RedisBackend:
         try:
             mode = "x" if not shared else "s" if limit is None else limit
             channel = link.channel if queue else ""
-            args = (name, id, ceil(ttl * 1000), mode, owner, channel)
+            round = next(self._rounds)
+            args = (name, id, ceil(ttl * 1000), mode, owner, channel, round)
             answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience)
             busy = queue and type(answer) is int and answer < 0
         finally:
             if busy:
-                self._sit(claim, seat, link)
+                self._sit(claim, seat, link, round)
             elif seat is not None:
                 self._rise(claim, seat)
             else:
@@ -182,15 +190,15 @@ class RedisBackend:
 
     # ------------------------------------------------------------------ places in line, keys
 
-    def _sit(self, claim: Claim, seat: Seat | None, link: Link) -> None:
+    def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: int) -> None:
         if seat is None:
-            seat = Seat(link, self._world.bell())
-            link.bells[claim.id] = seat.bell
+            bell = link.bells[claim.id] = self._world.bell()
         else:
-            seat.bell.clear()
-        if claim.id in link.calls or not link.wire.open:
-            seat.bell.set()
-        self._seats[claim.id] = seat
+            bell = seat.bell
+            bell.clear()
+        if link.calls.get(claim.id, NOT_CALLED)[1] == round or not link.wire.open:
+            bell.set()  # by the way: the call came with the answer
+        self._seats[claim.id] = Seat(link, bell, round)
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
         seat.link.bells.pop(claim.id, None)

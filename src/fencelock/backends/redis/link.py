@@ -52,7 +52,7 @@ class Link:
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self.bells: dict[str, Bell] = {}
-        self.calls: dict[str, int] = {}
+        self.calls: dict[str, tuple[int, int]] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
         self.doubtful = False
         """Whether another link to the same server went silent after this one was last used."""
@@ -60,13 +60,13 @@ class Link:
         self.wire: Wire
 
     def heard(self, push: Any) -> None:
-        """Take a call in: `id:number`."""
+        """Take a call in: `id:token:round`."""
         if push[0] != b"message":
             return
-        id, _, number = push[2].decode().partition(":")
+        id, token, round = push[2].decode().split(":")
         if len(self.calls) >= EARLY_KEPT and id not in self.bells:
             self.calls.clear()
-        self.calls[id] = int(number)
+        self.calls[id] = int(token), int(round)
         if (bell := self.bells.get(id)) is not None:
             bell.set()
 

@@ -246,6 +246,7 @@ class RedlockBackend:
             UNDO, self._keys(claim.name), (claim.name, claim.id, grant.token), _patience(claim.ttl)
         )
         self._tried.pop(claim.id, None)
+        self._highest = max(self._highest, grant.token + 1)
         return answers.count(1) >= self._majority
 
     async def inspect(self, name: str) -> Snapshot:
@@ -362,7 +363,8 @@ class RedlockBackend:
             if stays and claim.id in self._given_up:
                 await self._fan(UNDO, keys, [args[:3]] * len(links), links, patience, _at_once)
             self._tried.pop(claim.id, None)
-            self._highest = max([self._highest, *(answer[1] for answer in said if answer[0] == -1)])
+            # Undone, the nodes have seen one more than was proposed.
+            self._highest = max([self._highest, proposal + 1, *(answer[1] for answer in said if answer[0] == -1)])
             busy = sorted(answer[1] for answer in said if answer[0] == 0)
             if len(said) < needed:
                 raise self._too_few(len(said), answers)

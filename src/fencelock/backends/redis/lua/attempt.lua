@@ -1,8 +1,8 @@
 -- Take the lock or a place in line, in one step that also mints the token; count anew what is there already.
--- KEYS: base.  ARGV: name, id, ttl, mode, owner, channel (none: do not queue).
+-- KEYS: base.  ARGV: name, id, ttl, mode, owner, channel (none: do not queue), round.
 -- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
 -- string, the mode that others use the name in and that contradicts this one's.
-local BASE, NAME, id, ttl, mode, owner, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local BASE, NAME, id, ttl, mode, owner, channel, round = KEYS[1], unpack(ARGV)
 local lock, queue, gone = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':gone:' .. id
 local time = redis.call('TIME')
 if mode == 'x' and redis.call('EXISTS', lock, queue, gone, BASE .. ':holders:' .. NAME) == 0 then
@@ -21,14 +21,14 @@ local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+)
 if holder and holder ~= id and mode == 'x' and channel ~= '' and redis.call('EXISTS', gone) == 0 then
   -- Somebody has it: whoever is new goes to the end of the line, and there is nothing to settle.
   local waiters = BASE .. ':waiters:' .. NAME
-  local me = now + ttl + 1 .. ':' .. ttl .. ':x:' .. channel .. ':' .. owner
+  local me = now + ttl + 1 .. ':' .. ttl .. ':x:' .. channel .. ':' .. round .. ':' .. owner
   if redis.call('HSET', waiters, id, me) == 1 then
     local place = redis.call('RPUSH', queue, id)
     if redis.call('PTTL', waiters) <= tonumber(ttl) then
       redis.call('PEXPIRE', waiters, ttl * 2)
       redis.call('PEXPIRE', queue, ttl * 2)
     end
-    if place == 1 then return -2 - redis.call('PTTL', lock) end
+    if place == 1 then return -2 - math.max(0, redis.call('PTTL', lock)) end
     local ahead = redis.call('HGET', waiters, redis.call('LINDEX', queue, -2))
     return math.min(now - tonumber(string.match(ahead or '0', '^%d+')), 0) - 2
   end
@@ -54,10 +54,10 @@ if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
   end
 end
 if holder and channel == '' then
-  leave_line(id)
+  leave_line(id) -- a wait that ends in one last try leaves nothing behind
   return -1
 end
-line_up(id, ttl, mode, channel, owner)
+line_up(id, ttl, mode, channel, round, owner)
 local token, first, soonest = settle(id)
 if token then return tonumber(token) end
 if channel == '' then

@@ -13,7 +13,7 @@ for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do
   if tonumber(ends) > now then holders[#holders + 1] = {ends - now, tonumber(minted), mode, who} end
 end
 for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, -1)) do
-  local ends, mode, who = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):%d+:([^:]*):[^:]*:(.*)$')
+  local ends, mode, who = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):%d+:([^:]*):[^:]*:%d+:(.*)$')
   if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, mode, who} end
 end
 return {holders, waiters}

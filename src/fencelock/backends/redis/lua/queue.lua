@@ -4,7 +4,8 @@
 -- base:lock:N     string  "id:token:ttl:owner"                 whoever holds N exclusively, for its ttl
 -- base:holders:N  hash    id -> "ends:token:ttl:mode:owner"    whoever shares it
 -- base:queue:N    list    ids                                  whoever waits, in order
--- base:waiters:N  hash    id -> "ends:ttl:mode:channel:owner"  the same, in full
+-- base:waiters:N  hash    id -> "ends:ttl:mode:channel:round:owner"  the same, in full; a call names the round, so that
+--                         one for an earlier place in line, which has run out since, is not taken for one for this
 -- base:gone:ID    string  this claim was abandoned: its stragglers come too late
 -- Times are in ms by this server's clock. mode: x (exclusive), s (shared), or a number (one of so many permits).
 -- All keys of a name share the hash tag in `base`.
@@ -32,9 +33,9 @@ local function hold(id, token, ttl, mode, owner)
 end
 
 -- Take a place in line, or show a sign of life there.
-local function line_up(id, ttl, mode, channel, owner)
+local function line_up(id, ttl, mode, channel, round, owner)
   local ends = now + ttl + 1
-  if redis.call('HSET', WAITERS, id, ends .. ':' .. ttl .. ':' .. mode .. ':' .. channel .. ':' .. owner) == 1 then
+  if redis.call('HSET', WAITERS, id, ends .. ':' .. ttl .. ':' .. mode .. ':' .. channel .. ':' .. round .. ':' .. owner) == 1 then
     redis.call('RPUSH', QUEUE, id)
   end
   if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
@@ -76,8 +77,8 @@ local function settle(me)
   while true do
     local id = redis.call('LINDEX', QUEUE, place)
     if not id then return token, nil, soonest end
-    local ends, ttl, mode, channel, owner =
-      string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(.*)$')
+    local ends, ttl, mode, channel, round, owner =
+      string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(%d+):(.*)$')
     if not ends or tonumber(ends) <= now then
       redis.call('HDEL', WAITERS, id)
       redis.call('LREM', QUEUE, 1, id)
@@ -85,7 +86,7 @@ local function settle(me)
       return token, id, soonest
     else
       local minted = mint()
-      if id == me or listens(channel, id .. ':' .. minted) then
+      if id == me or listens(channel, id .. ':' .. minted .. ':' .. round) then
         if id == me then token = minted end
         leave_line(id)
         hold(id, minted, ttl, mode, owner)

@@ -10,8 +10,8 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
   if not first then return redis.call('DEL', lock) end
   time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local ends, ttl, channel, owner =
-    string.match(redis.call('HGET', waiters, first) or '', '^(%d+):(%d+):x:([^:]*):(.*)$')
+  local ends, ttl, channel, round, owner =
+    string.match(redis.call('HGET', waiters, first) or '', '^(%d+):(%d+):x:([^:]*):(%d+):(.*)$')
   if ends and tonumber(ends) > now then
     -- The ordinary case, an exclusive holder after another: what `settle` would do, in as few steps as possible.
     local token = time[1] .. string.format('%06d', time[2])
@@ -20,7 +20,7 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
-    local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token)
+    local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
     if type(heard) == 'table' or heard > 0 then
       redis.call('LPOP', queue)
       redis.call('HDEL', waiters, first)

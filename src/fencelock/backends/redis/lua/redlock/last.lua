@@ -69,7 +69,7 @@ local function call_next()
     if not id then return end
     local ends, channel = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):([^:]*)')
     if ends and tonumber(ends) > now then
-      local heard = redis.pcall('PUBLISH', channel, id .. ':0')
+      local heard = redis.pcall('PUBLISH', channel, id .. ':0:0')
       if type(heard) == 'table' or heard > 0 then return end
     end
     leave_line(id)
