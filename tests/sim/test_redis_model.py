@@ -274,7 +274,12 @@ def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
         subscribe: Command = ("SUBSCRIBE", "a", "b")
         assert model.ask(subscribe, session) == [listener.ask(*subscribe), listener.next()]
         script = "return redis.call('PUBLISH', 'a', ARGV[1])"
-        for command in (("PUBLISH", "a", "one"), ("EVAL", script, 0, "two"), ("PUBLISH", "c", "none")):
+        for command in (
+            ("PUBSUB", "NUMSUB", "a", "c"),
+            ("PUBLISH", "a", "one"),
+            ("EVAL", script, 0, "two"),
+            ("PUBLISH", "c", "none"),
+        ):
             assert model.ask(command)[0] == real.ask(*command)
         assert pushed == [listener.next(), listener.next()]
         leave: Command = ("UNSUBSCRIBE", "a")

@@ -133,6 +133,12 @@ class Redis(Data):
             session.push([b"message", channel, message])
         return len(sessions)
 
+    def _do_pubsub(self, words: Words) -> list[Any]:
+        what, *channels = words
+        if what.upper() != b"NUMSUB":
+            raise Refused(f"ERR unknown subcommand '{what.decode()}'. Try PUBSUB HELP.")
+        return [part for channel in channels for part in (channel, len(self._subscribers.get(channel, ())))]
+
     # ------------------------------------------------------------------ the server itself
 
     def _do_ping(self, words: Words) -> bytes:

@@ -30,6 +30,9 @@ logging.getLogger("fencelock").addHandler(logging.NullHandler())  # servers that
 HORIZON = 2000.0
 """Virtual seconds after which a run that has not ended never will."""
 
+MANY = 50_000
+"""Events after which a run is given up: somebody asks over and over, and gets nowhere."""
+
 SPAN = 6.0
 """Virtual seconds within which engines and networks fail; most runs last about as long."""
 
@@ -61,7 +64,7 @@ def play(seed: int, scenario: Scenario | None = None) -> Result:
         run.close()
     violations = check(history, scenario.promises)
     if stuck:
-        violations.append(Violation("end", "", f"{stuck} still at work after {HORIZON:g} s"))
+        violations.append(Violation("end", "", f"{stuck} still at work after {run.ended:.0f} s"))
     return Result(seed, scenario.name, history, violations, run.scheduler.events)
 
 
@@ -83,6 +86,7 @@ class Run:
         self.clients: list[Client[SimLease]] = []
         self._limit = self._chance.choice((None, 2, 3)) if scenario.sharing else None
         self._working = 0
+        self.ended = 0.0
         for number in range(1, scenario.processes + 1):
             self._start(f"p{number}")
         self._plan()
@@ -190,8 +194,8 @@ class Run:
 
     def to_the_end(self) -> tuple[History, int]:
         """Run, heal, look for what is left; return the history and how many never came to an end."""
-        self.scheduler.run(HORIZON, lambda: self._working == 0)
-        stuck = self._working
+        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MANY)
+        stuck, self.ended = self._working, self.scheduler.time
         self.network.heal()
         for host in self.engine.hosts:
             host.heal()
