@@ -415,6 +415,28 @@ class Data:
         there: Words = self._find(key, list) or []
         return there[_span(len(there), start, stop)]
 
+    def _do_lindex(self, words: Words) -> bytes | None:
+        key, place = words
+        there: Words = self._find(key, list) or []
+        at = int(place) + (len(there) if int(place) < 0 else 0)
+        return there[at] if 0 <= at < len(there) else None
+
+    def _do_lpos(self, words: Words) -> int | None:
+        key, item = words
+        there: Words = self._find(key, list) or []
+        return there.index(item) if item in there else None
+
+    def _do_lrem(self, words: Words) -> int:
+        key, count, item = words
+        there: Words | None = self._find(key, list)
+        if int(count) != 1:
+            raise NotImplementedError("here LREM takes away the first one only")
+        if there is None or item not in there:
+            return 0
+        there.remove(item)
+        self._drop_if_empty(key)
+        return 1
+
     def _do_llen(self, words: Words) -> int:
         (key,) = words
         return len(self._find(key, list) or ())
