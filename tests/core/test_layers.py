@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fences": {"errors"},
     "lockfree": {"errors"},
     "facade": BASE | {"core", "worlds", "primitives"},
-    "sim": BASE | {"core", "backends", "primitives", "fences"},
+    "sim": BASE | {"core", "worlds", "backends", "primitives", "fences"},
     "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", "web", ""},
     "web": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", ""},
     "aio": {"facade"},

@@ -8,7 +8,7 @@ later one is higher: tokens are unique and rise strictly, whatever clocks and de
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from math import ceil
 from typing import Any
@@ -55,6 +55,7 @@ ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
 CLAIMS_KEPT = 10_000
+OWED_KEPT = 1000
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
@@ -68,6 +69,8 @@ class Node:
         self.links = Links(world, dialer, prefix, LONGEST)
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
+        self.owed: deque[Command] = deque(maxlen=OWED_KEPT)
+        """What has to be undone there as soon as it can be reached again, rather than when its ttl is over."""
         self._world = world
         self._again = 0.0
         self._pause = MEND_FIRST
@@ -77,15 +80,18 @@ class Node:
         """Return a link, or None while the node cannot be reached."""
         if self.error is None:
             link = self.links.idle(patience)
-            if link is not None:
-                return link
-            if self.links.stuck:
+            if link is None and self.links.stuck:
                 self._down(EngineUnavailable(f"{self.links.address}: no answer within {patience:g} s"))
-            else:
+            elif link is None:
                 try:
-                    return await self.links.take(patience)
+                    link = await self.links.make()
                 except EngineUnavailable as error:
                     self._down(error)
+            if link is not None:
+                if self.owed:
+                    undone = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
+                    await self._world.fan(undone, patience, _at_once)
+                return link
         if not self._mending and self._world.now() >= self._again:
             self._mending = True
             self._world.spawn(self._mend(patience), "fencelock-mend")
@@ -318,6 +324,7 @@ class RedlockBackend:
             for node in self._nodes:
                 node.links.forget()
                 node.error, node._mending = None, False
+                node.owed.clear()
 
     # ------------------------------------------------------------------ one round, or a few
 
@@ -463,6 +470,10 @@ class RedlockBackend:
         full: list[Any] = [NO_ANSWER] * len(links)
         for place, answer in zip(places, answers, strict=True):
             full[place] = answer
+        if script is UNDO:
+            for node, link, answer, words in zip(self._nodes, links, full, args, strict=True):
+                if answer is NO_ANSWER and (link is None or not link.wire.open):
+                    node.owed.append(UNDO.teach(keys, words[:3]))
         return full
 
     async def _majority_of(

@@ -1,0 +1,238 @@
+"""Redlock on real nodes: some killed, stopped, wiped, slow, or too many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from fencelock import EngineUnavailable, InvalidURL, LeaseLost, LockTimeout, Reason
+from tests.backends.conftest import Clients
+from tests.backends.redis_server import tell
+from tests.contract.colours import LocksView
+from tests.contract.subject import SOON, background, eventually, is_free, take, waiting
+from tests.engines.proxy import Proxies
+from tests.engines.redis import Redis, RedisNodes
+
+Own = Callable[..., RedisNodes]
+
+
+@pytest.fixture
+def nodes(own_redis_nodes: Own) -> RedisNodes:
+    """Five nodes, to be broken at will."""
+    return own_redis_nodes(5)
+
+
+@pytest.fixture
+def locks(nodes: RedisNodes, clients: Clients) -> LocksView:
+    """A client of theirs."""
+    return clients.connect(nodes.url)
+
+
+def holds(node: Redis, name: str = "x") -> bool:
+    """Return whether a node has the lock."""
+    return bool(tell(node, "EXISTS", f"fencelock:redlock:lock:{name}"))
+
+
+async def turns(locks: LocksView, number: int = 10) -> list[int]:
+    """Take the lock so often; return the tokens."""
+    return [await take(locks, "x") for _ in range(number)]
+
+
+BREAK: dict[str, Callable[[Redis], None]] = {
+    "killed": lambda node: node.kill(),
+    "stopped": lambda node: node.pause(),
+    "wiped": lambda node: node.restart(wipe=True),
+    "restarted": lambda node: node.restart(),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+@pytest.mark.parametrize("broken", [1, 2])
+async def test_minority(nodes: RedisNodes, locks: LocksView, how: str, broken: int) -> None:
+    """One or two nodes of five may be killed, stopped, wiped or restarted: the lock is had, held and renewed all the same."""
+    before = await turns(locks, 3)
+    async with locks.lock("held", ttl=1.5) as held:
+        for node in nodes.members[:broken]:
+            BREAK[how](node)
+        during = await turns(locks)
+        await asyncio.sleep(2)
+        held.check()
+    after = await turns(locks, 3)
+    tokens = before + during + after
+    assert tokens == sorted(set(tokens))
+
+
+async def test_slow_node(nodes: RedisNodes, clients: Clients, proxies: Callable[[RedisNodes], Proxies]) -> None:
+    """A node that is slow by two seconds holds up nobody: a hundred turns are done long before it could answer thrice."""
+    through = proxies(nodes)
+    locks = clients.connect("redlock://" + ",".join(proxy.address for proxy in through.members))
+    await turns(locks, 3)
+    through.members[2].delay(2.0)
+    tokens = await turns(locks, 100)
+    assert tokens == sorted(set(tokens))
+    through.heal()
+    assert await take(locks, "x") > tokens[-1]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_majority_is_gone(nodes: RedisNodes, locks: LocksView, how: str) -> None:
+    """Three nodes of five down: acquiring and waiting are refused with their names, and a lease is lost on time."""
+    await turns(locks, 2)
+    other = nodes.members[0].address
+    async with background(_hold(locks)) as (holder,):
+        await eventually(lambda: _is_held(locks), "it is held")
+        for node in nodes.members[:3]:
+            BREAK[how](node)
+        with pytest.raises(EngineUnavailable, match="2 of 5 Redlock nodes answered, and 3 are needed") as caught:
+            await locks.lock("y", timeout=5).acquire()
+        assert other in str(caught.value)
+        with pytest.raises(LeaseLost):
+            await asyncio.wait_for(holder, SOON)
+    for node in nodes.members[:3]:
+        if how == "killed":
+            node.restart()
+        else:
+            node.resume()
+    await eventually(lambda: _can_be_had(locks), "the nodes are found again")
+
+
+async def _hold(locks: LocksView) -> None:
+    async with locks.lock("x", ttl=2) as lease:
+        while True:
+            lease.check()
+            await asyncio.sleep(0.05)
+
+
+async def _is_held(locks: LocksView) -> bool:
+    return bool((await locks.inspect("x")).holders)
+
+
+async def _can_be_had(locks: LocksView) -> bool:
+    try:
+        return await is_free(locks, "y")
+    except EngineUnavailable:
+        return False
+
+
+async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) -> None:
+    """A client that never saw some nodes works with the rest, and heals those when they come."""
+    for node in nodes.members[:2]:
+        node.kill()
+    async with locks.lock("x", ttl=2) as lease:
+        for node in nodes.members[:2]:
+            node.restart()
+        await eventually(_on_all(nodes), "all nodes have the lease")
+        lease.check()
+    assert not any(holds(node) for node in nodes.members)
+
+
+async def test_heal(nodes: RedisNodes, locks: LocksView) -> None:
+    """A node that forgot a lease gets it back at the next renewal, as a majority still has it."""
+    async with locks.lock("x", ttl=10) as lease:
+        await eventually(_on_all(nodes), "all nodes have the lease")
+        tell(nodes.members[0], "FLUSHALL")
+        nodes.members[1].restart(wipe=True)
+        await lease.renew()
+        await eventually(_on_all(nodes), "all nodes have the lease again")
+        lease.check()
+
+
+def _on_all(nodes: RedisNodes) -> Callable[[], Awaitable[object]]:
+    async def there() -> bool:
+        return all(holds(node) for node in nodes.members)
+
+    return there
+
+
+async def test_majority_forgets(nodes: RedisNodes, locks: LocksView) -> None:
+    """A lease that a majority forgot is lost, and healed nowhere; what comes after has a higher token."""
+    lease = await locks.lock("x", ttl=2).acquire()
+    await eventually(_on_all(nodes), "all nodes have the lease")
+    for node in nodes.members[:3]:
+        tell(node, "FLUSHALL")
+    assert await asyncio.wait_for(lease.lost.wait(SOON), SOON)
+    assert lease.reason is Reason.GONE
+    assert not any(holds(node) for node in nodes.members[:3])
+    assert await take(locks, "x") > lease.token
+
+
+async def test_script_flush(nodes: RedisNodes, locks: LocksView) -> None:
+    """Scripts that the nodes forget between any two calls go unnoticed."""
+    tokens = []
+    for place in range(20):
+        tell(nodes.members[place % 5], "SCRIPT", "FLUSH")
+        tokens.append(await take(locks, "x"))
+    async with locks.lock("x"):
+        for node in nodes.members:
+            tell(node, "SCRIPT", "FLUSH")
+        with pytest.raises(LockTimeout):
+            await locks.lock("x", timeout=0.2).acquire()
+        assert len((await locks.inspect("x")).waiters) == 0
+    assert tokens == sorted(set(tokens))
+
+
+async def test_woken(nodes: RedisNodes, locks: LocksView) -> None:
+    """A waiter is told by the nodes when the lock comes free; it does not wait for its next try."""
+    waits = []
+    for _ in range(5):
+        lease = await locks.lock("x").acquire()
+        async with background(take(locks, "x")) as (waiter,):
+            await waiting(locks, "x")
+            await asyncio.sleep(0.3)  # its tries have become rare by now
+            begun = time.monotonic()
+            await lease.release()
+            await waiter
+            waits.append(time.monotonic() - begun)
+    assert min(waits) < 0.3
+
+
+async def test_same_server_twice(nodes: RedisNodes, clients: Clients) -> None:
+    """A server that is named twice, by different addresses even, is refused: it would count twice."""
+    first, second, third = nodes.members[:3]
+    url = f"redlock://{first.address},{second.address},localhost:{first.port},{third.address}"
+    with pytest.raises(InvalidURL, match="are the same Redis server"):
+        await clients.connect(url).lock("x").acquire(timeout=5)
+
+
+async def test_even_number(nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    """An even number of nodes is warned about: one more would survive one more failure."""
+    with caplog.at_level(logging.WARNING, "fencelock"):
+        locks = clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:4]))
+    assert "4 nodes survives the loss of 1; 5 nodes would survive 2" in caplog.text
+    assert await take(locks, "x")
+
+
+async def test_little_stays(nodes: RedisNodes, locks: LocksView) -> None:
+    """Of names that were locked and released the nodes keep a number each for a while, and forget it behind the floor."""
+    for number in range(50):
+        await take(locks, f"name {number}")
+    for node in nodes.members:
+        keys = {key.removeprefix(b"fencelock:redlock:") for key in tell(node, "KEYS", "*")}
+        assert keys <= {b"seen", b"before", b"floor", b"layout"}
+
+
+async def test_collection(nodes: RedisNodes, locks: LocksView) -> None:
+    """What a node has seen of a name is forgotten only behind its floor, and tokens rise all the same."""
+    token = await take(locks, "x")
+    for round in (1, 2, 3):
+        for node in nodes.members:  # as if the minute were over
+            tell(node, "HINCRBY", "fencelock:redlock:floor", "period", -1)
+        assert await take(locks, f"other {round}")
+    for node in nodes.members:
+        assert int(tell(node, "HGET", "fencelock:redlock:floor", "floor")) >= token
+        assert not tell(node, "HEXISTS", "fencelock:redlock:seen", "x")
+        assert not tell(node, "HEXISTS", "fencelock:redlock:before", "x")
+    assert await take(locks, "x") > token
+
+
+@pytest.fixture(autouse=True)
+def _resumed(nodes: RedisNodes) -> Iterator[None]:
+    """Leave no node stopped."""
+    yield
+    for node in nodes.members:
+        if node.is_paused:
+            node.resume()
