@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.redis import Redis
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+REDIS_PAGE = (ROOT / "docs/engines/redis.md").read_text("utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 
 
 def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -35,11 +38,12 @@ def test_there_are_blocks_to_run() -> None:
     assert any("fencelock run" in block for block in blocks("sh"))
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python_block(number: int, tmp_path: Path) -> None:
-    """Each Python block of the README runs, without a warning."""
+@pytest.mark.parametrize("block", blocks("python") + blocks("python", REDIS_PAGE))
+def test_python_block(block: str, redis_node: Redis, tmp_path: Path) -> None:
+    """Each Python block of the README, and of Redis's page, runs without a warning; "localhost" is a server of ours."""
     script = tmp_path / "block.py"
-    script.write_text(blocks("python")[number], "utf-8")
+    block = block.replace("localhost:6379", redis_node.address).replace("port=6379", f"port={redis_node.port}")
+    script.write_text(block, "utf-8")
     done = run([sys.executable, str(script)], tmp_path)
     assert done.returncode == 0, done.stderr
 
