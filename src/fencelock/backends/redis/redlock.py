@@ -19,7 +19,7 @@ from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import Script, load
 from fencelock.core.clock import wall_us
 from fencelock.core.urls import redact
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, World
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Wire, World
 from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
@@ -258,7 +258,7 @@ class RedlockBackend:
     async def inspect(self, name: str) -> Snapshot:
         """Ask all nodes; whoever has a majority of them holds the name."""
         keys = self._keys(name)
-        answers = await self._majority_of(INSPECT, (keys[0], *keys[4:]), (), LONGEST, everybody=True)
+        answers = await self._majority_of(INSPECT, (keys[0], *keys[3:]), (), LONGEST, everybody=True)
         there = [answer for answer in answers if isinstance(answer, list)]
         held = Counter((holder[0], holder[1]) for holder, _ in there if holder)
         holders = []
@@ -420,7 +420,8 @@ class RedlockBackend:
         links: list[Link | None] = []
         try:
             for node in self._nodes:
-                links.append(await node.take(patience))  # noqa: PERF401  what was taken is given back
+                ready = node.links.idle(patience) if node.error is None and not node.owed else None
+                links.append(ready or await node.take(patience))
             self._tell_apart()
         except BaseException:
             self._give(links)
@@ -460,7 +461,14 @@ class RedlockBackend:
         wires = [link.wire for link in links if link is not None]
         # What nobody waits for cannot be repeated if the script has to be taught first.
         word = script.teach if enough is _at_once else script.call
-        asked = [(wire, word(keys, args[place])) for wire, place in zip(wires, places, strict=True)]
+        words: Command | None = None
+        command: Command = ()
+        asked: list[tuple[Wire, Command]] = []
+        for wire, place in zip(wires, places, strict=True):
+            if args[place] is not words:  # most of the time all nodes are asked the same, which is packed once
+                words = args[place]
+                command = word(keys, words)
+            asked.append((wire, command))
         answers = await self._world.fan(asked, patience, enough)
         unknown = [at for at, answer in enumerate(answers) if type(answer) is ServerError and answer.kind == "NOSCRIPT"]
         if unknown:
@@ -536,16 +544,9 @@ class RedlockBackend:
                 link.calls.pop(claim.id, None)
         self._give(seat.links)
 
-    def _keys(self, name: str) -> tuple[str, str, str, str, str, str]:
+    def _keys(self, name: str) -> tuple[str, str, str, str, str]:
         at = self._prefix
-        return (
-            f"{at}:lock:{name}",
-            f"{at}:seen",
-            f"{at}:before",
-            f"{at}:floor",
-            f"{at}:queue:{name}",
-            f"{at}:waiters:{name}",
-        )
+        return f"{at}:lock:{name}", f"{at}:seen", f"{at}:before", f"{at}:queue:{name}", f"{at}:waiters:{name}"
 
 
 def _keep(memory: dict[str, int], id: str, value: int) -> None:
