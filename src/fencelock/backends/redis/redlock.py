@@ -444,11 +444,40 @@ class RedlockBackend:
         script: Script,
         keys: Command,
         args: Sequence[Command],
+        links: list[Link | None],
+        patience: float,
+        enough: Callable[[Sequence[Any]], bool],
+    ) -> list[Any]:
+        """Run a script on every node that has a link; one answer for each node.
+
+        Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
+        hangs up on the idle, and what it had done before it broke must not be left there.
+        """
+        answers = await self._fan_once(script, keys, args, links, patience, enough)
+        if enough is _at_once or enough(answers):
+            return answers
+        again: list[Link | None] = [None] * len(links)
+        for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
+            if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
+                links[place] = None
+                node.links.give(link)
+                links[place] = again[place] = await node.take(patience)
+        if any(again):
+            more = await self._fan_once(
+                script, keys, args, again, patience, lambda more: enough([*answers, *more])
+            )
+            answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
+        return answers
+
+    async def _fan_once(
+        self,
+        script: Script,
+        keys: Command,
+        args: Sequence[Command],
         links: Sequence[Link | None],
         patience: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
-        """Run a script on every node that has a link; one answer for each node."""
         places = [place for place, link in enumerate(links) if link is not None]
         wires = [link.wire for link in links if link is not None]
         # What nobody waits for cannot be repeated if the script has to be taught first.

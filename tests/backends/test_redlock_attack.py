@@ -1,0 +1,87 @@
+"""What goes wrong between a client and several real Redis nodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tests.backends.conftest import Clients
+from tests.backends.redis_server import connections, tell
+from tests.contract.subject import SOON, background
+from tests.engines.proxy import Proxies, Proxy
+from tests.engines.redis import Redis
+from tests.engines.waiting import eventually
+
+
+Nodes = Sequence[Redis]
+
+
+@pytest.fixture
+def nodes(redis_nodes: Callable[[int], Nodes]) -> Nodes:
+    """The nodes that all tests share, empty, and with nobody connected."""
+    nodes = redis_nodes(5)
+    assert eventually(lambda: not any(map(connections, nodes))), "an earlier test left connections behind"
+    for node in nodes:
+        tell(node, "FLUSHALL")
+    return nodes
+
+
+@pytest.fixture
+def between(nodes: Nodes) -> Iterator[Proxies]:
+    """A proxy before each node."""
+    with Proxies(nodes) as proxies:
+        yield proxies
+
+
+def url_of(members: Nodes | Sequence[Proxy]) -> str:
+    """Return the URL that names all of them."""
+    return f"redlock://{','.join(member.address for member in members)}"
+
+
+def hang_up(nodes: Nodes) -> None:
+    """Let every node end every connection."""
+    for node in nodes:
+        for kind in ("normal", "pubsub"):
+            tell(node, "CLIENT", "KILL", "TYPE", kind)
+
+
+async def test_hung_up_on_by_all_nodes(nodes: Nodes, clients: Clients) -> None:
+    """Whatever is asked first after all nodes ended all connections works at once, and no error comes out."""
+    locks = clients.connect(url_of(nodes))
+    lease = await locks.lock("held", ttl=60).acquire()
+    hang_up(nodes)
+    other = await locks.lock("x").try_acquire()
+    assert other is not None
+    hang_up(nodes)
+    await lease.renew()
+    hang_up(nodes)
+    assert len((await locks.inspect("held")).holders) == 1
+    hang_up(nodes)
+    assert await locks.force_release("x", reason="test") == 1
+    hang_up(nodes)
+    assert [name async for name in locks.names()] == ["held"]
+    hang_up(nodes)
+    assert await lease.release()
+    assert not await other.release()
+
+
+async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """Nodes that took the lock for a claim and whose answers were lost with the connections are not left taken."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    for member in between.members:
+        member.cut("to_client")
+
+    async def take() -> bool:
+        lease = await locks.lock("x", ttl=30).acquire(timeout=SOON)
+        return await lease.release()
+
+    async with background(take()) as (taking,):
+        await asyncio.sleep(0.3)
+        for member in between.members:
+            member.disconnect()
+            member.heal()
+        assert await taking
+    assert not [key for node in nodes for key in tell(node, "KEYS", "*:lock:*")]
