@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+import fencelock
+from fencelock import InvalidURL
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
 from tests.contract.subject import SOON, background
@@ -85,3 +88,22 @@ async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxie
             member.heal()
         assert await taking
     assert not [key for node in nodes for key in tell(node, "KEYS", "*:lock:*")]
+
+
+@pytest.mark.parametrize("password", ["s3,cr3t", "s3,cr3t:x", "3,s3cr3t", "s3cr3t,", "1,2,s3cr3t"])
+@pytest.mark.parametrize("user", ["", "app"])
+def test_comma_in_a_password(user: str, password: str) -> None:
+    """A password with a comma that was not escaped is refused, and no part of it is quoted or taken for a node."""
+    with pytest.raises(InvalidURL, match="%2C|addresses of its nodes") as caught:
+        fencelock.connect(f"redlock://{user}:{password}@h1:1,h2:2,h3:3")
+    text = "".join(traceback.format_exception(caught.value))
+    assert not [part for part in password.split(",") if len(part) > 1 and part in text]
+
+
+@pytest.mark.parametrize("mark", "/?#")
+@pytest.mark.parametrize("scheme", ["redis", "redlock"])
+def test_password_that_begins_like_a_port(scheme: str, mark: str) -> None:
+    """Half a password that could be a port is not taken for one, whatever mark in it was not escaped."""
+    with pytest.raises(InvalidURL) as caught:
+        fencelock.connect(f"{scheme}://app:4711{mark}s3cr3t@h1:1,h2:2,h3:3/0")
+    assert "4711" not in str(caught.value)

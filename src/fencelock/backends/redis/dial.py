@@ -151,7 +151,8 @@ def _check(url: str) -> None:
     """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
     try:
         parts = urlsplit(url)
-        wrong = parts.scheme != "unix" and ("@" in parts.path or (parts.port or 0) < 0)
+        behind = parts.path + parts.query.partition("=")[0] + parts.fragment
+        wrong = parts.scheme != "unix" and ("@" in behind or (parts.port or 0) < 0)
     except ValueError:
         wrong = True
     if wrong:

@@ -607,7 +607,18 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
                 f"{redact(url)!r}: redlock:// takes the addresses of its nodes, as in redlock://h1:6379,h2,h3"
             )
         first = first or f"{login}{at}"
-        dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", LONGEST))
+        try:
+            if dialers and at and ":" not in login:
+                raise InvalidURL("a user without a password, and not of the first node")
+            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", LONGEST))
+        except InvalidURL:
+            if "@" not in hosts.partition(",")[2]:
+                raise
+            # Nothing of this part is quoted: it may be half a password.
+            raise InvalidURL(
+                f"{redact(url)!r}: every node is given as host:port or user:password@host:port, and a password's comma is "
+                "written %2C"
+            ) from None
     addresses = [dialer.address for dialer in dialers]
     if len(set(addresses)) < len(addresses):
         twice = next(address for address in addresses if addresses.count(address) > 1)
