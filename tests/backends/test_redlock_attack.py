@@ -107,3 +107,19 @@ def test_password_that_begins_like_a_port(scheme: str, mark: str) -> None:
     with pytest.raises(InvalidURL) as caught:
         fencelock.connect(f"{scheme}://app:4711{mark}s3cr3t@h1:1,h2:2,h3:3/0")
     assert "4711" not in str(caught.value)
+
+
+async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """Nodes whose answers were not needed are not taken for silent ones when they are asked again, much later."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    await asyncio.sleep(0.1)
+    for member in between.members[:2]:
+        member.delay(0.02)
+    lease = await locks.lock("x", ttl=5, renew=False).acquire()
+    for _ in range(2):
+        await asyncio.sleep(0.7)  # longer than a node has for its answer
+        await lease.renew()
+        left = [tell(node, "PTTL", "fencelock:redlock:lock:x") for node in nodes]
+        assert min(left) > 4700, left
+    assert await lease.release()

@@ -202,9 +202,11 @@ class SocketWire:
                 self._sock.close()
 
     def alive(self) -> bool:
-        """Look whether the server has hung up meanwhile."""
+        """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
+        pace = self.pace
         while self.open and self.readable(0):
             self.take_in()
+        self.pace = pace
         return self.open
 
     def close(self) -> None:

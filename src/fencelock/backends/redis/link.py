@@ -137,8 +137,13 @@ class Links:
         wire, now = link.wire, self._now()
         since = wire.waiting_since
         if since is not None and now - since >= max(patience, 2 * wire.pace):
-            self.stuck = True
-            return False
+            # The answer may be there: whoever had enough of them does not read the rest.
+            if not wire.alive():
+                return False
+            since = wire.waiting_since
+            if since is not None and now - since >= max(patience, 2 * wire.pace):
+                self.stuck = True
+                return False
         if link.doubtful:
             return False
         idle, link.used = now - link.used, now
