@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 import fencelock
-from fencelock import InvalidURL
+from fencelock import EngineUnavailable, InvalidURL
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
 from tests.contract.subject import SOON, background
@@ -122,4 +122,21 @@ async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, cl
         await lease.renew()
         left = [tell(node, "PTTL", "fencelock:redlock:lock:x") for node in nodes]
         assert min(left) > 4700, left
+    assert await lease.release()
+
+
+async def test_a_majority_that_is_back(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """When nodes that were out of reach are back, the first who asks has the lock, however long ago that was."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    for member in between.members[:3]:
+        member.refuse()
+        member.disconnect()
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x").try_acquire()
+        await asyncio.sleep(0.7)
+    between.heal()
+    lease = await locks.lock("x").try_acquire()
+    assert lease is not None
     assert await lease.release()

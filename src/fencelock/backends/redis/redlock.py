@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Any
 from urllib.parse import quote
 
@@ -69,6 +69,8 @@ class Node:
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
         self._world = world
+        self.failed = -inf
+        """When it was last found to be out of reach."""
         self._again = 0.0
         self._pause = MEND_FIRST
         self._mending = False
@@ -91,9 +93,25 @@ class Node:
             self._world.spawn(self._mend(patience), "fencelock-mend")
         return None
 
+    async def insist(self, patience: float) -> Link | None:
+        """Return a link to a node that is out of reach, if it is back: for when there are too few without it."""
+        until = self._world.now() + patience
+        while self._mending and self._world.now() < until:
+            await self._world.sleep(AGAIN_FIRST / 2)
+        if self.error is None or self._world.now() - self.failed < MEND_FIRST:
+            return self.links.idle(patience) if self.error is None else None
+        try:
+            link = await self.links.take(patience)
+        except EngineUnavailable as error:
+            self._down(error)
+            return None
+        self.error, self._pause = None, MEND_FIRST
+        return link
+
     def _down(self, error: EngineUnavailable) -> None:
         self.error = error
-        self._again = self._world.now() + self._pause * (0.5 + self._world.random() / 2)
+        self.failed = self._world.now()
+        self._again = self.failed + self._pause * (0.5 + self._world.random() / 2)
         self._pause = min(self._pause * 2, MEND_LAST)
 
     async def _mend(self, patience: float) -> None:
@@ -414,6 +432,12 @@ class RedlockBackend:
         try:
             for node in self._nodes:
                 links.append(await node.take(patience))  # noqa: PERF401  what was taken is given back
+            until = self._world.now() + patience
+            for place in sorted(range(len(links)), key=lambda place: self._nodes[place].failed):
+                if len(links) - links.count(None) >= self._majority or self._world.now() >= until:
+                    break
+                if links[place] is None:
+                    links[place] = await self._nodes[place].insist(patience)
             self._tell_apart()
         except BaseException:
             self._give(links)
