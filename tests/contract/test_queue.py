@@ -68,7 +68,7 @@ async def test_nobody_overtakes(locks: LocksView) -> None:
 async def test_waiters_that_give_up(locks: LocksView) -> None:
     """Waiters whose time is over are out of the way of those behind them."""
     async with locks.lock("x"):
-        impatient = [asyncio.create_task(locks.lock("x").acquire(timeout=0.3)) for _ in range(3)]
+        impatient = [asyncio.create_task(locks.lock("x").acquire(timeout=1.5)) for _ in range(3)]
         await waiting(locks, "x", 3)
         patient = asyncio.create_task(locks.lock("x").acquire(timeout=SOON))
         await waiting(locks, "x", 4)

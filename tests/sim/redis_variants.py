@@ -26,29 +26,32 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 @contextmanager
 def no_tombstone() -> Iterator[None]:
     """An abandon does not stop the attempt that comes after it, on an older connection."""
-    with script("ABANDON", "redis.pcall('SET', KEYS[5], '', 'PX', ARGV[2])", ""):
+    with script("ABANDON", "redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)", ""):
         yield
 
 
 @contextmanager
 def release_without_owner() -> Iterator[None]:
     """A release frees whoever holds the name."""
-    with script("RELEASE", "local ours = 0", "local ours = redis.call('DEL', KEYS[2])"):
+    with script(
+        "RELEASE", "if string.sub(redis.call('GET', lock) or '', 1, #id) == id then", "if redis.call('GET', lock) then"
+    ):
         yield
 
 
 @contextmanager
 def tokens_from_the_clock() -> Iterator[None]:
     """Tokens are what the server's clock says, which people set back."""
-    without = "if token <= last then token = last + 1 end"
-    with script("ATTEMPT", without, ""), script("RELEASE", without, ""), script("ABANDON", without, ""):
+    without = "if last and tonumber(last) >= tonumber(token) then"
+    never = "if false then"
+    with script("ATTEMPT", without, never), script("RELEASE", without, never), script("ABANDON", without, never):
         yield
 
 
 @contextmanager
 def nobody_is_called() -> Iterator[None]:
     """A waiter that is handed the lock is not told."""
-    call, instead = "redis.pcall('PUBLISH', channel, message)", "1"
+    call, instead = "redis.pcall('PUBLISH', channel, ", "#tostring("
     with script("RELEASE", call, instead), script("ABANDON", call, instead), script("ATTEMPT", call, instead):
         yield
 

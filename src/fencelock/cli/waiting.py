@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.cli.signals import Signals
 from fencelock.core import doorbell
@@ -12,6 +12,8 @@ from fencelock.worlds.blocking import BlockingWorld, SocketBell
 
 if TYPE_CHECKING:
     import socket
+
+    from fencelock.core.world import Event, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -65,6 +67,17 @@ class WaitingWorld(BlockingWorld):
         """Run it right here."""
         self.look()
         return fn(*args)
+
+    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+        """Read what is pushed, unless a signal comes."""
+        if self._waiter != threading.get_ident():
+            return await super().listen(wires, bell, timeout)
+        from fencelock.worlds.sockets import SocketWire, listen
+
+        self.look()
+        rung = listen(cast("Sequence[SocketWire]", wires), bell, timeout, self._signals.fd)
+        self.look()
+        return rung
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it right here; signals that come meanwhile wait."""

@@ -291,6 +291,11 @@ class AioWorld:
         self._tasks.clear()
 
 
+def _nobody_asks(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # retrieved, so that asyncio does not report it as lost
+
+
 async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
     """Await it however often we are cancelled, for so long at most; the cancellation comes out afterwards."""
     loop = asyncio.get_running_loop()
@@ -305,10 +310,10 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        if future.done() and not future.cancelled():
-            future.exception()  # retrieved, so that asyncio does not report it as lost
+        future.add_done_callback(_nobody_asks)
         raise cancelled
     if not future.done():
+        future.add_done_callback(_nobody_asks)
         raise TimeoutError(f"not done within {timeout:g} s")
     if future.cancelled():
         raise TimeoutError("it was broken off: the client is being closed")

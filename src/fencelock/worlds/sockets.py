@@ -202,9 +202,11 @@ class SocketWire:
                 self._sock.close()
 
     def alive(self) -> bool:
-        """Look whether the server has hung up meanwhile."""
+        """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
+        pace = self.pace
         while self.open and self.readable(0):
             self.take_in()
+        self.pace = pace
         return self.open
 
     def close(self) -> None:
@@ -257,10 +259,10 @@ def fan(
     return answers
 
 
-def listen(wires: Sequence[SocketWire], bell: Event, timeout: float) -> bool:
-    """Read from all until what is pushed sets the bell."""
+def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: int | None = None) -> bool:
+    """Read from all until what is pushed sets the bell; end early if there is something to read `besides`."""
     until = boottime() + timeout
-    if len(wires) == 1:
+    if len(wires) == 1 and besides is None:
         (wire,) = wires
         while not bell.is_set() and wire.open and (left := until - boottime()) > 0:
             if wire.readable(left):
@@ -273,10 +275,12 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float) -> bool:
         ready = [wire for wire in wires if not wire.open or wire.has_more()]
         if not ready:
             poll = select.poll()  # anew each time: a wire may be closed, and its number given to another, at any moment
-            for wire in wires:
-                if (descriptor := wire.fileno()) >= 0:
+            for descriptor in (*(wire.fileno() for wire in wires), -1 if besides is None else besides):
+                if descriptor >= 0:
                     poll.register(descriptor, select.POLLIN)
             heard = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            if besides in heard:
+                break
             ready = [wire for wire in wires if wire.fileno() in heard]
         for wire in ready:
             if wire.open:

@@ -159,9 +159,13 @@ def _check(url: str) -> None:
     """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
     try:
         parts = urlsplit(url)
-        wrong = parts.scheme != "unix" and ("@" in parts.path or (parts.port or 0) < 0)
+        behind = parts.path + parts.query.partition("=")[0] + parts.fragment
+        wrong = parts.scheme != "unix" and ("@" in behind or (parts.port or 0) < 0)
     except ValueError:
         wrong = True
+    else:
+        if not wrong and parts.scheme != "unix" and not parts.path.strip("/").isdecimal() and parts.path.strip("/"):
+            raise InvalidURL(f"{redact(url)!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
     if wrong:
         raise InvalidURL(
             f"{redact(url)!r} is not a Redis URL: the port must be a number, and a password's /, ?, # and @ are written "

@@ -13,7 +13,7 @@ from zlib import crc32
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import load
 from fencelock.core.world import Command, Dialer, Event, World
-from fencelock.errors import LimitMismatch
+from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import (
     Busy,
     Claim,
@@ -97,6 +97,8 @@ class RedisBackend:
             self._rise(claim, seat)
             seat = None
         link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
+        if self._links.owed:
+            await self._links.pay(link)
         sent = self._world.now()
         busy = False
         try:
@@ -125,8 +127,13 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        args = (claim.name, claim.id, ceil(claim.ttl * 1000))
-        await self._links.run(ABANDON, (self._base(claim.name),), args, _patience(claim.ttl))
+        keys, args = (self._base(claim.name),), (claim.name, claim.id, ceil(claim.ttl * 1000))
+        try:
+            await self._links.run(ABANDON, keys, args, _patience(claim.ttl))
+        except EngineUnavailable:
+            # What was asked for may be carried out when a server that hangs goes on.
+            self._links.owed.append(ABANDON.teach(keys, args))
+            raise
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""

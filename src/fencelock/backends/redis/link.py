@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 from os import urandom
@@ -19,6 +20,7 @@ IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
 LINKS_KEPT = 8
 EARLY_KEPT = 1000
+OWED_KEPT = 1000
 
 HINTS = {
     "LOADING": "it is still reading its data",
@@ -29,8 +31,7 @@ HINTS = {
     "NOREPLICAS": "too few of its replicas are connected",
     "BUSY": "it is busy with somebody's script",
     "NOAUTH": "give the password in the URL",
-    "NOPERM": "the user needs EVAL, EVALSHA, SUBSCRIBE, PUBLISH, INFO, SCAN and what the scripts call, and all keys and "
-    "channels that begin with the namespace",
+    "NOPERM": "the user needs `+@all -@dangerous +info`, and all keys and channels that begin with the namespace",
     "MOVED": "it is a node of a Redis Cluster, which this release does not know",
     "CROSSSLOT": "it is a node of a Redis Cluster, which this release does not know",
 }
@@ -94,6 +95,8 @@ class Links:
         self.run_id: bytes | None = None
         self.stuck = False
         """Whether the last link was given up because its server owed an answer for too long."""
+        self.owed: deque[Command] = deque(maxlen=OWED_KEPT)
+        """What has to be undone there as soon as it can be reached again, rather than when its ttl is over."""
         self._patience = patience
         self._world = world
         self._shared = world.shares_wires
@@ -110,6 +113,11 @@ class Links:
     async def take(self, patience: float) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
         return self.idle(patience) or await self.make()
+
+    async def pay(self, link: Link) -> None:
+        """Have undone what could not be undone before; all of that may be repeated."""
+        owed = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
+        await self._world.fan(owed, self._patience, _at_once)
 
     async def make(self) -> Link:
         """Return a new link, or where wires are shared the one that others are making."""
@@ -137,8 +145,13 @@ class Links:
         wire, now = link.wire, self._now()
         since = wire.waiting_since
         if since is not None and now - since >= max(patience, 2 * wire.pace):
-            self.stuck = True
-            return False
+            # The answer may be there: whoever had enough of them does not read the rest.
+            if not wire.alive():
+                return False
+            since = wire.waiting_since
+            if since is not None and now - since >= max(patience, 2 * wire.pace):
+                self.stuck = True
+                return False
         if link.doubtful:
             return False
         idle, link.used = now - link.used, now
@@ -351,6 +364,11 @@ class Links:
         for link in self._all:
             link.wire.forget()
         self._all, self._idle, self._dialling = set(), [], None
+        self.owed.clear()
+
+
+def _at_once(_: Sequence[Any]) -> bool:
+    return True
 
 
 def _all_there(answers: Sequence[Any]) -> bool:

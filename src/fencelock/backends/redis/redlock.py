@@ -8,13 +8,13 @@ later one is higher: tokens are unique and rise strictly, whatever clocks and de
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Any
 from urllib.parse import quote
 
-from fencelock.backends.redis.dial import ServerError, from_url
+from fencelock.backends.redis.dial import RedisDialer, ServerError, from_url
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import Script, load
 from fencelock.core.clock import wall_us
@@ -45,8 +45,8 @@ TRAITS = Traits(
     engine="redlock", strength=Strength.QUORUM, fair=False, push=False, loss_pushed=False, shared=False, limit=False
 )
 
-SHORTEST, LONGEST = 0.1, 1.0
-"""Seconds that a node has for its answer: a tenth of the ttl, within these bounds."""
+SHORTEST, LONGEST = 0.2, 1.0
+"""Seconds that a node has for its answer: a fifth of the ttl, within these bounds."""
 AGAIN_FIRST, AGAIN_LAST = 0.02, 2.0
 """Seconds between attempts, at random up to these: twice as many each time. A hint of the nodes comes sooner."""
 MEND_FIRST, MEND_LAST = 0.5, 10.0
@@ -55,11 +55,13 @@ ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
 CLAIMS_KEPT = 10_000
-OWED_KEPT = 1000
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
 )
+
+
+_log = logging.getLogger("fencelock")
 
 
 class Node:
@@ -69,9 +71,9 @@ class Node:
         self.links = Links(world, dialer, prefix, LONGEST)
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
-        self.owed: deque[Command] = deque(maxlen=OWED_KEPT)
-        """What has to be undone there as soon as it can be reached again, rather than when its ttl is over."""
         self._world = world
+        self.failed = -inf
+        """When it was last found to be out of reach."""
         self._again = 0.0
         self._pause = MEND_FIRST
         self._mending = False
@@ -88,24 +90,46 @@ class Node:
                 except EngineUnavailable as error:
                     self._down(error)
             if link is not None:
-                if self.owed:
-                    undone = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
-                    await self._world.fan(undone, patience, _at_once)
+                if self.links.owed:
+                    await self.links.pay(link)
                 return link
         if not self._mending and self._world.now() >= self._again:
             self._mending = True
             self._world.spawn(self._mend(patience), "fencelock-mend")
         return None
 
+    async def insist(self, patience: float) -> Link | None:
+        """Return a link to a node that is out of reach, if it is back: for when there are too few without it."""
+        until = self._world.now() + patience
+        while self._mending and self._world.now() < until:
+            await self._world.sleep(AGAIN_FIRST / 2)
+        if self.error is None or self._world.now() - self.failed < MEND_FIRST:
+            return self.links.idle(patience) if self.error is None else None
+        try:
+            link = await self.links.take(patience)
+        except EngineUnavailable as error:
+            self._down(error)
+            return None
+        self._up()
+        return link
+
+    def _up(self) -> None:
+        if self.error is not None:
+            _log.warning("the Redlock node %s is back", self.links.address)
+        self.error, self._pause = None, MEND_FIRST
+
     def _down(self, error: EngineUnavailable) -> None:
+        if self.error is None:
+            _log.warning("a Redlock node is out of reach: %s", error)
         self.error = error
-        self._again = self._world.now() + self._pause * (0.5 + self._world.random() / 2)
+        self.failed = self._world.now()
+        self._again = self.failed + self._pause * (0.5 + self._world.random() / 2)
         self._pause = min(self._pause * 2, MEND_LAST)
 
     async def _mend(self, patience: float) -> None:
         try:
             self.links.give(await self.links.take(patience))
-            self.error, self._pause = None, MEND_FIRST
+            self._up()
         except EngineUnavailable as error:
             self._down(error)
         except FencelockError:
@@ -324,7 +348,6 @@ class RedlockBackend:
             for node in self._nodes:
                 node.links.forget()
                 node.error, node._mending = None, False
-                node.owed.clear()
 
     # ------------------------------------------------------------------ one round, or a few
 
@@ -420,13 +443,24 @@ class RedlockBackend:
         links: list[Link | None] = []
         try:
             for node in self._nodes:
-                ready = node.links.idle(patience) if node.error is None and not node.owed else None
+                ready = node.links.idle(patience) if node.error is None and not node.links.owed else None
                 links.append(ready or await node.take(patience))
+            if links.count(None) > len(links) - self._majority:
+                await self._insist(links, patience)
             self._tell_apart()
         except BaseException:
             self._give(links)
             raise
         return links
+
+    async def _insist(self, links: list[Link | None], patience: float) -> None:
+        """Dial the nodes that are out of reach, as there are too few without them."""
+        until = self._world.now() + patience
+        for place in sorted(range(len(links)), key=lambda place: self._nodes[place].failed):
+            if links.count(None) <= len(links) - self._majority or self._world.now() >= until:
+                break
+            if links[place] is None:
+                links[place] = await self._nodes[place].insist(patience)
 
     def _tell_apart(self) -> None:
         """Refuse a server that is named twice: it would count as two nodes of the majority."""
@@ -452,11 +486,38 @@ class RedlockBackend:
         script: Script,
         keys: Command,
         args: Sequence[Command],
+        links: list[Link | None],
+        patience: float,
+        enough: Callable[[Sequence[Any]], bool],
+    ) -> list[Any]:
+        """Run a script on every node that has a link; one answer for each node.
+
+        Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
+        hangs up on the idle, and what it had done before it broke must not be left there.
+        """
+        answers = await self._fan_once(script, keys, args, links, patience, enough)
+        if enough is _at_once or enough(answers):
+            return answers
+        again: list[Link | None] = [None] * len(links)
+        for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
+            if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
+                links[place] = None
+                node.links.give(link)
+                links[place] = again[place] = await node.take(patience)
+        if any(again):
+            more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
+            answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
+        return answers
+
+    async def _fan_once(
+        self,
+        script: Script,
+        keys: Command,
+        args: Sequence[Command],
         links: Sequence[Link | None],
         patience: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
-        """Run a script on every node that has a link; one answer for each node."""
         places = [place for place, link in enumerate(links) if link is not None]
         wires = [link.wire for link in links if link is not None]
         # What nobody waits for cannot be repeated if the script has to be taught first.
@@ -481,7 +542,7 @@ class RedlockBackend:
         if script is UNDO:
             for node, link, answer, words in zip(self._nodes, links, full, args, strict=True):
                 if answer is NO_ANSWER and (link is None or not link.wire.open):
-                    node.owed.append(UNDO.teach(keys, words[:3]))
+                    node.links.owed.append(UNDO.teach(keys, words[:3]))
         return full
 
     async def _majority_of(
@@ -557,7 +618,7 @@ def _keep(memory: dict[str, int], id: str, value: int) -> None:
 
 
 def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 10))
+    return min(LONGEST, max(SHORTEST, ttl / 5))
 
 
 def _is_answer(answer: Any) -> bool:
@@ -581,8 +642,10 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
     server = "rediss" if scheme.lower().endswith("s") else "redis"
     hosts, slash, tail = rest.partition("/") if "/" in rest else (rest.partition("?")[0], "", rest.partition("?")[2])
     tail = f"/{tail}" if slash else f"/?{tail}" if tail else ""
+    if "," in tail.partition("?")[0]:
+        raise InvalidURL(f"{redact(url)!r}: the database stands once, behind all nodes, as in redlock://h1,h2,h3/0")
     first = ""
-    dialers = []
+    dialers: list[RedisDialer] = []
     for part in hosts.split(","):
         login, at, host = part.rpartition("@")
         if not host:
@@ -590,13 +653,24 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
                 f"{redact(url)!r}: redlock:// takes the addresses of its nodes, as in redlock://h1:6379,h2,h3"
             )
         first = first or f"{login}{at}"
-        dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", LONGEST))
+        try:
+            if dialers and at and ":" not in login:
+                raise InvalidURL("a user without a password, and not of the first node")
+            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", LONGEST))
+        except InvalidURL:
+            if "@" not in hosts.partition(",")[2]:
+                raise
+            # Nothing of this part is quoted: it may be half a password.
+            raise InvalidURL(
+                f"{redact(url)!r}: every node is given as host:port or user:password@host:port, and a password's comma is "
+                "written %2C"
+            ) from None
     addresses = [dialer.address for dialer in dialers]
     if len(set(addresses)) < len(addresses):
         twice = next(address for address in addresses if addresses.count(address) > 1)
         raise InvalidURL(f"{redact(url)!r} names {twice} twice; Redlock needs nodes that fail on their own")
     if len(dialers) % 2 == 0 or len(dialers) < 3:
-        logging.getLogger("fencelock").warning(
+        _log.warning(
             "Redlock over %d nodes survives the loss of %d; %d nodes would survive %d: use an odd number, and 3 at least",
             len(dialers),
             (len(dialers) - 1) // 2,

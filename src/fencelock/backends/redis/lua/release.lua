@@ -7,7 +7,8 @@ local time, now
 if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
   ours = 1
   local first = redis.call('LINDEX', queue, 0)
-  if not first then return redis.call('DEL', lock) end
+  redis.call('DEL', lock) -- first of all: a server that is out of memory allows that, and then whatever else is written
+  if not first then return 1 end
   time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local ends, ttl, channel, round, owner =
@@ -28,7 +29,6 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       return 1
     end
   end
-  redis.call('DEL', lock)
 else
   time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)

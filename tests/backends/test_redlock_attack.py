@@ -1,0 +1,141 @@
+"""What goes wrong between a client and several real Redis nodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+import fencelock
+from fencelock import EngineUnavailable, InvalidURL
+from tests.backends.conftest import Clients
+from tests.backends.redis_server import connections, tell
+from tests.contract.subject import SOON, background
+from tests.engines.proxy import Proxies, Proxy
+from tests.engines.redis import Redis
+from tests.engines.waiting import eventually
+
+Nodes = Sequence[Redis]
+
+
+@pytest.fixture
+def nodes(redis_nodes: Callable[[int], Nodes]) -> Nodes:
+    """The nodes that all tests share, empty, and with nobody connected."""
+    nodes = redis_nodes(5)
+    assert eventually(lambda: not any(map(connections, nodes))), "an earlier test left connections behind"
+    for node in nodes:
+        tell(node, "FLUSHALL")
+    return nodes
+
+
+@pytest.fixture
+def between(nodes: Nodes) -> Iterator[Proxies]:
+    """A proxy before each node."""
+    with Proxies(nodes) as proxies:
+        yield proxies
+
+
+def url_of(members: Nodes | Sequence[Proxy]) -> str:
+    """Return the URL that names all of them."""
+    return f"redlock://{','.join(member.address for member in members)}"
+
+
+def hang_up(nodes: Nodes) -> None:
+    """Let every node end every connection."""
+    for node in nodes:
+        for kind in ("normal", "pubsub"):
+            tell(node, "CLIENT", "KILL", "TYPE", kind)
+
+
+async def test_hung_up_on_by_all_nodes(nodes: Nodes, clients: Clients) -> None:
+    """Whatever is asked first after all nodes ended all connections works at once, and no error comes out."""
+    locks = clients.connect(url_of(nodes))
+    lease = await locks.lock("held", ttl=60).acquire()
+    hang_up(nodes)
+    other = await locks.lock("x").try_acquire()
+    assert other is not None
+    hang_up(nodes)
+    await lease.renew()
+    hang_up(nodes)
+    assert len((await locks.inspect("held")).holders) == 1
+    hang_up(nodes)
+    assert await locks.force_release("x", reason="test") == 1
+    hang_up(nodes)
+    assert [name async for name in locks.names()] == ["held"]
+    hang_up(nodes)
+    assert await lease.release()
+    assert not await other.release()
+
+
+async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """Nodes that took the lock for a claim and whose answers were lost with the connections are not left taken."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    for member in between.members:
+        member.cut("to_client")
+
+    async def take() -> bool:
+        lease = await locks.lock("x", ttl=30).acquire(timeout=SOON)
+        return await lease.release()
+
+    async with background(take()) as (taking,):
+        await asyncio.sleep(0.3)
+        for member in between.members:
+            member.disconnect()
+            member.heal()
+        assert await taking
+    assert not [key for node in nodes for key in tell(node, "KEYS", "*:lock:*")]
+
+
+@pytest.mark.parametrize("password", ["s3,cr3t", "s3,cr3t:x", "3,s3cr3t", "s3cr3t,", "1,2,s3cr3t"])
+@pytest.mark.parametrize("user", ["", "app"])
+def test_comma_in_a_password(user: str, password: str) -> None:
+    """A password with a comma that was not escaped is refused, and no part of it is quoted or taken for a node."""
+    with pytest.raises(InvalidURL, match=r"%2C|addresses of its nodes") as caught:
+        fencelock.connect(f"redlock://{user}:{password}@h1:1,h2:2,h3:3")
+    text = "".join(traceback.format_exception(caught.value))
+    assert not [part for part in password.split(",") if len(part) > 1 and part in text]
+
+
+@pytest.mark.parametrize("mark", "/?#")
+@pytest.mark.parametrize("scheme", ["redis", "redlock"])
+def test_password_that_begins_like_a_port(scheme: str, mark: str) -> None:
+    """Half a password that could be a port is not taken for one, whatever mark in it was not escaped."""
+    with pytest.raises(InvalidURL) as caught:
+        fencelock.connect(f"{scheme}://app:4711{mark}s3cr3t@h1:1,h2:2,h3:3/0")
+    assert "4711" not in str(caught.value)
+
+
+async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """Nodes whose answers were not needed are not taken for silent ones when they are asked again, much later."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    await asyncio.sleep(0.1)
+    for member in between.members[:2]:
+        member.delay(0.02)
+    lease = await locks.lock("x", ttl=5, renew=False).acquire()
+    for _ in range(2):
+        await asyncio.sleep(0.7)  # longer than a node has for its answer
+        await lease.renew()
+        left = [tell(node, "PTTL", "fencelock:redlock:lock:x") for node in nodes]
+        assert min(left) > 4700, left
+    assert await lease.release()
+
+
+async def test_a_majority_that_is_back(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """When nodes that were out of reach are back, the first who asks has the lock, however long ago that was."""
+    locks = clients.connect(url_of(between.members))
+    assert await (await locks.lock("warm").acquire()).release()
+    for member in between.members[:3]:
+        member.refuse()
+        member.disconnect()
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x").try_acquire()
+        await asyncio.sleep(0.7)
+    between.heal()
+    lease = await locks.lock("x").try_acquire()
+    assert lease is not None
+    assert await lease.release()
