@@ -304,9 +304,10 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
             await asyncio.wait([future], timeout=left)
         except asyncio.CancelledError as error:
             cancelled = error
+    if cancelled is not None or not future.done():
+        # Retrieved, now or when it fails, so that asyncio does not report it as lost.
+        future.add_done_callback(lambda future: future.cancelled() or future.exception())
     if cancelled is not None:
-        if future.done() and not future.cancelled():
-            future.exception()  # retrieved, so that asyncio does not report it as lost
         raise cancelled
     if not future.done():
         raise TimeoutError(f"not done within {timeout:g} s")
