@@ -18,7 +18,6 @@ from tests.engines.proxy import Proxies, Proxy
 from tests.engines.redis import Redis
 from tests.engines.waiting import eventually
 
-
 Nodes = Sequence[Redis]
 
 
@@ -95,7 +94,7 @@ async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxie
 @pytest.mark.parametrize("user", ["", "app"])
 def test_comma_in_a_password(user: str, password: str) -> None:
     """A password with a comma that was not escaped is refused, and no part of it is quoted or taken for a node."""
-    with pytest.raises(InvalidURL, match="%2C|addresses of its nodes") as caught:
+    with pytest.raises(InvalidURL, match=r"%2C|addresses of its nodes") as caught:
         fencelock.connect(f"redlock://{user}:{password}@h1:1,h2:2,h3:3")
     text = "".join(traceback.format_exception(caught.value))
     assert not [part for part in password.split(",") if len(part) > 1 and part in text]

@@ -14,7 +14,7 @@ from math import ceil, inf
 from typing import Any
 from urllib.parse import quote
 
-from fencelock.backends.redis.dial import ServerError, from_url
+from fencelock.backends.redis.dial import RedisDialer, ServerError, from_url
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.scripts import Script, load
 from fencelock.core.clock import wall_us
@@ -487,9 +487,7 @@ class RedlockBackend:
                 node.links.give(link)
                 links[place] = again[place] = await node.take(patience)
         if any(again):
-            more = await self._fan_once(
-                script, keys, args, again, patience, lambda more: enough([*answers, *more])
-            )
+            more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
             answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
         return answers
 
@@ -623,7 +621,7 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
     hosts, slash, tail = rest.partition("/") if "/" in rest else (rest.partition("?")[0], "", rest.partition("?")[2])
     tail = f"/{tail}" if slash else f"/?{tail}" if tail else ""
     first = ""
-    dialers = []
+    dialers: list[RedisDialer] = []
     for part in hosts.split(","):
         login, at, host = part.rpartition("@")
         if not host:
