@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 import fencelock
-from fencelock import EngineUnavailable, InvalidURL
+from fencelock import EngineUnavailable, InvalidURL, aio
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
 from tests.contract.subject import SOON, background
@@ -139,3 +140,30 @@ async def test_a_majority_that_is_back(nodes: Nodes, between: Proxies, clients: 
     lease = await locks.lock("x").try_acquire()
     assert lease is not None
     assert await lease.release()
+
+
+async def test_busy_loop(nodes: Nodes) -> None:
+    """Nodes whose answers a busy event loop has not read yet are not taken for silent ones."""
+    async with aio.connect(url_of(nodes)) as locks:
+        assert await (await locks.lock("warm").acquire()).release()
+        first = asyncio.create_task(locks.lock("a", ttl=2).acquire())
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251  longer than a node has for its answer
+        second = await locks.lock("b", ttl=2).try_acquire()
+        assert second is not None
+        assert await second.release()
+        assert await (await first).release()
+
+
+async def test_refused_by_most_nodes(nodes: Nodes, clients: Clients) -> None:
+    """Who could not even line up, as too few nodes work, is in line nowhere."""
+    locks = clients.connect(url_of(nodes))
+    for node in nodes[:3]:
+        tell(node, "CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x").acquire(timeout=SOON)
+    finally:
+        for node in nodes[:3]:
+            tell(node, "CONFIG", "SET", "maxmemory", "0")
+    assert eventually(lambda: not [key for node in nodes for key in tell(node, "KEYS", "*:queue:*")])

@@ -309,11 +309,11 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
             await asyncio.wait([future], timeout=left)
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
+    if cancelled is not None or not future.done():
         future.add_done_callback(_nobody_asks)
+    if cancelled is not None:
         raise cancelled
     if not future.done():
-        future.add_done_callback(_nobody_asks)
         raise TimeoutError(f"not done within {timeout:g} s")
     if future.cancelled():
         raise TimeoutError("it was broken off: the client is being closed")

@@ -12,6 +12,9 @@ from fencelock.core.world import NO_ANSWER, Command, Dialer
 from fencelock.errors import Unanswered
 from fencelock.worlds.sockets import silence
 
+LOOK_SECONDS = 0.05
+"""How often a wire that is owed an answer notes that its loop still reads."""
+
 _forgotten: list[object] = []
 """Transports of a parent process: their own clean-up would speak to the parent's loop and server."""
 
@@ -27,6 +30,8 @@ class TransportWire(asyncio.Protocol):
         self._on_push, self._on_end = on_push, on_end
         self._owed: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._ended = False
+        self._looked = 0.0
+        self._looking = False
         self.pace = 0.0
         self._kept: object = None
 
@@ -50,8 +55,15 @@ class TransportWire(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest command that is not answered yet was sent."""
-        return self._owed[0][0] if self._owed else None
+        """When the oldest command that is not answered yet was sent; time in which the loop did not read does not count."""
+        return boottime() - max(0.0, self._looked - self._owed[0][0]) if self._owed else None
+
+    def _look(self) -> None:
+        """Note that whatever came until now is read: a loop reads before it looks at its timers."""
+        self._looked = boottime()
+        self._looking = bool(self._owed) and not self._ended
+        if self._looking:
+            self._loop.call_later(LOOK_SECONDS, self._look)
 
     def alive(self) -> bool:
         """The loop tells of the end by itself."""
@@ -63,6 +75,9 @@ class TransportWire(asyncio.Protocol):
         if self.open:
             self._owed.append((boottime(), answer))
             self._transport.write(self._pack(command))
+            if not self._looking:
+                self._looking = True
+                self._loop.call_later(LOOK_SECONDS, self._look)
         else:
             answer.set_result(NO_ANSWER)
         return answer

@@ -385,7 +385,7 @@ class RedlockBackend:
                 return Grant(claim, proposal, sent)
             # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
             # same wires, and behind it.
-            stays = queue and claim.id not in self._given_up
+            stays = queue and claim.id not in self._given_up and len(said) >= needed
             undo: list[Command] = [
                 (*args[:3], ttl, claim.owner, link.channel, ticket) if stays and link else args[:3] for link in links
             ]
