@@ -1,0 +1,26 @@
+"""`fencelock run` on engines with a server: what holds on SQLite holds there, too."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cli.conftest import Cli, eventually, session_members
+from tests.engines.redis import Redis
+
+
+@pytest.mark.parametrize("engine", ["redis", "redlock"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: signal.Signals) -> None:
+    """A signal ends the wait for a lock on a server, and takes the claim back."""
+    cli.env["FENCELOCK_URL"] = f"{engine}://{redis_node.address}/9"
+    holder = cli.hold("x")
+    waiter = cli.start("run", "x", "--", "touch", "ran")
+    eventually(lambda: cli.json("show", "x")["waiters"])
+    waiter.send_signal(number)
+    assert waiter.wait(10) == 128 + number
+    assert cli.json("show", "x")["waiters"] == []
+    assert session_members(waiter.pid) == []
+    assert holder.poll() is None
+    assert not cli.file("ran").exists()
