@@ -15,12 +15,13 @@ from tests.engines.redis import Redis
 def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: signal.Signals) -> None:
     """A signal ends the wait for a lock on a server, and takes the claim back."""
     cli.env["FENCELOCK_URL"] = f"{engine}://{redis_node.address}/9"
-    holder = cli.hold("x")
-    waiter = cli.start("run", "x", "--", "touch", "ran")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    name = f"{engine} {number}"  # of its own: a holder that is killed at the end keeps it for a ttl
+    holder = cli.hold(name)
+    waiter = cli.start("run", name, "--", "touch", "ran")
+    eventually(lambda: cli.json("show", name)["waiters"])
     waiter.send_signal(number)
     assert waiter.wait(10) == 128 + number
-    assert cli.json("show", "x")["waiters"] == []
+    assert cli.json("show", name)["waiters"] == []
     assert session_members(waiter.pid) == []
     assert holder.poll() is None
     assert not cli.file("ran").exists()
