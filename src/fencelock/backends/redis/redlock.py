@@ -496,17 +496,20 @@ class RedlockBackend:
         hangs up on the idle, and what it had done before it broke must not be left there.
         """
         answers = await self._fan_once(script, keys, args, links, patience, enough)
-        if enough is _at_once or enough(answers):
-            return answers
         again: list[Link | None] = [None] * len(links)
-        for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
-            if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
-                links[place] = None
-                node.links.give(link)
-                links[place] = again[place] = await node.take(patience)
+        if enough is not _at_once and not enough(answers):
+            for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
+                if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
+                    links[place] = None
+                    node.links.give(link)
+                    links[place] = again[place] = await node.take(patience)
         if any(again):
             more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
             answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
+        if script is UNDO:
+            for node, link, answer, words in zip(self._nodes, links, answers, args, strict=True):
+                if answer is NO_ANSWER and (link is None or not link.wire.open):
+                    node.links.owed.append(UNDO.teach(keys, words[:3]))
         return answers
 
     async def _fan_once(
@@ -539,10 +542,6 @@ class RedlockBackend:
         full: list[Any] = [NO_ANSWER] * len(links)
         for place, answer in zip(places, answers, strict=True):
             full[place] = answer
-        if script is UNDO:
-            for node, link, answer, words in zip(self._nodes, links, full, args, strict=True):
-                if answer is NO_ANSWER and (link is None or not link.wire.open):
-                    node.links.owed.append(UNDO.teach(keys, words[:3]))
         return full
 
     async def _majority_of(
