@@ -43,7 +43,7 @@ async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
     served: list[str] = []
 
     async def wait(locks: LocksView, label: str) -> None:
-        async with locks.lock("x", ttl=2.4):
+        async with locks.lock("x", ttl=6):
             served.append(label)
 
     async with forwarding(server) as path:
@@ -55,7 +55,7 @@ async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
                 await waiting(near, "x", 2)
                 path.freeze()
                 # A third of the ttl until it asks, another until it gives up on the answer; at the end its place is gone.
-                await asyncio.sleep(2.6)
+                await asyncio.sleep(6.3)
                 assert len((await near.inspect("x")).waiters) == 2
                 await lease.release()
                 async with asyncio.timeout(SOON):
