@@ -37,9 +37,8 @@ async def test_acquire_on_dead_connections(server: Redis, clients: Clients) -> N
         await locks.close()
 
 
-async def test_waiter_keeps_its_place(server: Redis) -> None:
+async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
     """A waiter whose connection is dead finds a new one before its place in line runs out, and is served first."""
-    clients = Clients("blocking")  # asyncio loses the place when the machine is busy: issue 3's note
     near = clients.connect(server.url)
     served: list[str] = []
 
@@ -62,6 +61,5 @@ async def test_waiter_keeps_its_place(server: Redis) -> None:
                 async with asyncio.timeout(SOON):
                     await asyncio.gather(first, second)
         await far.close()
-    await clients.finish()
     assert served == ["first", "second"]
     assert tell(server, "KEYS", "*:queue:*") == []

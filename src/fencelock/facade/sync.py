@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
@@ -269,6 +270,13 @@ def connect(
 @atexit.register
 def _close_all() -> None:
     """Spare others the wait for what an ending process still holds."""
-    for client in clients():
-        if isinstance(client.world, BlockingWorld):
-            drive(client.close())
+    ours = [client for client in clients() if isinstance(client.world, BlockingWorld)]
+    waited = any(client.under_way for client in ours)
+    for client in ours:
+        drive(client.close())
+    if waited:
+        # Threads that waited say why they no longer do; one that still writes when the interpreter goes would abort it.
+        until = time.monotonic() + 0.5
+        while any(client.under_way for client in ours) and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(0.05)

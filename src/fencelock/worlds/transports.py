@@ -91,6 +91,7 @@ class TransportWire(asyncio.Protocol):
         finally:
             timer.cancel()
         if found is NO_ANSWER:
+            self._looked = boottime()  # a loop reads before it looks at its timers
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return found
@@ -175,6 +176,9 @@ async def fan(
     try:
         if asked and not enough(answers):
             await done
+            if left and not enough(answers):
+                for wire, _ in asked:
+                    wire._looked = boottime()  # a loop reads before it looks at its timers
     finally:
         timer.cancel()
     return list(answers)
