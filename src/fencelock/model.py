@@ -62,6 +62,7 @@ class Claim(_Claim):
 class Grant(NamedTuple):
     """A claim that was admitted, with its token.
 
+    The claim is as the engine keeps it: where claims share a session, its ttl may be less than what was asked for.
     `since` is a time on the client's clock that is known to lie before the engine started to count the ttl.
     """
 

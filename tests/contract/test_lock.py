@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -580,18 +581,19 @@ async def test_decorator(locks: LocksView) -> None:
 
 async def test_keeper_survives_churn(locks: LocksView) -> None:
     """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
-    stays = await locks.lock("stays", ttl=0.4).acquire()
-    end = time.monotonic() + 1.2
+    stays = await locks.lock("stays", ttl=1.5).acquire()
+    end = time.monotonic() + 2
 
     async def churn(number: int) -> None:
         while time.monotonic() < end:
-            async with locks.lock(f"churn {number}", ttl=0.1):
-                pass
+            with suppress(LeaseLost):  # a busy machine may keep one from running for its whole ttl
+                async with locks.lock(f"churn {number}", ttl=0.1):
+                    pass
             await asyncio.sleep(0)
 
     await asyncio.gather(*(churn(number) for number in range(8)))
     stays.check()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1)
     stays.check()
     await stays.release()
 

@@ -41,7 +41,7 @@ async def acquire(
                 if patience is None:
                     patience = Deadline(world.now, timeout, sent)
                 outcome = await _wait_in_line(world, backend, claim, patience, outcome, sent)
-            if outcome is None or world.now() - outcome.since <= claim.ttl / 3:
+            if outcome is None or world.now() - outcome.since <= outcome.claim.ttl / 3:
                 return outcome
             fresh = await _freshen(world, backend, outcome)
             if fresh is not None:
@@ -96,7 +96,7 @@ async def _wait_in_line(
             if busy is None:
                 outcome = await backend.attempt(claim, queue=queue)
             else:
-                outcome = await backend.wait(busy, patience.at_most(claim.ttl / 3))
+                outcome = await backend.wait(busy, patience.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
             if patience.passed or world.now() - heard >= claim.ttl:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
@@ -69,3 +69,10 @@ class Backend(Protocol):
         A driver that is used again in the child would speak in the parent's name.
         """
         ...
+
+
+class Watchful(Backend, Protocol):
+    """An engine that tells of a lock that it has dropped itself, at once (`traits.loss_pushed`)."""
+
+    on_gone: Callable[[str], None]
+    """Set by the client: to be called, from any thread, with the id of a held claim that is gone."""

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, undo
-from fencelock.core.backend import Backend
+from fencelock.core.backend import Backend, Watchful
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name, check_ttl
@@ -45,6 +45,8 @@ class Client(Generic[L]):
         self._make_lease = make_lease
         self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
         self.keeper = Keeper(self)
+        if backend.traits.loss_pushed:
+            cast(Watchful, backend).on_gone = partial(_gone, weakref.ref(self))
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
         self.under_way: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
@@ -163,6 +165,12 @@ class Client(Generic[L]):
         import logging  # costs a tenth of the start of `fencelock run`, which hardly ever needs it
 
         return logging.getLogger("fencelock")
+
+
+def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
+    """Pass on what an engine tells of a claim; the engine must not keep the client from being garbage."""
+    if (it := client()) is not None:
+        it.keeper.gone(id)
 
 
 def _default_owner() -> str:

@@ -31,6 +31,7 @@ class Keeper:
         self._leases: dict[str, tuple[weakref.ref[LeaseCore], Grant]] = {}
         self._orphans: dict[str, tuple[Grant, float]] = {}
         self._renewing: set[str] = set()
+        self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
         self._running = False
@@ -62,6 +63,15 @@ class Keeper:
     def drop(self, lease: LeaseCore) -> None:
         """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
         self._leases.pop(lease.id, None)
+
+    def gone(self, id: str) -> None:
+        """Note that the engine has dropped a claim, from any thread; the loop tells its lease at once."""
+        with self._client.mutex:
+            wake = self._wake
+            if id not in self._leases or wake is None:
+                return  # not ours, or given back, or not a lease yet: then the next renewal says so
+            self._gone.add(id)
+        wake.set()
 
     def leases(self) -> list[LeaseCore]:
         """Return the leases that are still held."""
@@ -111,10 +121,12 @@ class Keeper:
                 self._ended(wake)  # its event loop was closed: the next lease starts it anew
             raise
 
-    def _act(self, due: list[LeaseCore], overdue: list[LeaseCore]) -> None:
+    def _act(self, due: list[LeaseCore], overdue: list[LeaseCore], gone: list[LeaseCore]) -> None:
         told: list[tuple[LeaseCore, Reason]] = []
         for lease in overdue:
             lease._run_out(lambda lease, reason: told.append((lease, reason)))
+        for lease in gone:
+            lease._lose(Reason.GONE, lambda lease, reason: told.append((lease, reason)))
         if due:
             try:
                 self._client.world.spawn(self._renew(due), "fencelock-renewal")
@@ -139,24 +151,28 @@ class Keeper:
         if self._wake is wake:
             self._wake, self._running, self._planned = None, False, inf
 
-    def _look(self) -> tuple[list[LeaseCore], list[LeaseCore]]:
-        """Decide which leases to renew now and which to give up."""
+    def _look(self) -> tuple[list[LeaseCore], list[LeaseCore], list[LeaseCore]]:
+        """Decide which leases to renew now and which to give up: their time is over, or the engine has dropped them."""
         now = self._client.world.now()
         due: list[LeaseCore] = []
         overdue: list[LeaseCore] = []
+        gone: list[LeaseCore] = []
         with self._client.mutex:
+            dropped, self._gone = self._gone, set()
             for id, (ref, _) in list(self._leases.items()):
                 lease = ref()
                 if lease is None or lease._over:
                     del self._leases[id]
                 elif now >= lease.deadline:
                     overdue.append(lease)
+                elif id in dropped:
+                    gone.append(lease)
                 elif id not in self._renewing and lease._wants_renewal(now + lease.ttl / 3 * SLACK):
                     due.append(lease)
             if not any(lease._wants_renewal(now) for lease in due):
                 due = []
             self._renewing.update(lease.id for lease in due)
-        return due, overdue
+        return due, overdue, gone
 
     def _plan(self) -> float | None:
         """Return how long to sleep, or None if there is nothing left to look after. The mutex is held."""

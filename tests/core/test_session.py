@@ -1,0 +1,46 @@
+"""What many claims share: a session, and the end of each claim on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencelock.core.session import Session, rung
+
+LADDER = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(1, 1), (1.9, 1), (2, 2), (9.99, 5), (30, 30), (86400, 30), (0.5, 1)])
+def test_rung(ttl: float, expected: float) -> None:
+    """A session never outlives the ttl that was asked for, unless that is below the lowest rung."""
+    assert rung(ttl, LADDER) == expected
+
+
+def test_claims_run_out_alone() -> None:
+    """A claim that is no longer kept is over at its own end, however alive the session is."""
+    session = Session("handle", ttl=10, since=100)
+    session.keep("a", 100, 10)
+    session.keep("b", 100, 10)
+    session.answered(105)
+    session.keep("a", 105, 10)
+    assert session.over(109) == []
+    assert session.over(110) == ["b"]
+    session.let_go("b")
+    assert session.over(110) == []
+    assert session.claims() == ["a"]
+
+
+def test_answers_overtake_each_other() -> None:
+    """An answer to an earlier sign of life never shortens what a later one has given."""
+    session = Session("handle", ttl=10, since=100)
+    session.answered(105)
+    session.answered(103)
+    assert session.since == 105
+    assert session.alive(114.9)
+    assert not session.alive(115)
+
+
+def test_ended() -> None:
+    """A session that the engine has ended is not alive, whatever the clock says."""
+    session = Session("handle", ttl=10, since=100)
+    session.ended = True
+    assert not session.alive(101)
