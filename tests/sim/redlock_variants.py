@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from fencelock.backends.redis import redlock
-from fencelock.backends.redis.redlock import RedlockBackend
+from fencelock.backends.redis.redlock import engine
+from fencelock.backends.redis.redlock.engine import RedlockBackend
 from fencelock.backends.redis.scripts import Script
 from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.sim.variants import Variant
@@ -19,9 +19,9 @@ from tests.sim.variants import Variant
 
 def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
     """Replace a piece of a script by another."""
-    text = getattr(redlock, name).text
+    text = getattr(engine, name).text
     assert old in text, f"{name} has changed: {old!r} is not in it"
-    return patch.object(redlock, name, Script(name.lower(), text.replace(old, new)))
+    return patch.object(engine, name, Script(name.lower(), text.replace(old, new)))
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def two_of_five() -> Iterator[None]:
 
     def generous(self: RedlockBackend, *args: Any) -> None:
         init(self, *args)
-        self._majority -= 1
+        self._nodes.majority -= 1
 
     with patch.object(RedlockBackend, "__init__", generous):
         yield
@@ -76,11 +76,11 @@ def some_renewal_will_do() -> Iterator[None]:
     renew = RedlockBackend.renew
 
     async def hopeful(self: RedlockBackend, grants: Sequence[Grant]) -> list[Renewal]:
-        majority, self._majority = self._majority, 1
+        majority, self._nodes.majority = self._nodes.majority, 1
         try:
             return await renew(self, grants)
         finally:
-            self._majority = majority
+            self._nodes.majority = majority
 
     with patch.object(RedlockBackend, "renew", hopeful):
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fencelock.backends.redis.dial import DIAL_SECONDS
-from fencelock.backends.redis.redlock import RedlockBackend
+from fencelock.backends.redis.redlock.engine import RedlockBackend
 from fencelock.core.backend import Backend
 from fencelock.model import Claim
 from fencelock.sim.clocks import RATE_ERROR, WallClock

@@ -1,0 +1,64 @@
+"""Fenced Redlock. `connect` is what the URL table calls."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from fencelock.backends.redis.dial import RedisDialer, from_url
+from fencelock.backends.redis.redlock.engine import RedlockBackend
+from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS
+from fencelock.core.urls import redact
+from fencelock.errors import InvalidURL
+
+if TYPE_CHECKING:
+    from fencelock.core.world import World
+
+_log = logging.getLogger("fencelock")
+
+
+def connect(world: World, url: str, namespace: str) -> RedlockBackend:
+    """Open `redlock://[user:password@]host:port,host:port,…[/db][?options]`; `redlocks://` for TLS.
+
+    Every node takes the login of the first unless it has one of its own.
+    """
+    scheme, _, rest = url.partition("://")
+    server = "rediss" if scheme.lower().endswith("s") else "redis"
+    hosts, slash, tail = rest.partition("/") if "/" in rest else (rest.partition("?")[0], "", rest.partition("?")[2])
+    tail = f"/{tail}" if slash else f"/?{tail}" if tail else ""
+    if "," in tail.partition("?")[0]:
+        raise InvalidURL(f"{redact(url)!r}: the database stands once, behind all nodes, as in redlock://h1,h2,h3/0")
+    first = ""
+    dialers: list[RedisDialer] = []
+    for part in hosts.split(","):
+        login, at, host = part.rpartition("@")
+        if not host:
+            raise InvalidURL(
+                f"{redact(url)!r}: redlock:// takes the addresses of its nodes, as in redlock://h1:6379,h2,h3"
+            )
+        first = first or f"{login}{at}"
+        try:
+            if dialers and at and ":" not in login:
+                raise InvalidURL("a user without a password, and not of the first node")
+            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", DIAL_SECONDS))
+        except InvalidURL:
+            if "@" not in hosts.partition(",")[2]:
+                raise
+            # Nothing of this part is quoted: it may be half a password.
+            raise InvalidURL(
+                f"{redact(url)!r}: every node is given as host:port or user:password@host:port, and a password's comma is "
+                "written %2C"
+            ) from None
+    addresses = [dialer.address for dialer in dialers]
+    if len(set(addresses)) < len(addresses):
+        twice = next(address for address in addresses if addresses.count(address) > 1)
+        raise InvalidURL(f"{redact(url)!r} names {twice} twice; Redlock needs nodes that fail on their own")
+    if len(dialers) % 2 == 0 or len(dialers) < 3:
+        _log.warning(
+            "Redlock over %d nodes survives the loss of %d; %d nodes would survive %d: use an odd number, and 3 at least",
+            len(dialers),
+            (len(dialers) - 1) // 2,
+            max(3, len(dialers) + 1 - len(dialers) % 2),
+            max(1, len(dialers) // 2),
+        )
+    return RedlockBackend(world, dialers, namespace)

@@ -1,0 +1,349 @@
+"""Fenced Redlock: several Redis nodes that know nothing of each other; whoever has a majority of them holds the lock.
+
+One round: the client proposes a token; each node takes it only if it is free and has seen nothing as high. A grant is a
+majority of acknowledgements of one proposal, and the proposal is the token. Two majorities share a node, and there the
+later one is higher: tokens are unique and rise strictly, whatever clocks and delays do. `tests/redlock` checks it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from math import ceil
+from typing import Any
+from urllib.parse import quote
+
+from fencelock.backends.redis.link import Link, literally
+from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, never
+from fencelock.backends.redis.redlock.seats import Seat
+from fencelock.backends.redis.scripts import load
+from fencelock.core.clock import wall_us
+from fencelock.core.world import NO_ANSWER, Command, Dialer, World
+from fencelock.errors import (
+    ClientClosed,
+    EngineUnavailable,
+    GuaranteeUnavailable,
+)
+from fencelock.model import (
+    TOKEN_MAX,
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    Renewal,
+    Snapshot,
+    Strength,
+    Traits,
+    Waiter,
+)
+
+TRAITS = Traits(
+    engine="redlock", strength=Strength.QUORUM, fair=False, push=False, loss_pushed=False, shared=False, limit=False
+)
+
+SHORTEST, LONGEST = 0.2, DIAL_SECONDS
+"""Seconds that a node has for its answer: a fifth of the ttl, within these bounds."""
+AGAIN_FIRST, AGAIN_LAST = 0.02, 2.0
+"""Seconds between attempts, at random up to these: twice as many each time. A hint of the nodes comes sooner."""
+ROUNDS = 4
+"""Proposals in a row, each above what the nodes said that they had seen."""
+BATCH = 500
+CLAIMS_KEPT = 10_000
+
+CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
+    load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
+)
+
+
+class RedlockBackend:
+    """`fencelock.core.backend.Backend` on a majority of Redis nodes."""
+
+    traits = TRAITS
+    url: str | None = None
+
+    def __init__(
+        self, world: World, dialers: Sequence[Dialer], namespace: str, wall: Callable[[], int] = wall_us
+    ) -> None:
+        self._world = world
+        self._wall = wall
+        self._prefix = f"{quote(namespace, safe='')}:redlock"
+        self._nodes = Nodes(world, dialers, self._prefix)
+        self._highest = 0
+        """The highest proposal seen: ours are never lower, whatever our clock says."""
+        self._tried: dict[str, int] = {}
+        """What each claim has proposed and not undone: asked again, it proposes the same."""
+        self._given_up: dict[str, int] = {}
+        self._seats: dict[str, Seat] = {}
+
+    # ------------------------------------------------------------------ the protocol
+
+    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+        """Propose a token to all nodes at once."""
+        if claim.shared:
+            raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait for a hint, or at random for longer and longer; try again in the end."""
+        claim = busy.claim
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            seat.tries += 1
+            pause = min(AGAIN_LAST, AGAIN_FIRST * 2 ** min(seat.tries, 10)) * self._world.random()
+            if busy.retry_in is not None:
+                pause = min(pause, busy.retry_in + AGAIN_FIRST * self._world.random())
+            try:
+                wires = [link.wire for link in seat.links if link is not None and link.wire.open]
+                await self._world.listen(wires, seat.bell, min(timeout, pause))
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+        return await self._attempt(claim, True, seat)
+
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
+        patience = _patience(claim.ttl)
+        links: list[Link | None] = []
+        outcome: Grant | Busy | None = None
+        try:
+            links = await self._nodes.take(patience) if seat is None else await self._refresh(seat, patience)
+            outcome = await self._propose(claim, links, seat, queue, patience)
+        finally:
+            if isinstance(outcome, Busy) and queue:
+                self._sit(claim, seat, links, outcome.handle)
+            elif seat is not None:
+                self._rise(claim, seat)
+            else:
+                self._nodes.give(links)
+        return outcome
+
+    async def abandon(self, claim: Claim) -> None:
+        """Undo the claim's last proposal everywhere."""
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            self._rise(claim, seat)
+        # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
+        # has proposed. And never the same again once it is undone: the undo could arrive last.
+        _keep(self._given_up, claim.id, 0)
+        args = (claim.name, claim.id, self._tried.get(claim.id, 0))
+        await self._nodes.most(UNDO, self._keys(claim.name), args, _patience(claim.ttl), everybody=True, owe=True)
+        self._tried.pop(claim.id, None)
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Renew on every node; where a lease is missing and a majority has it, put it back."""
+        patience = _patience(min(grant.claim.ttl for grant in grants))
+        links = await self._nodes.take(patience)
+        try:
+            answers: list[Renewal] = []
+            for start in range(0, len(grants), BATCH):
+                answers += await self._renew(grants[start : start + BATCH], links, patience)
+        finally:
+            self._nodes.give(links)
+        return answers
+
+    async def release(self, grant: Grant) -> bool:
+        """Give the nodes back; a majority of them decides whether it was still ours."""
+        claim = grant.claim
+        answers = await self._nodes.most(
+            UNDO, self._keys(claim.name), (claim.name, claim.id, grant.token), _patience(claim.ttl), owe=True
+        )
+        self._tried.pop(claim.id, None)
+        self._highest = max(self._highest, grant.token + 1)
+        return answers.count(1) >= self._nodes.majority
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Ask all nodes; whoever has a majority of them holds the name."""
+        keys = self._keys(name)
+        answers = await self._nodes.most(INSPECT, (keys[0], *keys[3:]), (), LONGEST, everybody=True)
+        there = [answer for answer in answers if isinstance(answer, list)]
+        held = Counter((holder[0], holder[1]) for holder, _ in there if holder)
+        holders = []
+        for attempt, nodes in held.items():
+            if nodes >= self._nodes.majority:
+                mine = [holder for holder, _ in there if holder and (holder[0], holder[1]) == attempt]
+                left = sorted((holder[2] for holder in mine), reverse=True)[self._nodes.majority - 1]
+                holders.append(Holder(mine[0][3].decode(), int(attempt[1]), left / 1000))
+        waiting: dict[bytes, list[tuple[float, int, bytes]]] = {}
+        for _, waiters in there:
+            for id, ticket, left, owner in waiters:
+                waiting.setdefault(id, []).append((float(ticket), left, owner))
+        queue = sorted(min(places) for places in waiting.values() if len(places) >= self._nodes.majority)
+        return Snapshot(name, tuple(holders), tuple(Waiter(owner.decode(), left / 1000) for _, left, owner in queue))
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what a majority holds, or somebody waits for."""
+        held: Counter[str] = Counter()
+        waited: set[str] = set()
+        answers: list[Any] = [NO_ANSWER] * len(self._nodes)
+        for place, (node, link) in enumerate(zip(self._nodes, await self._nodes.take(LONGEST), strict=True)):
+            if link is None:
+                continue
+            node.links.give(link)
+            try:
+                for kind in ("lock", "queue"):
+                    start = f"{self._prefix}:{kind}:"
+                    keys = await node.links.scan(f"{literally(start)}{literally(prefix)}*", LONGEST)
+                    found = {key.removeprefix(start) for key in keys}
+                    if kind == "lock":
+                        held.update(found)
+                    else:
+                        waited |= found
+                answers[place] = True
+            except EngineUnavailable:
+                continue
+        if answers.count(True) < self._nodes.majority:
+            raise self._nodes.too_few(answers.count(True), answers)
+        for name in sorted(waited | {name for name, nodes in held.items() if nodes >= self._nodes.majority}):
+            yield name
+
+    async def force_release(self, name: str) -> int:
+        """Free all nodes."""
+        answers = await self._nodes.most(FORCE, self._keys(name), (), LONGEST, everybody=True)
+        had = Counter(answer for answer in answers if isinstance(answer, bytes))
+        return int(any(nodes >= self._nodes.majority for nodes in had.values()))
+
+    async def close(self) -> None:
+        """Close all connections; whoever still waits learns of it."""
+        self._nodes.close()
+        for seat in list(self._seats.values()):
+            seat.bell.set()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and makes its own."""
+        if child:
+            self._seats.clear()
+            self._tried.clear()
+            self._nodes.forget()
+
+    # ------------------------------------------------------------------ one round, or a few
+
+    async def _propose(
+        self, claim: Claim, links: list[Link | None], seat: Seat | None, queue: bool, patience: float
+    ) -> Grant | Busy:
+        keys, needed = self._keys(claim.name), self._nodes.majority
+        ttl = ceil(claim.ttl * 1000)
+        ticket = 0 if seat is None else seat.ticket
+        sent = self._world.now()
+
+        def decided(answers: Sequence[Any]) -> bool:
+            acknowledged = refused = 0
+            for answer in answers:
+                if type(answer) is list:
+                    if answer[0] == 1:
+                        acknowledged += 1
+                    else:
+                        refused += 1
+            return acknowledged >= needed or refused > len(self._nodes) - needed
+
+        for _ in range(ROUNDS):
+            proposal = self._tried.get(claim.id) or self._next()
+            ticket = ticket or proposal
+            _keep(self._tried, claim.id, proposal)
+            if claim.id in self._given_up:
+                raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
+            if seat is not None:
+                seat.clear()
+            sent = self._world.now()
+            args: Command = (claim.name, claim.id, proposal, ttl, claim.owner)
+            answers = await self._nodes.fan(CLAIM, keys, [args] * len(links), links, patience, decided)
+            said = [answer for answer in answers if type(answer) is list]
+            if sum(answer[0] == 1 for answer in said) >= needed:
+                return Grant(claim, proposal, sent)
+            # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
+            # same wires, and behind it.
+            stays = queue and claim.id not in self._given_up and len(said) >= needed
+            undo: list[Command] = [
+                (*args[:3], ttl, claim.owner, link.channel, ticket) if stays and link else args[:3] for link in links
+            ]
+            await self._nodes.fan(UNDO, keys, undo, links, patience, at_once, args[:3])
+            if stays and claim.id in self._given_up:
+                await self._nodes.fan(UNDO, keys, [args[:3]] * len(links), links, patience, at_once, args[:3])
+            self._tried.pop(claim.id, None)
+            # Undone, the nodes have seen one more than was proposed.
+            self._highest = max([self._highest, proposal + 1, *(answer[1] for answer in said if answer[0] == -1)])
+            busy = sorted(answer[1] for answer in said if answer[0] == 0)
+            if len(said) < needed:
+                raise self._nodes.too_few(len(said), answers)
+            if len(busy) > len(self._nodes) - needed or not any(answer[0] == -1 for answer in said):
+                return Busy(claim, sent, max(0, busy[-1]) / 1000 if busy else None, ticket)
+        return Busy(claim, sent, None, ticket)
+
+    async def _renew(self, grants: Sequence[Grant], links: list[Link | None], patience: float) -> list[Renewal]:
+        keys = tuple(f"{self._prefix}:lock:{grant.claim.name}" for grant in grants)
+        args: Command = tuple(
+            word for grant in grants for word in (grant.claim.id, grant.token, ceil(grant.claim.ttl * 1000))
+        )
+        answers = await self._nodes.fan(RENEW, keys, [args] * len(links), links, patience, never)
+        there = [answer for answer in answers if type(answer) is list]
+        outcome = []
+        for place, grant in enumerate(grants):
+            renewed = sum(answer[place] == 1 for answer in there)
+            if renewed >= self._nodes.majority:
+                outcome.append(Renewal.RENEWED)
+                if renewed < len(there):
+                    missing = [
+                        link if type(answer) is list and answer[place] != 1 else None
+                        for link, answer in zip(links, answers, strict=True)
+                    ]
+                    await self._heal(grant, missing, patience)
+            elif len(there) - renewed > len(self._nodes) - self._nodes.majority:
+                outcome.append(Renewal.LOST)
+            else:
+                outcome.append(Renewal.UNKNOWN)
+        return outcome
+
+    async def _heal(self, grant: Grant, links: list[Link | None], patience: float) -> None:
+        claim = grant.claim
+        args = (claim.name, claim.id, grant.token, ceil(claim.ttl * 1000), claim.owner)
+        await self._nodes.fan(HEAL, self._keys(claim.name), [args] * len(links), links, patience, at_once)
+
+    def _next(self) -> int:
+        self._highest = max(self._wall(), self._highest + 1)
+        if self._highest > TOKEN_MAX:
+            raise EngineUnavailable(f"the nodes have seen proposals beyond 2^53, the last one near {self._highest}")
+        return self._highest
+
+    # ------------------------------------------------------------------ places in line
+
+    def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
+        if seat is None:
+            seat = Seat(links, self._world.bell(), self._nodes.majority, ticket)
+        for link, hint in zip(seat.links, seat.hints, strict=True):
+            if link is not None:
+                link.bells[claim.id] = hint
+                if link.calls.pop(claim.id, None) is not None:
+                    hint.set()
+        self._seats[claim.id] = seat
+
+    async def _refresh(self, seat: Seat, patience: float) -> list[Link | None]:
+        """See that a seat has a link to every node that can be reached."""
+        for place, (node, link) in enumerate(zip(self._nodes, seat.links, strict=True)):
+            if link is not None and not node.links.usable(link, patience):
+                node.links.drop(link)
+                link = None
+            seat.links[place] = await node.take(patience) if link is None else link
+        return seat.links
+
+    def _rise(self, claim: Claim, seat: Seat) -> None:
+        for link in seat.links:
+            if link is not None:
+                link.bells.pop(claim.id, None)
+                link.calls.pop(claim.id, None)
+        self._nodes.give(seat.links)
+
+    def _keys(self, name: str) -> tuple[str, str, str, str, str]:
+        at = self._prefix
+        return f"{at}:lock:{name}", f"{at}:seen", f"{at}:before", f"{at}:queue:{name}", f"{at}:waiters:{name}"
+
+
+def _keep(memory: dict[str, int], id: str, value: int) -> None:
+    """Remember something of a claim, for as many claims as may be under way at a time."""
+    memory[id] = value
+    if len(memory) > CLAIMS_KEPT:
+        memory.pop(next(iter(memory)), None)
+
+
+def _patience(ttl: float) -> float:
+    return min(LONGEST, max(SHORTEST, ttl / 5))

@@ -1,0 +1,291 @@
+"""The nodes of a Redlock: asked all at once, while none of them knows of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any
+
+from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.link import Link, Links
+from fencelock.backends.redis.scripts import Script
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Wire, World
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
+
+DIAL_SECONDS = 1.0
+"""How long connecting to a node may take: as long as the longest wait for its answer."""
+LOOK_AGAIN = 0.01
+MEND_FIRST, MEND_LAST = 0.5, 10.0
+"""Seconds before a node that could not be reached is dialled again, by the way."""
+
+_log = logging.getLogger("fencelock")
+
+
+class Node:
+    """One of the servers. While it cannot be reached nobody waits for it; it is dialled again beside the work."""
+
+    def __init__(self, world: World, dialer: Dialer, prefix: str) -> None:
+        self.links = Links(world, dialer, prefix, DIAL_SECONDS)
+        self.error: EngineUnavailable | None = None
+        """Why it is out of reach, if it is."""
+        self._world = world
+        self.failed = -inf
+        """When it was last found to be out of reach."""
+        self._again = 0.0
+        self._pause = MEND_FIRST
+        self._mending = False
+
+    async def take(self, patience: float) -> Link | None:
+        """Return a link, or None while the node cannot be reached."""
+        if self.error is None:
+            link = self.links.idle(patience)
+            if link is None and self.links.stuck:
+                self._down(EngineUnavailable(f"{self.links.address}: no answer within {patience:g} s"))
+            elif link is None:
+                try:
+                    link = await self.links.make()
+                except EngineUnavailable as error:
+                    self._down(error)
+            if link is not None:
+                if self.links.owed:
+                    await self.links.pay(link)
+                return link
+        if not self._mending and self._world.now() >= self._again:
+            self._mending = True
+            self._world.spawn(self._mend(patience), "fencelock-mend")
+        return None
+
+    async def insist(self, patience: float) -> Link | None:
+        """Return a link to a node that is out of reach, if it is back: for when there are too few without it."""
+        until = self._world.now() + patience
+        while self._mending and self._world.now() < until:
+            await self._world.sleep(LOOK_AGAIN)
+        if self.error is None or self._world.now() - self.failed < MEND_FIRST:
+            return self.links.idle(patience) if self.error is None else None
+        try:
+            link = await self.links.take(patience)
+        except EngineUnavailable as error:
+            self._down(error)
+            return None
+        self._up()
+        return link
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        self.links.forget()
+        self.error, self._mending = None, False
+
+    def _up(self) -> None:
+        if self.error is not None:
+            _log.warning("the Redlock node %s is back", self.links.address)
+        self.error, self._pause = None, MEND_FIRST
+
+    def _down(self, error: EngineUnavailable) -> None:
+        if self.error is None:
+            _log.warning("a Redlock node is out of reach: %s", error)
+        self.error = error
+        self.failed = self._world.now()
+        self._again = self.failed + self._pause * (0.5 + self._world.random() / 2)
+        self._pause = min(self._pause * 2, MEND_LAST)
+
+    async def _mend(self, patience: float) -> None:
+        try:
+            self.links.give(await self.links.take(patience))
+            self._up()
+        except EngineUnavailable as error:
+            self._down(error)
+        except FencelockError:
+            pass  # closed meanwhile
+        finally:
+            self._mending = False
+
+
+class Nodes:
+    """All of them, and what a majority is."""
+
+    def __init__(self, world: World, dialers: Sequence[Dialer], prefix: str) -> None:
+        self._world = world
+        self._nodes = [Node(world, dialer, prefix) for dialer in dialers]
+        self.majority = len(dialers) // 2 + 1
+        self._run_ids: list[bytes | None] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    async def take(self, patience: float) -> list[Link | None]:
+        """Return a link to every node that can be reached; raise nothing if there are too few."""
+        links: list[Link | None] = []
+        try:
+            for node in self._nodes:
+                ready = node.links.idle(patience) if node.error is None and not node.links.owed else None
+                links.append(ready or await node.take(patience))
+            if links.count(None) > len(links) - self.majority:
+                await self._insist(links, patience)
+            self._tell_apart()
+        except BaseException:
+            self.give(links)
+            raise
+        return links
+
+    async def _insist(self, links: list[Link | None], patience: float) -> None:
+        """Dial the nodes that are out of reach, as there are too few without them."""
+        until = self._world.now() + patience
+        for place in sorted(range(len(links)), key=lambda place: self._nodes[place].failed):
+            if links.count(None) <= len(links) - self.majority or self._world.now() >= until:
+                break
+            if links[place] is None:
+                links[place] = await self._nodes[place].insist(patience)
+
+    def _tell_apart(self) -> None:
+        """Refuse a server that is named twice: it would count as two nodes of the majority."""
+        run_ids = [node.links.run_id for node in self._nodes]
+        if run_ids == self._run_ids:
+            return
+        seen: dict[bytes, Node] = {}
+        for node, run_id in zip(self._nodes, run_ids, strict=True):
+            if run_id is not None and (other := seen.setdefault(run_id, node)) is not node:
+                raise InvalidURL(
+                    f"{other.links.address} and {node.links.address} are the same Redis server; Redlock needs nodes that "
+                    "fail on their own"
+                )
+        self._run_ids = run_ids
+
+    def give(self, links: Sequence[Link | None]) -> None:
+        """Give back what was taken."""
+        for node, link in zip(self._nodes, links, strict=False):
+            if link is not None:
+                node.links.give(link)
+
+    async def fan(
+        self,
+        script: Script,
+        keys: Command,
+        args: Sequence[Command],
+        links: list[Link | None],
+        patience: float,
+        enough: Callable[[Sequence[Any]], bool],
+        owe: Command | None = None,
+    ) -> list[Any]:
+        """Run a script on every node that has a link; one answer for each node.
+
+        Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
+        hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
+        not be reached is asked that as soon as it is back.
+        """
+        answers = await self._fan_once(script, keys, args, links, patience, enough)
+        again: list[Link | None] = [None] * len(links)
+        if enough is not at_once and not enough(answers):
+            for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
+                if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
+                    links[place] = None
+                    node.links.give(link)
+                    links[place] = again[place] = await node.take(patience)
+        if any(again):
+            more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
+            answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
+        if owe is not None:
+            for node, link, answer in zip(self._nodes, links, answers, strict=True):
+                if answer is NO_ANSWER and (link is None or not link.wire.open):
+                    node.links.owed.append(script.teach(keys, owe))
+        return answers
+
+    async def _fan_once(
+        self,
+        script: Script,
+        keys: Command,
+        args: Sequence[Command],
+        links: Sequence[Link | None],
+        patience: float,
+        enough: Callable[[Sequence[Any]], bool],
+    ) -> list[Any]:
+        places = [place for place, link in enumerate(links) if link is not None]
+        wires = [link.wire for link in links if link is not None]
+        # What nobody waits for cannot be repeated if the script has to be taught first.
+        word = script.teach if enough is at_once else script.call
+        words: Command | None = None
+        command: Command = ()
+        asked: list[tuple[Wire, Command]] = []
+        for wire, place in zip(wires, places, strict=True):
+            if args[place] is not words:  # most of the time all nodes are asked the same, which is packed once
+                words = args[place]
+                command = word(keys, words)
+            asked.append((wire, command))
+        answers = await self._world.fan(asked, patience, enough)
+        unknown = [at for at, answer in enumerate(answers) if type(answer) is ServerError and answer.kind == "NOSCRIPT"]
+        if unknown:
+            asked = [(wires[at], script.teach(keys, args[places[at]])) for at in unknown]
+            for at, answer in zip(unknown, await self._world.fan(asked, patience, never), strict=True):
+                answers[at] = answer
+        full: list[Any] = [NO_ANSWER] * len(links)
+        for place, answer in zip(places, answers, strict=True):
+            full[place] = answer
+        return full
+
+    async def most(
+        self,
+        script: Script,
+        keys: Command,
+        args: Command,
+        patience: float,
+        *,
+        everybody: bool = False,
+        owe: bool = False,
+    ) -> list[Any]:
+        """Run a script on all nodes; raise unless a majority answered. `everybody`: wait for as many as can be had."""
+
+        def enough(answers: Sequence[Any]) -> bool:
+            return not everybody and sum(is_answer(answer) and answer != 0 for answer in answers) >= self.majority
+
+        links = await self.take(patience)
+        try:
+            every = [args] * len(links)
+            answers = await self.fan(script, keys, every, links, patience, enough, args if owe else None)
+        finally:
+            self.give(links)
+        reached = sum(is_answer(answer) for answer in answers)
+        if reached < self.majority:
+            raise self.too_few(reached, answers, sent=True)
+        return answers
+
+    def too_few(self, reached: int, answers: Sequence[Any] = (), *, sent: bool = False) -> EngineUnavailable:
+        """Say who is out of reach, and why."""
+        reasons = []
+        for place, node in enumerate(self._nodes):
+            answer = answers[place] if answers else NO_ANSWER
+            if isinstance(answer, ServerError):
+                reasons.append(f"{node.links.address}: {answer}")
+            elif not is_answer(answer):
+                reasons.append(str(node.error) if node.error is not None else f"{node.links.address}: no answer")
+        kind = Unanswered if sent else EngineUnavailable
+        return kind(
+            f"{reached} of {len(self._nodes)} Redlock nodes answered, and {self.majority} are needed: {'; '.join(reasons)}"
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in self._nodes:
+            node.links.close()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        for node in self._nodes:
+            node.forget()
+
+
+def is_answer(answer: Any) -> bool:
+    """Return whether a node said what it was asked for, rather than nothing or an error."""
+    return answer is not NO_ANSWER and type(answer) is not ServerError
+
+
+def at_once(_: Sequence[Any]) -> bool:
+    """Wait for nobody."""
+    return True
+
+
+def never(_: Sequence[Any]) -> bool:
+    """Wait for all."""
+    return False
