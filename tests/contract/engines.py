@@ -31,11 +31,13 @@ class Engine:
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
     """Whether it has readers and permits."""
+    records: bool = False
+    """Whether it keeps records."""
 
 
 ENGINES = [
-    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
+    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
-    Engine("redis", _redis, server="redis"),
+    Engine("redis", _redis, server="redis", records=True),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
 ]
