@@ -33,6 +33,10 @@ class Engine:
     """Whether it has readers and permits."""
     records: bool = False
     """Whether it keeps records."""
+    pace: float = 1.0
+    """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    slack: float = 0.0
+    """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
 
 ENGINES = [
