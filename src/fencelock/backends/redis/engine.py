@@ -103,9 +103,8 @@ class RedisBackend:
         busy = False
         try:
             mode = "x" if not shared else "s" if limit is None else limit
-            channel = link.channel if queue else ""
             round = next(self._rounds)
-            args = (name, id, ceil(ttl * 1000), mode, owner, channel, round)
+            args = (name, id, _ms(ttl), mode, owner, f"{link.channel}:{round}" if queue else "")
             answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience)
             busy = queue and type(answer) is int and answer < 0
         finally:
@@ -127,7 +126,7 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        keys, args = (self._base(claim.name),), (claim.name, claim.id, ceil(claim.ttl * 1000))
+        keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
         try:
             await self._links.run(ABANDON, keys, args, _patience(claim.ttl))
         except EngineUnavailable:
@@ -141,7 +140,7 @@ class RedisBackend:
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
             keys = tuple(self._base(claim.name) for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.name, claim.id, ceil(claim.ttl * 1000)))
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, _ms(claim.ttl)))
             calls.append((keys, args))
         patience = _patience(min(grant.claim.ttl for grant in grants))
         answers = await self._links.run_many(RENEW, calls, patience)
@@ -220,6 +219,11 @@ class RedisBackend:
 def _patience(ttl: float) -> float:
     patience = ttl / 3
     return LONGEST if patience > LONGEST else SHORTEST if patience < SHORTEST else patience
+
+
+def _ms(ttl: float) -> int:
+    """Return what the server counts: one ms more than asked for, as the first is over when it begins to."""
+    return ceil(ttl * 1000) + 1
 
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:
