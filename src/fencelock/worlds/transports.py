@@ -82,7 +82,7 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
         """Send, and await the answer."""
         answer = self.post(command)
         timer = self._loop.call_later(timeout, _give_up, answer)
