@@ -91,6 +91,9 @@ class Etcd(Server):
             "pre-vote": "true",
             # With it a member could not be replaced until the others have been together for five seconds.
             "strict-reconfig-check": "false",
+            # So that a lease may be of one second: its shortest is one and a half election timeouts, rounded up.
+            "heartbeat-interval": "50",
+            "election-timeout": "500",
             "logger": "zap",
             **self.settings,
         }

@@ -40,7 +40,7 @@ from fencelock.backends.etcd.messages import (
     txn,
 )
 from fencelock.backends.etcd.place import Place
-from fencelock.backends.etcd.sessions import LONGEST, Lease, Sessions, patience
+from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
 from fencelock.core.clock import wall_us
 from fencelock.core.world import World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
@@ -177,10 +177,13 @@ class EtcdBackend:
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if own[0].lease != session.handle:
-                await self._delete(key)  # it hangs on a session that is over by our clock, if not by etcd's
-                return None
+                session.let_go(key)
+                if self._sessions.given_up(own[0].lease):
+                    await self._delete(key)  # it hangs on a session that is over by our clock, if not by etcd's
+                    return None
+                session = self._sessions.adopt(own[0].lease, session.ttl)
             revision = own[0].created
-            header, line_up = await self._look_up(claim, revision, session)
+            header, line_up = await self._look_up(claim, revision, session, renew=True)
             answer = answer._replace(header=header)
         outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
         if isinstance(outcome, Busy) and not queue:
@@ -191,7 +194,9 @@ class EtcdBackend:
         self._doubt.pop(key, None)
         session.let_go(key)
 
-    async def _look_up(self, claim: Claim, revision: int, session: Lease) -> tuple[Header, list[Pair]]:
+    async def _look_up(
+        self, claim: Claim, revision: int, session: Lease, *, renew: bool = False
+    ) -> tuple[Header, list[Pair]]:
         """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
         prefix = self._layout.queue(claim.name).encode()
         if claim.shared:
@@ -199,7 +204,7 @@ class EtcdBackend:
         else:
             body = below(prefix, order=DESCENDING, limit=2, bare=True, until=revision)
         try:
-            header, found = await self._ask_alive(session, RANGE, body, read_range)
+            header, found = await self._ask_alive(session, RANGE, body, read_range, renew)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
         return header, found.pairs
@@ -224,15 +229,17 @@ class EtcdBackend:
         if isinstance(verdict, Admitted):
             self._holds[claim.id] = hold = Hold(session, key)
             self._held.add(key, claim.id, revision)
-            return Grant(claim, self._about.base + revision, session.since, hold)
+            return Grant(claim, self._about.token(revision), session.since, hold)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 
-    async def _ask_alive(self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A]) -> A:
+    async def _ask_alive(
+        self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A], renew: bool = False
+    ) -> A:
         """Ask for a majority's answer, along with a sign of life if the last one is some time ago."""
         floor = self.facts.revision
 
         async def work(link: Link, left: float) -> A:
-            if not self._sessions.stale(session):
+            if not self._sessions.stale(session, 0.0 if renew else FRESH):
                 return read(await link.call(method, body, left))
             until = self._world.now() + left
             knock = self._sessions.knock(session, link)
@@ -352,9 +359,9 @@ class EtcdBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; whoever watches it sees that."""
-        hold: Hold = grant.handle
-        self._drop(grant.claim.id, hold.key)
-        return await self._delete(hold.key, patience(grant.claim.ttl)) > 0
+        key = self._layout.queue(grant.claim.name) + grant.claim.id
+        self._drop(grant.claim.id, key)
+        return await self._delete(key, patience(grant.claim.ttl)) > 0
 
     def _drop(self, id: str, key: str) -> None:
         """Look after a claim no longer: what becomes of it is our own doing."""
@@ -394,7 +401,7 @@ class EtcdBackend:
         pairs = answer.found(1)
         if not pairs or not answer.found(0):
             return Snapshot(name)
-        base = read_about(answer.found(0)[0], self._links.address).base
+        about = read_about(answer.found(0)[0], self._links.address)
         left: dict[int, float] = {}
         for lease in {pair.lease for pair in pairs}:
             left[lease] = float(max(0, read_lease(await self._ask(TIME_TO_LIVE, of_lease(lease)))[1]))
@@ -402,7 +409,9 @@ class EtcdBackend:
         holders, waiters = [], []
         for place in places:
             if isinstance(admit(places, place), Admitted):
-                holders.append(Holder(place.owner, base + place.created, left[place.lease], place.shared, place.limit))
+                holders.append(
+                    Holder(place.owner, about.token(place.created), left[place.lease], place.shared, place.limit)
+                )
             else:
                 waiters.append(Waiter(place.owner, left[place.lease], place.shared, place.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))

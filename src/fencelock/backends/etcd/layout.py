@@ -26,6 +26,10 @@ class About(NamedTuple):
     base: int
     revision: int
 
+    def token(self, created: int) -> int:
+        """Return the token of a claim. In steps of two: what a forced release raises a fence to lies between."""
+        return self.base + 2 * created
+
 
 class Spot(NamedTuple):
     """A claim as etcd has it: as much as `admit` wants to know, and what `inspect` shows."""

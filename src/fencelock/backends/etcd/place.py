@@ -35,26 +35,32 @@ def address(host: str, port: int) -> str:
 
 def parse(url: str) -> Place:
     """Take a URL apart; errors do not quote what may be half of a password."""
-    try:
-        parts = urlsplit(url)
-        login, _, hosts = parts.netloc.rpartition("@")
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        members = tuple(_member(host) for host in hosts.split(","))
-        # A password whose / ? or # was not escaped ends up behind the hosts.
-        if parts.fragment or "@" in parts.path + parts.query.partition("=")[0]:
-            raise ValueError("too much")
-    except ValueError:
+    parts = _split(url)
+    if parts is None:  # not inside of the handler: its error would quote some of it
         raise InvalidURL(
             f"{redact(url)!r}: {HELP}; a password's /, ?, #, @ and comma are written %2F, %3F, %23, %40 and %2C"
-        ) from None
-    encrypted = parts.scheme.lower() == "etcds"
+        )
+    encrypted, login, members, path, options = parts
     if unknown := set(options) - ({"ca", "cert", "key"} if encrypted else set()):
         raise InvalidURL(f"{redact(url)!r}: no such option: {', '.join(sorted(unknown))}; {HELP}")
     user, _, password = login.partition(":")
     if bool(user) != bool(password):
         raise InvalidURL(f"{redact(url)!r}: give both user and password, or none; {HELP}")
     tls = _tls(url, options) if encrypted else None
-    return Place(members, unquote(parts.path).rstrip("/"), unquote(user), unquote(password), tls)
+    return Place(members, unquote(path).rstrip("/"), unquote(user), unquote(password), tls)
+
+
+def _split(url: str) -> tuple[bool, str, tuple[tuple[str, int], ...], str, dict[str, str]] | None:
+    try:
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        members = tuple(_member(host) for host in hosts.split(","))
+    except ValueError:
+        return None
+    if parts.fragment or "@" in parts.path + parts.query.partition("=")[0]:
+        return None  # a password whose / ? or # was not escaped ends up behind the hosts
+    return parts.scheme.lower() == "etcds", login, members, parts.path, options
 
 
 def _member(text: str) -> tuple[str, int]:

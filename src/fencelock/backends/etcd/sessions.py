@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from os import urandom
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,7 @@ PURGE_AT_ONCE = 100
 LONGEST, SHORTEST = 5.0, 0.3
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 GOODBYE_SECONDS = 2.0
+GIVEN_UP_KEPT = 100
 
 
 def patience(ttl: float) -> float:
@@ -74,7 +77,12 @@ class Sessions:
         self._on_ended = on_ended
         self._on_purged = on_purged
         self._by_ttl: dict[int, Lease] = {}
+        self._adopted: dict[int, Lease] = {}
+        self._given_up: deque[int] = deque(maxlen=GIVEN_UP_KEPT)
         self._making: dict[int, Event] = {}
+
+    def _all(self) -> list[Lease]:
+        return [*self._by_ttl.values(), *self._adopted.values()]
 
     # ------------------------------------------------------------------ having one
 
@@ -129,6 +137,7 @@ class Sessions:
         old = self._by_ttl.pop(seconds, None)
         if old is not None and not old.ended:
             old.ended = True
+            self._given_up.append(old.handle)
             self._on_ended(old)
             if old.claims():
                 self._world.spawn(self._revoke([old]), "fencelock-revoke")
@@ -141,24 +150,33 @@ class Sessions:
         if self._by_ttl.get(int(session.ttl)) is session:
             del self._by_ttl[int(session.ttl)]
 
+    def adopt(self, lease: int, ttl: float) -> Lease:
+        """Return the session that another client made a claim on which is ours to go on with; nobody has heard of it yet."""
+        for number, session in list(self._adopted.items()):
+            if session.ended or not session.claims():
+                self._adopted.pop(number, None)
+        return self._adopted.setdefault(lease, Session(lease, ttl, -inf))
+
+    def given_up(self, lease: int) -> bool:
+        """Return whether it was a session of ours, and is over by our clock."""
+        return lease in self._given_up
+
     def end_of(self, keys: Sequence[str]) -> float | None:
         """Return when the first of these claims is over, of those that are ours."""
-        ends = [
-            end for session in list(self._by_ttl.values()) for key in keys if (end := session.end_of(key)) is not None
-        ]
+        ends = [end for session in self._all() for key in keys if (end := session.end_of(key)) is not None]
         return min(ends, default=None)
 
     def let_go(self, key: str) -> None:
         """Forget a claim that is no longer on etcd."""
-        for session in list(self._by_ttl.values()):
+        for session in self._all():
             session.let_go(key)
 
     # ------------------------------------------------------------------ signs of life
 
-    def stale(self, session: Lease) -> bool:
+    def stale(self, session: Lease, share: float = FRESH) -> bool:
         """Return whether an attempt should bring a sign of life along, and may: not while something has to go first."""
         now = self._world.now()
-        return now - session.since > session.ttl * FRESH and not session.over(now)
+        return now - session.since > session.ttl * share and not session.over(now)
 
     def knock(self, session: Lease, link: Link) -> tuple[Call, float]:
         """Send a sign of life, along with a question for which a majority is asked."""
@@ -185,6 +203,7 @@ class Sessions:
             return Renewal.LOST
         if term > known:
             return Renewal.UNKNOWN
+        session.ttl = float(ttl)
         session.answered(sent)
         return Renewal.RENEWED
 
@@ -223,7 +242,7 @@ class Sessions:
     async def purge_all(self) -> None:
         """Delete what is over by our clock, of all sessions."""
         now = self._world.now()
-        for session in list(self._by_ttl.values()):
+        for session in self._all():
             if session.over(now):
                 await self.purge(session)
 
@@ -279,4 +298,4 @@ class Sessions:
 
     def forget(self) -> None:
         """Begin anew in a forked child: the parent's sessions are not ours to end."""
-        self._by_ttl, self._making = {}, {}
+        self._by_ttl, self._adopted, self._making = {}, {}, {}
