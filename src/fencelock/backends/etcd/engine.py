@@ -10,13 +10,12 @@ from fencelock.backends.etcd.held import Held
 from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
+from fencelock.backends.etcd.looks import Looks
 from fencelock.backends.etcd.messages import (
     DELETE,
     DESCENDING,
     EQUAL,
     RANGE,
-    STATUS,
-    TIME_TO_LIVE,
     TXN,
     Header,
     Pair,
@@ -30,12 +29,9 @@ from fencelock.backends.etcd.messages import (
     do_range,
     find,
     none_below,
-    of_lease,
     put,
     read_deleted,
-    read_lease,
     read_range,
-    read_status,
     read_txn,
     txn,
 )
@@ -50,12 +46,10 @@ from fencelock.model import (
     Busy,
     Claim,
     Grant,
-    Holder,
     Renewal,
     Snapshot,
     Strength,
     Traits,
-    Waiter,
     admit,
     contradiction,
 )
@@ -73,12 +67,8 @@ TRAITS = Traits(
 A = TypeVar("A", bound=tuple[Any, ...])
 """What an answer is read as: its header comes first."""
 
-PAGE = 1000
-"""Keys that are asked for at once."""
 WATCHED_ONE_BY_ONE = 16
 """Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
-FORCED_AT_ONCE = 60
-"""Holders that are dropped in one transaction: etcd allows 128 steps."""
 REFUSED_PAUSE = 0.2
 """Seconds before the next look when etcd breaks off a watch and says why."""
 
@@ -112,6 +102,7 @@ class EtcdBackend:
         self._links = Links(world, place)
         self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
         self._held = Held(world, self._links, self._tell)
+        self._looks = Looks(self._links, self._layout, self._ask)
         self._about: About | None = None
         self._doubt: dict[str, Lease] = {}
         """Attempts that were sent and not answered: they may still arrive."""
@@ -395,73 +386,20 @@ class EtcdBackend:
     # ------------------------------------------------------------------ looking at it
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look at the line, and ask how long each session has left."""
-        steps = [do_range(find(self._layout.about)), do_range(below(self._layout.queue(name).encode()))]
-        answer = read_txn(await self._ask(TXN, txn([], steps)))
-        pairs = answer.found(1)
-        if not pairs or not answer.found(0):
-            return Snapshot(name)
-        about = read_about(answer.found(0)[0], self._links.address)
-        left: dict[int, float] = {}
-        for lease in {pair.lease for pair in pairs}:
-            left[lease] = float(max(0, read_lease(await self._ask(TIME_TO_LIVE, of_lease(lease)))[1]))
-        places = [spot(pair) for pair in pairs]
-        holders, waiters = [], []
-        for place in places:
-            if isinstance(admit(places, place), Admitted):
-                holders.append(
-                    Holder(place.owner, about.token(place.created), left[place.lease], place.shared, place.limit)
-                )
-            else:
-                waiters.append(Waiter(place.owner, left[place.lease], place.shared, place.limit))
-        return Snapshot(name, tuple(holders), tuple(waiters))
+        """Look."""
+        return await self._looks.inspect(name)
 
-    async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call, or came into use meanwhile."""
-        start = root = self._layout.queue(prefix).encode()[:-1] if prefix else self._layout.claims.encode()
-        found: set[str] = set()
-        while True:
-            _, page = read_range(await self._ask(RANGE, below(root, limit=PAGE, bare=True, start=start)))
-            found.update(self._layout.name_of(pair.key) for pair in page.pairs)
-            if not page.more or not page.pairs:
-                break
-            start = page.pairs[-1].key + b"\0"
-        for name in sorted(found):
-            if name.startswith(prefix):
-                yield name
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what is in use."""
+        return self._looks.names(prefix)
 
     async def force_release(self, name: str) -> int:
-        """Delete the holders' claims; those behind came later, and so have higher tokens."""
-        while True:
-            _, found = read_range(await self._ask(RANGE, below(self._layout.queue(name).encode())))
-            places = [spot(pair) for pair in found.pairs]
-            holders = [place for place in places if isinstance(admit(places, place), Admitted)][:FORCED_AT_ONCE]
-            if not holders:
-                return 0
-            keys = [place.id.encode() for place in holders]
-            compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
-            answer = read_txn(await self._ask(TXN, txn(compares, [do_delete(key) for key in keys])))
-            if answer.succeeded:
-                return len(holders)
+        """Drop the holders."""
+        return await self._looks.force_release(name)
 
     async def health(self) -> list[Status | EngineUnavailable]:
-        """Ask every member how it is: versions, leader, alarms. What was noticed by the way is in `facts`."""
-        answers: list[Status | EngineUnavailable] = []
-        for member in range(self._links.members):
-            try:
-                link = await self._links.visit(member)
-            except EngineUnavailable as error:
-                answers.append(error)
-                continue
-            try:
-                answers.append(read_status(await link.call(STATUS, b"", LONGEST)))
-            except EngineUnavailable as error:
-                answers.append(error)
-            except Refused as refusal:
-                answers.append(EngineUnavailable(str(refusal.told(link.address))))
-            finally:
-                self._links.leave(link)
-        return answers
+        """Ask every member how it is. What was noticed by the way is in `facts`."""
+        return await self._looks.health()
 
     async def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
         self._check_open()

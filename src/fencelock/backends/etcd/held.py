@@ -6,6 +6,7 @@ the revision after the claim's own: what happened in that moment is told all the
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -116,23 +117,30 @@ class Held:
     async def _run(self, bell: LoudBell) -> None:
         link: Link | None = None
         empty_since: float | None = None
+        self._watch_anew()
         try:
             while True:
                 bell.clear()
-                pause = await self._take_news()
                 if link is not None and not link.usable:
                     self._links.give(link)
                     link = None
-                if due := self._due():
-                    try:
-                        link = link or await self._links.take()
-                        for entry in due:
-                            entry.watcher = link.watches.begin(
-                                entry.key, b"", entry.revision + 1, partial(self._rung, entry)
-                            )
-                    except FencelockError:
-                        self._again += due
-                        pause = PAUSE
+                pause: float | None = None
+                try:
+                    pause = await self._take_news()
+                    due = self._due()
+                    if due and link is None:
+                        link = await self._links.take()
+                    for entry in due:
+                        assert link is not None
+                        entry.watcher = link.watches.begin(
+                            entry.key, b"", entry.revision + 1, partial(self._rung, entry)
+                        )
+                except Exception as error:
+                    if not isinstance(error, FencelockError):
+                        log = "what is held cannot be watched, which never should be; it is tried again"
+                        logging.getLogger("fencelock").exception(log)
+                    self._watch_anew()
+                    pause = PAUSE
                 with self._mutex:
                     now = self._world.now()
                     empty = not self._young and not self._watched
@@ -149,11 +157,20 @@ class Held:
         finally:
             with self._mutex:
                 if self._bell is bell:
-                    self._bell = None
+                    self._bell = None  # its event loop was closed: the next claim starts it anew
             if link is not None:
                 self._end_left(link)
                 self._links.give(link)
             bell.close()
+
+    def _watch_anew(self) -> None:
+        """Begin all watches anew: nobody knows which of them there are."""
+        with self._mutex:
+            self._left.clear()
+            self._news.clear()
+            self._again = list(self._watched.values())
+            for entry in self._again:
+                entry.watcher = None
 
     def _timeout(self, now: float, pause: float | None) -> float:
         """Return when to look again at the latest. The mutex is held."""
