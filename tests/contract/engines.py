@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,11 @@ _databases = itertools.count()
 def _redis(server: Any, _: Path) -> str:
     """Return a database of its own on a shared server."""
     return str(server.url).removesuffix("/0") + f"/{next(_databases)}"
+
+
+def _etcd(server: Any, _: Path) -> str:
+    """Return a prefix of its own on a shared server."""
+    return f"{server.url}/{os.getpid()}-{next(_databases)}"
 
 
 @dataclass(frozen=True)
@@ -44,4 +50,7 @@ ENGINES = [
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis", records=True),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
+    Engine(
+        "etcd", _etcd, server="etcd1", pace=4.0, slack=1.5
+    ),  # whole seconds; it looks for what is over twice a second
 ]

@@ -43,6 +43,7 @@ ENGINES: dict[str, Engine] = {
         Engine("fencelock.backends.redis", "redis"),
     ),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
+    **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
 }
 
 CLIENTS = {"redis": ENGINES["redis"]}
@@ -50,7 +51,6 @@ CLIENTS = {"redis": ENGINES["redis"]}
 
 
 COMING = {
-    "etcd": "etcd",
     "zookeeper": "zookeeper", "zk": "zookeeper", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
     "mariadb": "mariadb",
 }  # fmt: skip

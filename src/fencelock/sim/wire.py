@@ -148,6 +148,10 @@ class SimWire:
         self._up.send(partial(self._host.deliver, self._hang_up, _nothing))
         self._end()
 
+    def tell(self, data: bytes) -> None:
+        """Simulated servers are asked commands; none of them reads bytes."""
+        raise NotImplementedError(f"{len(data)} bytes for a simulated server")
+
     def forget(self) -> None:
         """Simulated processes do not fork."""
 
