@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help demo test lint bench torture sim clean
+.PHONY: help demo test lint bench torture sim docs clean
 
 help:  ## what there is to do
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ bench: $(STAMP)  ## speed, beside the bare statements and the peers
 
 sim: $(STAMP)  ## many more seeds in the simulated world (ARGS="--seeds 200000")
 	$(BIN)/python -m fencelock.sim $(ARGS)
+
+docs: $(STAMP)  ## docs/api.md, from the docstrings
+	$(BIN)/python -m scripts.api_page
 
 torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
 	$(BIN)/python -m tests.torture $(ARGS)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import fencelock
+from scripts import api_page
 from tests.engines.redis import Redis
 
 ROOT = Path(__file__).parent.parent
@@ -73,3 +75,10 @@ def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_api_page() -> None:
+    """docs/api.md has every public name, as the docstrings tell it: `make docs` writes it anew."""
+    named = {name for names in api_page.CHAPTERS.values() for name in names}
+    assert named == set(fencelock.__all__)
+    assert api_page.PAGE.read_text("utf-8") == api_page.page(), "make docs"

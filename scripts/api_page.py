@@ -1,0 +1,113 @@
+"""Write docs/api.md from the docstrings: `make docs`. A test fails when the page and the code differ."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import fencelock
+from fencelock.fences import memory, sql
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/api.md"
+INTRODUCTION = """\
+# Every public name
+
+Made from the docstrings by `make docs`. Start with the [README](../README.md); this is for looking things up.
+
+`fencelock.aio` has the same `connect`, `Locks`, `Lock`, `Lease` and `Lost`, to be awaited: `async with locks.lock(…)`,
+`await lock.acquire()`, `await lease.release()`, `async for name in locks.names()`. What only looks at an object is not
+awaited: `lease.token`, `lease.remaining`, `lease.check()`, `lease.is_lost()`, `lease.lost.is_set()`.
+"""
+CHAPTERS: dict[str, tuple[str, ...]] = {
+    "Connecting, locking, holding": ("connect", "Locks", "Lock", "Lease", "Lost"),
+    "What is told": ("Snapshot", "Holder", "Waiter", "Reason", "Traits", "Strength"),
+    "Errors": (
+        "FencelockError",
+        "LockTimeout",
+        "LeaseLost",
+        "StaleToken",
+        "EngineUnavailable",
+        "GuaranteeUnavailable",
+        "LimitMismatch",
+        "InvalidName",
+        "InvalidTTL",
+        "InvalidURL",
+        "MissingDependency",
+        "ClientClosed",
+        "DifferentLoop",
+    ),
+}
+ATTRIBUTES = {"Lease": "**`.reason`** How it was lost, a `Reason`, or None."}
+"""What is set in `__init__`, where no docstring can be found."""
+FENCES = (sql.SqlFence, memory.MemoryFence)
+
+
+def text_of(thing: object) -> str:
+    """Return a docstring as Markdown: what is typed at a prompt becomes a block of code."""
+    text = inspect.getdoc(thing) or ""
+    return re.sub(r"(?m)((?:^ *>>> .*\n?)(?:^(?! *$).*\n?)*)", r"```python\n\1\n```\n", text).replace(
+        "\n\n```\n", "\n```\n"
+    )
+
+
+def signature_of(name: str, thing: Any) -> str:
+    """Return a name with its parameters, as one would call it."""
+    parameters = re.sub(r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(thing)))
+    return name + re.sub(r"^\(self(?:, )?", "(", parameters)
+
+
+def members_of(kind: type) -> Iterator[str]:
+    """Yield a line or a paragraph for everything of a class that users may touch."""
+    if issubclass(kind, Enum):
+        yield "\n".join(f"- `{member.value}`" for member in kind)
+        return
+    fields = getattr(kind, "_fields", ())
+    if fields:
+        yield "Fields: " + ", ".join(f"`{field}`" for field in fields) + "."
+    seen: dict[str, Any] = {}
+    for base in reversed([base for base in kind.__mro__ if base.__module__.startswith("fencelock")]):
+        seen.update(vars(base))
+    for name, member in seen.items():
+        if name.startswith("_") or name in fields:
+            continue
+        if isinstance(member, property):
+            yield f"**`.{name}`** {text_of(member)}"
+        elif callable(member):
+            yield f"**`.{signature_of(name, member)}`** {text_of(member)}"
+
+
+def entry(name: str, thing: Any) -> Iterator[str]:
+    """Yield the paragraphs of one name."""
+    if not isinstance(thing, type):
+        yield f"### `{signature_of(name, thing)}`"
+        yield text_of(thing)
+    else:
+        above = [base.__name__ for base in thing.__bases__ if base is not object and not base.__name__.startswith("_")]
+        is_error = issubclass(thing, Exception)
+        yield f"### `{name}`" + (f" ({', '.join(above)})" if is_error else "")
+        yield text_of(thing)
+        if not is_error:
+            yield from members_of(thing)
+            yield ATTRIBUTES.get(name, "")
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION.rstrip()]
+    for title, names in CHAPTERS.items():
+        parts.append(f"## {title}")
+        for name in names:
+            parts += entry(name, getattr(fencelock, name))
+    parts.append("## Fences")
+    for fence in FENCES:
+        parts.append(f"`from {fence.__module__} import {fence.__name__}`")
+        parts += entry(fence.__name__, fence)
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
