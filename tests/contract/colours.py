@@ -1,5 +1,7 @@
 """One view of both façades, so that a behaviour is written once: the blocking one behind `async def`, the other as it is.
 
+Both apply the engine's pace to the ttls that tests ask for; `raw` is the façade itself.
+
 The blocking façade is called in a thread that belongs to the calling task (`Threads`), so that a task stands for a thread
 wherever that matters; or, in a worker process, right here in its main thread (`direct`), where signals arrive.
 """
@@ -18,6 +20,7 @@ from fencelock import aio
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.model import Reason, Snapshot, Traits
+from tests.contract.pace import AS_IT_IS, Pace
 
 T = TypeVar("T")
 Call = Callable[..., Awaitable[Any]]
@@ -68,6 +71,8 @@ class LockView(Protocol):
 
 
 class LocksView(Protocol):
+    @property
+    def raw(self) -> Any: ...
     @property
     def traits(self) -> Traits: ...
     @property
@@ -175,9 +180,10 @@ class BlockingLock:
 
 
 class BlockingLocks:
-    def __init__(self, raw: fencelock.Locks, call: Call) -> None:
+    def __init__(self, raw: fencelock.Locks, call: Call, pace: Pace) -> None:
         self.raw = raw
         self._call = call
+        self._pace = pace
 
     def __repr__(self) -> str:
         return repr(self.raw)
@@ -191,7 +197,7 @@ class BlockingLocks:
         return self.raw.owner
 
     def lock(self, name: str, **options: Any) -> BlockingLock:
-        return BlockingLock(self.raw.lock(name, **options), self._call)
+        return BlockingLock(self.raw.lock(name, **self._pace.options(options)), self._call)
 
     def locked(self, name: str, **options: Any) -> Callable[[Any], Any]:
         """Decorate a coroutine function that never suspends: in this colour its body runs as a plain function."""
@@ -199,7 +205,7 @@ class BlockingLocks:
         def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             import functools
 
-            @self.raw.locked(name, **options)
+            @self.raw.locked(name, **self._pace.options(options))
             @functools.wraps(function)
             def plain(*args: Any, **kwargs: Any) -> Any:
                 try:
@@ -234,18 +240,42 @@ class BlockingLocks:
         await self.close()
 
 
-def connect(colour: str, call: Call, url: str, **options: Any) -> LocksView:
+class AioLocks:
+    def __init__(self, raw: aio.Locks, pace: Pace) -> None:
+        self.raw = raw
+        self._pace = pace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def __repr__(self) -> str:
+        return repr(self.raw)
+
+    def lock(self, name: str, **options: Any) -> LockView:
+        return self.raw.lock(name, **self._pace.options(options))
+
+    def locked(self, name: str, **options: Any) -> Callable[[Any], Any]:
+        return self.raw.locked(name, **self._pace.options(options))
+
+    async def __aenter__(self) -> AioLocks:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.raw.close()
+
+
+def connect(colour: str, call: Call, url: str, pace: Pace = AS_IT_IS, **options: Any) -> LocksView:
     """Return a client of either colour."""
     if colour == "aio":
-        return aio.connect(url, **options)
-    return BlockingLocks(fencelock.connect(url, **options), call)
+        return AioLocks(aio.connect(url, **options), pace)
+    return BlockingLocks(fencelock.connect(url, **options), call, pace)
 
 
 def client_of(locks: Any) -> Client[Any]:
     """Return the client behind either façade, for tests that put something between it and its engine."""
-    raw = locks.raw if isinstance(locks, BlockingLocks) else locks
-    assert isinstance(raw._client, Client)
-    return raw._client
+    client = locks.raw._client
+    assert isinstance(client, Client)
+    return client
 
 
 def core_of(lease: Any) -> LeaseCore:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.colours import COLOURS, LocksView
 from tests.contract.engines import ENGINES, Engine
+from tests.contract.pace import Pace
 from tests.contract.subject import Subject
 from tests.engines.plugin import Session
 
@@ -41,9 +42,15 @@ def url(engine: Engine, engines: Session, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def subject(url: str, colour: str) -> Subject:
+def pace(engine: Engine) -> Pace:
+    """What a test's times mean on the engine."""
+    return Pace(engine.pace, engine.slack)
+
+
+@pytest.fixture
+def subject(url: str, colour: str, pace: Pace) -> Subject:
     """The engine in a colour."""
-    return Subject(url, colour)
+    return Subject(url, colour, pace)
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ class Engine:
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
     """Whether it has readers and permits."""
+    pace: float = 1.0
+    """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    slack: float = 0.0
+    """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
 
 ENGINES = [

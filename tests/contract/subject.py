@@ -15,6 +15,7 @@ from fencelock.worlds.aio import AioWorld
 from fencelock.worlds.blocking import BlockingWorld
 from tests.contract import colours
 from tests.contract.colours import LocksView, Threads
+from tests.contract.pace import AS_IT_IS, Pace
 from tests.contract.worker import Worker
 
 SOON = 15.0
@@ -22,11 +23,12 @@ SOON = 15.0
 
 
 class Subject:
-    """One engine, one colour, one URL; whatever is opened through it is closed at the end of the test."""
+    """One engine, one colour, one URL, one pace; whatever is opened through it is closed at the end of the test."""
 
-    def __init__(self, url: str, colour: str) -> None:
+    def __init__(self, url: str, colour: str, pace: Pace = AS_IT_IS) -> None:
         self.url = url
         self.colour = colour
+        self.pace = pace
         self.call = Threads()
         self._clients: list[LocksView] = []
         self._workers: list[Worker] = []
@@ -34,7 +36,7 @@ class Subject:
 
     def connect(self, **options: Any) -> LocksView:
         """Return a new client."""
-        locks = colours.connect(self.colour, self.call, self.url, **options)
+        locks = colours.connect(self.colour, self.call, self.url, self.pace, **options)
         self._clients.append(locks)
         return locks
 
@@ -51,7 +53,7 @@ class Subject:
 
     async def worker(self, **options: Any) -> Worker:
         """Return another process, with a client `locks` of this engine in this colour."""
-        worker = await Worker.start(self.url, self.colour, **options)
+        worker = await Worker.start(self.url, self.colour, self.pace, **options)
         self._workers.append(worker)
         return worker
 
@@ -106,9 +108,15 @@ async def background(*work: Awaitable[Any]) -> AsyncIterator[list[asyncio.Task[A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def stall(seconds: float) -> None:
-    """Block this thread, and with it the event loop: nothing can interrupt it."""
-    time.sleep(seconds)
+async def told_once(told: list[Any]) -> None:
+    """Wait until a loss was told, and a little longer, for nobody must be told twice."""
+
+    async def any_told() -> bool:
+        return bool(told)
+
+    await eventually(any_told, "the loss is told")
+    await asyncio.sleep(0.1)
+    assert len(told) == 1
 
 
 async def take(locks: LocksView, name: str, within: float = SOON) -> int:

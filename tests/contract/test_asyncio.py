@@ -15,7 +15,8 @@ import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
 from tests.contract.colours import LocksView, client_of
 from tests.contract.faults import Faulty
-from tests.contract.subject import SOON, Subject, background, is_free, nobody, stall, take, waiting
+from tests.contract.pace import Pace
+from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, waiting
 
 pytestmark = pytest.mark.colour("aio")
 
@@ -255,7 +256,7 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
 async def test_body_is_cancelled_on_forced_release(locks: LocksView) -> None:
     """A forced release cancels the body by the next renewal."""
     with pytest.raises(LeaseLost) as caught:
-        async with locks.lock("x", ttl=0.6):
+        async with locks.lock("x", ttl=1):
             await locks.force_release("x", reason="test")
             await asyncio.sleep(60)
     assert caught.value.reason == Reason.GONE
@@ -342,7 +343,7 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
     """When only the inner lock is lost, the outer block can catch it and go on."""
     async with locks.lock("x", ttl=30) as outer:
         with pytest.raises(LeaseLost):
-            async with locks.lock("y", ttl=0.2, renew=False):
+            async with locks.lock("y", ttl=0.25, renew=False):
                 await asyncio.sleep(60)
         await asyncio.sleep(0)
         outer.check()
@@ -372,18 +373,18 @@ async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
     assert task is not None
     with pytest.raises(LeaseLost):
         async with asyncio.timeout(60):
-            async with locks.lock("x", ttl=0.2, renew=False):
+            async with locks.lock("x", ttl=0.25, renew=False):
                 async with asyncio.timeout(60):
                     await asyncio.sleep(60)
     assert task.cancelling() == 0
 
 
-async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView) -> None:
+async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView, pace: Pace) -> None:
     """A holder whose loop was blocked past the deadline knows by its own clock, before it does anything else."""
     other = subject.connect()
     with pytest.raises(LeaseLost):
         async with locks.lock("x", ttl=0.3) as lease:
-            stall(0.5)
+            pace.stall(0.5)
             assert lease.lost.is_set()
             assert lease.remaining == 0
             await asyncio.sleep(60)
@@ -391,18 +392,18 @@ async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView
     assert await take(other, "x") > lease.token
 
 
-async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
     """A waiter whose loop is blocked for longer than its ttl gets a good lease in the end."""
     with fencelock.connect(subject.url) as others:
         holder = others.lock("x", ttl=5).acquire()
-        async with background(locks.lock("x", ttl=0.3).acquire()) as (task,):
+        async with background(locks.lock("x", ttl=0.6).acquire()) as (task,):
             await waiting(locks, "x")
-            releasing = threading.Timer(0.1, holder.release)  # in the middle of it
+            releasing = threading.Timer(pace(0.1), holder.release)  # in the middle of it
             releasing.start()
-            stall(0.5)
+            pace.stall(0.8)
             releasing.join()
             lease = await asyncio.wait_for(task, SOON)
-            assert lease.remaining > 0.1
+            assert lease.remaining > lease.ttl / 3
             await lease.release()
 
 
@@ -429,19 +430,18 @@ async def test_second_loop(subject: Subject, locks: LocksView) -> None:
         assert outcome[1] is None
 
 
-def test_loop_after_loop(url: str, colour: str) -> None:
+def test_loop_after_loop(locks: LocksView, pace: Pace) -> None:
     """A client outlives its event loop: in the next one it works, waits, renews and closes."""
-    locks = aio.connect(url)
 
     async def first() -> None:
-        async with locks.lock("x", ttl=0.5):
+        async with locks.lock("x", ttl=5):
             with pytest.raises(LockTimeout):
                 await locks.lock("x").acquire(timeout=0.05)
 
     async def last() -> None:
         await first()
-        async with locks.lock("x", ttl=0.4):
-            await asyncio.sleep(0.8)
+        async with locks.lock("x", ttl=0.8):
+            await pace.sleep(1.2)
         await locks.close()
 
     asyncio.run(first())
@@ -449,9 +449,8 @@ def test_loop_after_loop(url: str, colour: str) -> None:
     asyncio.run(last())
 
 
-def test_loop_that_ends_under_its_leases(url: str, colour: str) -> None:
+def test_loop_that_ends_under_its_leases(locks: LocksView) -> None:
     """Leases and waiters of a loop that was closed keep nobody out for longer than their ttl."""
-    locks = aio.connect(url)
     kept: list[Any] = []
 
     async def first() -> None:
@@ -460,7 +459,7 @@ def test_loop_that_ends_under_its_leases(url: str, colour: str) -> None:
         await asyncio.sleep(0.05)
 
     async def second() -> None:
-        async with locks.lock("x", ttl=0.5, timeout=SOON) as lease:
+        async with locks.lock("x", timeout=SOON) as lease:
             assert lease.token > kept[0].token
         assert kept[0].lost.is_set()
         await locks.close()
@@ -488,7 +487,7 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> No
     """`on_lost` is called on the event loop, also if a thread that looked at the lease was the first to see its loss."""
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     locks = subject.connect(on_lost=lambda *_: told.set_result(threading.get_ident()))
-    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+    lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
 
     def look() -> None:
         while not lease.lost.is_set():

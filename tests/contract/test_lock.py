@@ -19,7 +19,8 @@ from fencelock.core.lease import LeaseCore
 from fencelock.model import CORRECT
 from fencelock.worlds.blocking import drive
 from tests.contract.colours import LocksView, client_of, core_of
-from tests.contract.subject import SOON, Subject, background, is_free, nobody, stall, take, waiting
+from tests.contract.pace import Pace
+from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, told_once, waiting
 
 
 async def test_one_holder(locks: LocksView) -> None:
@@ -98,28 +99,28 @@ async def test_waiter_gets_it(locks: LocksView) -> None:
         assert await second.release()
 
 
-async def test_wait_longer_than_the_ttl(locks: LocksView) -> None:
+async def test_wait_longer_than_the_ttl(locks: LocksView, pace: Pace) -> None:
     """A wait of several ttls ends in a lease that has most of its ttl left."""
-    holder = await locks.lock("x", ttl=0.4).acquire()
-    async with background(locks.lock("x", ttl=0.3).acquire()) as (task,):
-        await asyncio.sleep(1.2)
+    holder = await locks.lock("x").acquire()
+    async with background(locks.lock("x", ttl=0.8).acquire()) as (task,):
+        await pace.sleep(1.8)
         assert not task.done()
         await holder.release()
         lease = await task
-        assert lease.remaining > 0.1
+        assert lease.remaining > lease.ttl / 3
         lease.check()
         await lease.release()
 
 
-async def test_keeper_renews(locks: LocksView) -> None:
+async def test_keeper_renews(locks: LocksView, pace: Pace) -> None:
     """A lease is kept for several ttls, and nobody else gets the name meanwhile."""
-    async with locks.lock("x", ttl=0.5) as lease:
-        end = time.monotonic() + 1.6
+    async with locks.lock("x", ttl=0.8) as lease:
+        end = time.monotonic() + pace(2)
         while time.monotonic() < end:
             lease.check()
             assert not await is_free(locks, "x")
             await asyncio.sleep(0.05)
-        assert 0 < lease.remaining < 0.5
+        assert 0 < lease.remaining < lease.ttl
 
 
 async def test_remaining_counts_down(locks: LocksView) -> None:
@@ -147,10 +148,10 @@ async def test_renew_false(locks: LocksView) -> None:
     await successor.release()
 
 
-async def test_renew_by_hand(locks: LocksView) -> None:
+async def test_renew_by_hand(locks: LocksView, pace: Pace) -> None:
     """`renew()` gives a whole ttl again, also to a lease that nobody else renews."""
     lease = await locks.lock("x", ttl=1, renew=False).acquire()
-    await asyncio.sleep(0.3)
+    await pace.sleep(0.3)
     before = lease.remaining
     await lease.renew()
     assert lease.remaining > before
@@ -161,7 +162,7 @@ async def test_renew_by_hand(locks: LocksView) -> None:
 
 async def test_lost_wait(locks: LocksView) -> None:
     """`lost.wait` answers False when its time is over, True on a loss, False on a release."""
-    lease = await locks.lock("x", ttl=0.4, renew=False).acquire()
+    lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert await lease.lost.wait(timeout=0.01) is False
     assert await lease.lost.wait(timeout=SOON) is True
     lease = await locks.lock("y").acquire()
@@ -174,7 +175,7 @@ async def test_lost_wait(locks: LocksView) -> None:
 @pytest.mark.parametrize("timeout", [float("inf"), 1e30])
 async def test_lost_wait_for_a_very_long_time(locks: LocksView, timeout: float) -> None:
     """However long `lost.wait` may take, it waits for the loss."""
-    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+    lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
     assert await lease.lost.wait(timeout=timeout) is True
 
 
@@ -188,10 +189,10 @@ async def test_max_hold(locks: LocksView) -> None:
     assert await take(locks, "x") > lease.token
 
 
-async def test_max_hold_beyond_many_renewals(locks: LocksView) -> None:
+async def test_max_hold_beyond_many_renewals(locks: LocksView, pace: Pace) -> None:
     """max_hold counts across renewals: held for several ttls, lost at the end."""
-    lease = await locks.lock("x", ttl=0.3, max_hold=0.8).acquire()
-    await asyncio.sleep(0.5)
+    lease = await locks.lock("x", ttl=0.6, max_hold=1.6).acquire()
+    await pace.sleep(1)
     lease.check()
     assert await lease.lost.wait(timeout=SOON)
     assert lease.reason is Reason.MAX_HOLD
@@ -201,7 +202,7 @@ async def test_max_hold_beyond_many_renewals(locks: LocksView) -> None:
 
 async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """A forced release needs a reason, is logged, tells the holder by its next renewal, and raises the token."""
-    lease = await locks.lock("x", ttl=0.6).acquire()
+    lease = await locks.lock("x", ttl=1).acquire()
     with pytest.raises(ValueError, match="reason"):
         await locks.force_release("x", reason=" ")
     lease.check()
@@ -236,16 +237,18 @@ async def test_on_lost(subject: Subject) -> None:
     locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
     async with locks.lock("released"):
         pass
-    lease = await locks.lock("x", ttl=0.2, renew=False).acquire()
+    lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
     assert await lease.lost.wait(timeout=SOON)
-    await asyncio.sleep(0.1)
     for _ in range(3):
         assert lease.lost.is_set()
+    await told_once(told)
     assert told == [("x", Reason.EXPIRED)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("in on_lost"), SystemExit(3)])
-async def test_on_lost_that_raises(subject: Subject, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+async def test_on_lost_that_raises(
+    subject: Subject, pace: Pace, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     """An error in `on_lost` is logged, and the other leases are still renewed and still told."""
     told: list[str] = []
 
@@ -254,9 +257,9 @@ async def test_on_lost_that_raises(subject: Subject, error: BaseException, caplo
         raise error
 
     locks = subject.connect(on_lost=on_lost)
-    kept = await locks.lock("kept", ttl=0.5).acquire()
-    short = await locks.lock("short", ttl=0.2, renew=False).acquire()
-    await asyncio.sleep(1.5)
+    kept = await locks.lock("kept", ttl=0.9).acquire()
+    short = await locks.lock("short", ttl=0.25, renew=False).acquire()
+    await pace.sleep(1.5)
     kept.check()
     await kept.release()
     assert short.reason is Reason.EXPIRED
@@ -265,23 +268,23 @@ async def test_on_lost_that_raises(subject: Subject, error: BaseException, caplo
 
 
 @pytest.mark.colour("blocking")
-async def test_on_lost_that_takes_long(subject: Subject) -> None:
+async def test_on_lost_that_takes_long(subject: Subject, pace: Pace) -> None:
     """A slow `on_lost` does not keep the keeper from renewing the other leases (in asyncio it is on the caller's loop)."""
-    locks = subject.connect(on_lost=lambda lease, reason: time.sleep(1.2))
-    kept = await locks.lock("kept", ttl=0.6).acquire()
-    short = await locks.lock("short", ttl=0.15, renew=False).acquire()
-    await asyncio.sleep(1.6)
+    locks = subject.connect(on_lost=lambda lease, reason: pace.stall(1.2))
+    kept = await locks.lock("kept", ttl=0.9).acquire()
+    short = await locks.lock("short", ttl=0.25, renew=False).acquire()
+    await pace.sleep(1.6)
     kept.check()
     await kept.release()
     assert short.reason is Reason.EXPIRED
     await asyncio.sleep(0.2)
 
 
-async def test_leaving_after_a_loss(locks: LocksView) -> None:
+async def test_leaving_after_a_loss(locks: LocksView, pace: Pace) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
-        async with locks.lock("x", ttl=0.2, renew=False):
-            stall(0.3)  # no await: nothing can interrupt this body
+        async with locks.lock("x", ttl=0.25, renew=False):
+            pace.stall(0.3)  # no await: nothing can interrupt this body
     assert caught.value.reason == Reason.EXPIRED
 
 
@@ -294,20 +297,20 @@ async def test_error_in_the_body(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_error_in_the_body_after_a_loss(locks: LocksView) -> None:
+async def test_error_in_the_body_after_a_loss(locks: LocksView, pace: Pace) -> None:
     """The body's own error wins over the loss and gets a note about it."""
     with pytest.raises(ZeroDivisionError) as caught:
-        async with locks.lock("x", ttl=0.2, renew=False):
-            stall(0.3)
+        async with locks.lock("x", ttl=0.25, renew=False):
+            pace.stall(0.3)
             raise ZeroDivisionError
     assert "is lost" in caught.value.__notes__[0]
 
 
-async def test_check_in_the_body(locks: LocksView) -> None:
+async def test_check_in_the_body(locks: LocksView, pace: Pace) -> None:
     """The LeaseLost of the body's own check comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
-        async with locks.lock("x", ttl=0.2, renew=False) as lease:
-            stall(0.3)
+        async with locks.lock("x", ttl=0.25, renew=False) as lease:
+            pace.stall(0.3)
             lease.check()
     assert not getattr(caught.value, "__notes__", [])
 
@@ -328,12 +331,12 @@ async def test_release_inside_the_block(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
-async def test_one_lock_object_in_nested_use(locks: LocksView) -> None:
+async def test_one_lock_object_in_nested_use(locks: LocksView, pace: Pace) -> None:
     """A lock object that was entered twice after a loss gives each block its own lease back."""
-    lock = locks.lock("x", ttl=0.2, renew=False)
+    lock = locks.lock("x", ttl=0.25, renew=False)
     with pytest.raises(LeaseLost):
         async with lock as outer:
-            stall(0.3)
+            pace.stall(0.3)
             async with lock as inner:
                 assert inner.token > outer.token
             assert await inner.release() is False
@@ -350,14 +353,14 @@ async def test_lease_passed_on(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_acquirer_ends(locks: LocksView) -> None:
+async def test_acquirer_ends(locks: LocksView, pace: Pace) -> None:
     """A lease outlives the task or thread that acquired it, and is still renewed."""
 
     async def acquire() -> Any:
-        return await locks.lock("x", ttl=0.4).acquire()
+        return await locks.lock("x", ttl=0.8).acquire()
 
     lease = await asyncio.create_task(acquire())
-    await asyncio.sleep(0.8)
+    await pace.sleep(1.2)
     lease.check()
     await lease.release()
 
@@ -366,7 +369,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
     """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
 
     async def acquire_and_drop() -> int:
-        lease = await locks.lock("x", ttl=0.5).acquire()
+        lease = await locks.lock("x", ttl=0.6).acquire()
         return lease.token
 
     with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):  # noqa: PT031
@@ -377,19 +380,19 @@ async def test_dropped_lease(locks: LocksView) -> None:
     assert await take(locks, "x") > token
 
 
-async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView) -> None:
+async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: Pace) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
     kept = await locks.lock("kept", ttl=1.2).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
         for number in range(20):
-            await locks.lock(f"dropped {number}", ttl=0.2).acquire()
+            await locks.lock(f"dropped {number}", ttl=0.25).acquire()
             await asyncio.sleep(0.02)
         gc.collect()
-        await asyncio.sleep(1)
+        await pace.sleep(1)
     kept.check()
     await kept.release()
     again = await locks.lock("kept", ttl=1).acquire()
-    await asyncio.sleep(1.5)
+    await pace.sleep(1.5)
     again.check()
     await again.release()
 
@@ -548,7 +551,7 @@ async def test_closing_while_others_take_turns(subject: Subject) -> None:
             await locks.close()
             ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SOON)
         assert {type(end) for end in ends} <= {ClientClosed, LeaseLost}
-        await nobody(observer, "x", within=1)
+        await nobody(observer, "x")
 
 
 async def test_with_block_closes(subject: Subject) -> None:
@@ -579,26 +582,26 @@ async def test_decorator(locks: LocksView) -> None:
         locks.locked("report:{week}")(plain)
 
 
-async def test_keeper_survives_churn(locks: LocksView) -> None:
+async def test_keeper_survives_churn(locks: LocksView, pace: Pace) -> None:
     """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
     stays = await locks.lock("stays", ttl=1.5).acquire()
-    end = time.monotonic() + 2
+    end = time.monotonic() + pace(2)
 
     async def churn(number: int) -> None:
         while time.monotonic() < end:
             with suppress(LeaseLost):  # a busy machine may keep one from running for its whole ttl
-                async with locks.lock(f"churn {number}", ttl=0.1):
+                async with locks.lock(f"churn {number}", ttl=0.25):
                     pass
             await asyncio.sleep(0)
 
     await asyncio.gather(*(churn(number) for number in range(8)))
     stays.check()
-    await asyncio.sleep(1)
+    await pace.sleep(1)
     stays.check()
     await stays.release()
 
 
-async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_thread_for_the_keeper(locks: LocksView, pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
     world = client_of(locks).world
 
@@ -609,15 +612,15 @@ async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(world, "spawn", spawn)
         with pytest.raises(RuntimeError, match="new thread"):
-            await locks.lock("x", ttl=0.4).acquire()
-    lease = await locks.lock("x", ttl=0.4).try_acquire()
+            await locks.lock("x", ttl=0.8).acquire()
+    lease = await locks.lock("x", ttl=0.8).try_acquire()
     assert lease is not None
-    await asyncio.sleep(0.8)
+    await pace.sleep(1.2)
     lease.check()
     await lease.release()
 
 
-async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_thread_for_a_renewal(locks: LocksView, pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a renewal cannot be started it is tried again, and the lease is kept."""
     world = client_of(locks).world
     lease = await locks.lock("x", ttl=0.9).acquire()
@@ -631,7 +634,7 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
         real(work, name)
 
     monkeypatch.setattr(world, "spawn", spawn)
-    await asyncio.sleep(1.8)
+    await pace.sleep(1.8)
     lease.check()
     await lease.release()
     assert len(failures) == 2

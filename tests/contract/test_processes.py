@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.contract.colours import LocksView
+from tests.contract.pace import Pace
 from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, waiting
 from tests.contract.worker import WorkerFailed
 
@@ -27,15 +28,16 @@ async def test_excluded(subject: Subject, locks: LocksView) -> None:
     assert await worker.acquire("x") > lease.token
 
 
-async def test_killed_holder(subject: Subject, locks: LocksView) -> None:
+async def test_killed_holder(subject: Subject, locks: LocksView, pace: Pace) -> None:
     """A holder that is killed is replaced once its ttl is over, not before."""
     worker = await subject.worker()
     token = await worker.acquire("x", ttl=1)
-    await asyncio.sleep(0.5)  # renewed meanwhile
-    killed = time.monotonic()
+    await pace.sleep(0.5)  # renewed meanwhile
+    asked = time.monotonic()
+    remaining = await worker.do("result = lease.remaining")
     await worker.kill()
     async with locks.lock("x", timeout=SOON) as lease:
-        assert time.monotonic() - killed > 0.3
+        assert time.monotonic() - asked > remaining > 0
         assert lease.token > token
 
 
@@ -71,13 +73,13 @@ async def test_stopped_in_its_block(subject: Subject, locks: LocksView) -> None:
             """
 import time
 async with locks.lock('x', ttl=0.4) as lease:
+    inside = await locks.lock('inside').acquire()
     while not lease.lost.is_set():
         await asyncio.sleep(0.01) if 'aio' in sys.argv else time.sleep(0.01)
 """
         )
     ) as (task,):
-        await eventually(lambda: _held(locks, "x"), "the worker holds it")
-        await asyncio.sleep(0.2)  # and has been told so: stopped before that, it would only acquire again
+        await eventually(lambda: _held(locks, "inside"), "the worker is in its block")
         worker.stop()
         assert await take(locks, "x") > 0
         worker.resume()
@@ -91,7 +93,8 @@ async def test_interpreter_lock_held_past_the_deadline(subject: Subject, locks: 
     worker = await subject.worker()
     token = await worker.acquire("x", ttl=0.4)
     seen = await worker.do(
-        "import ctypes; ctypes.PyDLL(None).usleep(700_000); result = [lease.lost.is_set(), lease.reason, lease.remaining]"
+        "import ctypes; ctypes.PyDLL(None).usleep(int(pace(700_000)))\n"
+        "result = [lease.lost.is_set(), lease.reason, lease.remaining]"
     )
     assert seen == [True, "expired", 0]
     assert await take(locks, "x") > token
@@ -131,7 +134,8 @@ async def test_stopped_waiter(subject: Subject, locks: LocksView) -> None:
     """A waiter that is stopped, handed the lock, and resumed after its ttl does not believe to hold it."""
     worker = await subject.worker()
     lease = await locks.lock("x").acquire()
-    async with background(worker.acquire("x", ttl=0.5)) as (task,):
+    acquire = "lease = await locks.lock('x', ttl=0.5).acquire(); result = lease.token, lease.remaining"
+    async with background(worker.do(acquire)) as (task,):
         await waiting(locks, "x")
         worker.stop()
         await lease.release()
@@ -140,8 +144,9 @@ async def test_stopped_waiter(subject: Subject, locks: LocksView) -> None:
             await asyncio.sleep(0.3)
             assert not task.done()
             successor.check()
-        assert await asyncio.wait_for(task, SOON) > successor.token
-    assert await worker.do("result = lease.remaining") > 0
+        token, remaining = await asyncio.wait_for(task, SOON)
+    assert token > successor.token
+    assert remaining > 0
 
 
 async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) -> None:
@@ -152,10 +157,10 @@ async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) ->
         await waiting(locks, "x")
         worker.stop()
         await lease.release()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.2)
         worker.resume()
         await asyncio.wait_for(task, SOON)
-    assert await worker.do("result = lease.remaining") > 1
+    assert await worker.do("result = lease.remaining / lease.ttl") > 1 / 3
     assert len((await locks.inspect("x")).holders) == 1
 
 
@@ -224,15 +229,13 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
 
 
 @pytest.mark.colour("blocking")
-async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
+async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView, pace: Pace) -> None:
     """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
     worker = await subject.worker()
-    async with background(
-        worker.do(
-            """
+    await worker.do(
+        """
 import signal, time
 interrupts, grants, names, armed = 0, 0, ['x', 'y'], False
-end = time.monotonic() + 3
 
 def interrupt(*_):
     global armed
@@ -241,11 +244,17 @@ def interrupt(*_):
         raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, interrupt)
+"""
+    )
+    async with background(
+        worker.do(
+            """
+end = time.monotonic() + pace(3)
 while time.monotonic() < end:
     try:
         armed = True
         while time.monotonic() < end:
-            with locks.raw.lock(names[grants % 2], ttl=0.2, timeout=5):
+            with locks.raw.lock(names[grants % 2], ttl=pace(0.25), timeout=5):
                 grants += 1
     except KeyboardInterrupt:
         interrupts += 1
@@ -259,8 +268,7 @@ result = [interrupts, grants]
         )
     ) as (task,):
         begun = time.monotonic()
-        await asyncio.sleep(0.05)
-        while time.monotonic() - begun < 2.7:
+        while time.monotonic() - begun < pace(2.7):
             worker.signal(signal.SIGINT)
             await asyncio.sleep(0.003)
         interrupts, grants = await asyncio.wait_for(task, SOON)
@@ -282,7 +290,7 @@ async def test_signal_handler_that_looks(subject: Subject) -> None:
         worker.do(
             """
 import signal, time
-lease = await locks.lock('x', ttl=0.5).acquire()
+lease = await locks.lock('x', ttl=0.9).acquire()
 seen = []
 signal.signal(signal.SIGUSR1, lambda *_: seen.append((lease.remaining, lease.lost.is_set(), repr(lease))))
 result = 'ready'
@@ -318,7 +326,7 @@ async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: s
         waits = (
             "task = asyncio.create_task(locks.lock('x', ttl=1).acquire()); await asyncio.sleep(0.3)"
             if subject.colour == "aio"
-            else "import threading; threading.Thread(target=locks.raw.lock('x', ttl=1).acquire, daemon=True).start()"
+            else "import threading; threading.Thread(target=locks.raw.lock('x', ttl=pace(1)).acquire, daemon=True).start()"
         )
         await worker.do(waits)
         await waiting(locks, "x")
@@ -408,7 +416,7 @@ async def test_fork_in_a_block(subject: Subject, locks: LocksView) -> None:
     worker = await subject.worker()
     outcome = await worker.do(
         """
-lock = locks.raw.lock('x', ttl=1)
+lock = locks.raw.lock('x', ttl=pace(1))
 lease = lock.__enter__()
 def child():
     try:
@@ -426,7 +434,7 @@ lock.__exit__(None, None, None)
 
 
 @pytest.mark.colour("blocking")
-async def test_fork_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_fork_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
     """A fork while another thread waits leaves that wait alone, and the child owns nothing of it."""
     worker = await subject.worker()
     holder = await locks.lock("x").acquire()
@@ -434,14 +442,14 @@ async def test_fork_while_waiting(subject: Subject, locks: LocksView) -> None:
         """
 import threading
 got = []
-thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=0.6).acquire()))
+thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=pace(0.9)).acquire()))
 thread.start()
 """
     )
     await waiting(locks, "x")
     assert await worker.do(FORKED_ACQUIRE) == [True, True, True, True]
     assert len((await locks.inspect("x")).waiters) == 1
-    await asyncio.sleep(0.8)
+    await pace.sleep(1.2)
     await holder.release()
     assert await worker.do("thread.join(15); got[0].check(); result = got[0].release()") is True
 
@@ -453,8 +461,8 @@ async def test_forks_under_load(subject: Subject) -> None:
     children, pairs = await worker.do(
         """
 import threading, time
-end, children, pairs, failed = time.monotonic() + 2, [], [], []
-kept = locks.raw.lock('kept', ttl=0.8).acquire()
+end, children, pairs, failed = time.monotonic() + pace(2), [], [], []
+kept = locks.raw.lock('kept', ttl=pace(1.5)).acquire()
 def fork():
     while time.monotonic() < end:
         try:

@@ -13,6 +13,7 @@ from fencelock.core.backend import Backend
 from fencelock.model import Admitted, Busy, Claim, Grant, admit
 from tests.contract.colours import LocksView
 from tests.contract.engines import Engine
+from tests.contract.pace import Pace
 from tests.contract.subject import SOON, Subject, waiting
 
 
@@ -136,12 +137,12 @@ async def test_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_names_of_the_dead(locks: LocksView) -> None:
+async def test_names_of_the_dead(locks: LocksView, pace: Pace) -> None:
     """A name whose holder ran out is not in use any more."""
-    lease = await locks.lock("x", ttl=0.15, renew=False).acquire()
+    lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert [name async for name in locks.names()] == ["x"]
-    await lease.lost.wait(SOON)
-    await asyncio.sleep(0.05)
+    await pace.outlast(lease.ttl)
+    assert lease.lost.is_set()
     assert [name async for name in locks.names()] == []
     assert (await locks.inspect("x")).holders == ()
 

@@ -1,8 +1,8 @@
 """Another process, to be killed, stopped, interrupted and forked at known points.
 
-`python -m tests.contract.worker URL COLOUR OPTIONS` reads lines of JSON, each `{"do": source}`, runs the source with
-`locks` (a client, seen as in `colours.py`) and whatever earlier sources left, and answers `{"result": …}` with what the
-source called `result`, or `{"error": kind, "message": …}`. Everything runs in the main thread, where signals arrive.
+`python -m tests.contract.worker URL COLOUR OPTIONS PACE` reads lines of JSON, each `{"do": source}`, runs the source with
+`locks` (a client, seen as in `colours.py`), `pace` and whatever earlier sources left, and answers `{"result": …}` with what
+the source called `result`, or `{"error": kind, "message": …}`. Everything runs in the main thread, where signals arrive.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from tests.contract import colours
+from tests.contract.pace import AS_IT_IS, Pace
 
 
 class WorkerFailed(Exception):
@@ -38,10 +39,11 @@ class Worker:
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def start(cls, url: str, colour: str, **options: Any) -> Worker:
+    async def start(cls, url: str, colour: str, pace: Pace = AS_IT_IS, **options: Any) -> Worker:
         """Start a process; `options` are those of `connect`."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-X", "dev", "-m", "tests.contract.worker", url, colour, json.dumps(options),
+            sys.executable, "-X", "dev", "-m", "tests.contract.worker",
+            url, colour, json.dumps(options), json.dumps([pace.factor, pace.slack]),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
         )  # fmt: skip
         worker = cls(process)
@@ -190,9 +192,10 @@ async def _aio(namespace: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-    url, options = sys.argv[1], json.loads(sys.argv[3])
+    url, options, pace = sys.argv[1], json.loads(sys.argv[3]), Pace(*json.loads(sys.argv[4]))
     namespace = NAMESPACE
-    namespace["locks"] = colours.connect(COLOUR, colours.direct, url, **options)
+    namespace["pace"] = pace
+    namespace["locks"] = colours.connect(COLOUR, colours.direct, url, pace, **options)
     if COLOUR == "aio":
         asyncio.run(_aio(namespace))
     else:
