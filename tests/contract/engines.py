@@ -16,6 +16,11 @@ def _redis(server: Any, _: Path) -> str:
     return str(server.url).removesuffix("/0") + f"/{next(_databases)}"
 
 
+def _zookeeper(server: Any, folder: Path) -> str:
+    """Return a chroot of its own on a shared server."""
+    return f"{server.url}/{folder.parent.name}-{folder.name}"
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the suite gets at an engine."""
@@ -41,5 +46,6 @@ ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis"),
+    Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
 ]
