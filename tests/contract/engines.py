@@ -36,6 +36,8 @@ class Engine:
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
     """Whether it has readers and permits."""
+    records: bool = False
+    """Whether it keeps records."""
     pace: float = 1.0
     """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
     slack: float = 0.0
@@ -43,9 +45,9 @@ class Engine:
 
 
 ENGINES = [
-    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False),
+    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
-    Engine("redis", _redis, server="redis"),
+    Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
 ]

@@ -226,7 +226,7 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
         await waiting(locks, "x")
         await locks.force_release("x", reason="test")
         successor = await task
-        assert successor.token > lease.token + 1
+        assert successor.token > lease.token  # no more than that where a place in line has its token from the beginning
         await successor.release()
     await lease.release()
 
@@ -369,7 +369,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
     """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
 
     async def acquire_and_drop() -> int:
-        lease = await locks.lock("x", ttl=0.6).acquire()
+        lease = await locks.lock("x", ttl=1.5).acquire()
         return lease.token
 
     with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):  # noqa: PT031
@@ -494,8 +494,8 @@ async def test_inspect(subject: Subject) -> None:
     assert 0 < seen.holders[0].expires_in <= 30.01
     assert [waiter.owner for waiter in seen.waiters] == ["waiter 0", "waiter 1", "waiter 2"]
     await lease.release()
-    for task in tasks:
-        await (await task).release()
+    for granted in asyncio.as_completed(tasks):  # in their order only where the engine is fair
+        await (await granted).release()
     assert await locks.inspect("x") == fencelock.Snapshot("x")
 
 

@@ -20,8 +20,9 @@ KEYS = ("s", "h", "z", "t", "l", "x")
 """Mostly a string, a hash, a sorted set, a set and a list; the last may be any of them."""
 WORDS = ("a", "b", "c", "7", "-3", "2.5", "1700000000000001")
 UNORDERED = ("SMEMBERS", "KEYS")
-SOON, LATER = 50, 3_600_000
-"""Milliseconds: what runs out while the test sleeps, and what stays."""
+SOON, LATER = 600_000, 3_600_000
+"""Milliseconds: what the test lets run out after a round, and what stays. No clock decides during a round, as the two are not
+asked at the same moment."""
 
 
 class Real:
@@ -200,8 +201,12 @@ def test_the_same_answers(real: Real, seed: int) -> None:
             assert ours == theirs, f"round {round}, command {number}: {command}"
         for key in KEYS:
             ours, theirs = model.ask(("PTTL", key))[0], real.ask("PTTL", key)
-            assert abs(ours - theirs) < 1000, f"round {round}: the ttl of {key}"
-        time.sleep(3 * SOON / 1000)
+            assert abs(ours - theirs) < 10_000, f"round {round}: the ttl of {key}"
+            if 0 < theirs <= SOON:
+                assert model.ask(("PEXPIRE", key, 1))[0] == real.ask("PEXPIRE", key, 1) == 1
+        time.sleep(0.01)
+        for key in KEYS:
+            assert model.ask(("EXISTS", key))[0] == real.ask("EXISTS", key)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -12,6 +12,8 @@ from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from fencelock.core.clock import boottime, wall_us
+from fencelock.core.records import Entry as Stored
+from fencelock.core.records import Record, Written
 from fencelock.core.urls import redact
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, InvalidURL, LimitMismatch
@@ -79,6 +81,7 @@ class MemoryStore:
         self._queues: dict[str, list[Entry]] = {}
         self._tombs: dict[str, float] = {}
         self._bells: dict[str, Callable[[], None]] = {}
+        self._records: dict[str, Stored] = {}
 
     def attempt(self, claim: Claim, queue: bool, bell: Callable[[], None] | None = None) -> Answer:
         """Take the lock or a place in line; counts anew what is there already. The bell rings when it is handed over."""
@@ -182,6 +185,23 @@ class MemoryStore:
             self._settle(name, now)
             return len(dropped)
 
+    def read(self, key: str) -> Record | None:
+        """Return a record."""
+        with self._mutex:
+            stored = self._records.get(key)
+            return None if stored is None else stored.seen(self._now())
+
+    def write(self, key: str, value: bytes | None, token: int, ttl: float, expect: int | None) -> Written:
+        """Write a record, unless what is there forbids it."""
+        with self._mutex:
+            now = self._now()
+            self._records = {key: stored for key, stored in self._records.items() if stored.ends > now}
+            stored = self._records.get(key)
+            if expect if stored is None else not stored.allows(now, token, expect):
+                return Written(False, None if stored is None else stored.seen(now))
+            stored = self._records[key] = Stored(value, token, self._mint(), now + ttl)
+            return Written(True, stored.seen(now))
+
     def _remove(self, claim: Claim) -> bool:
         now = self._now()
         self._bells.pop(claim.id, None)
@@ -227,6 +247,7 @@ class MemoryBackend:
         self._store = store
         self._bells: dict[str, Event] = {}
         self._closed = False
+        self.records = MemoryRecords(self)
 
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Ask the store; the ttl counts from before the question."""
@@ -308,6 +329,24 @@ class MemoryBackend:
     def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
         """Return what the store calls to ring a bell on our side."""
         return ring
+
+
+class MemoryRecords:
+    """`fencelock.core.records.Records` in the store."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self._ask = backend._ask
+        self._store = backend._store
+
+    async def read(self, key: str) -> Record | None:
+        """Look."""
+        return await self._ask(self._store.read, key)
+
+    async def write(
+        self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
+    ) -> Written:
+        """Ask the store."""
+        return await self._ask(self._store.write, key, value, token, ttl, expect)
 
 
 _stores: dict[tuple[str, str], MemoryStore] = {}

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.link import Link, Links, literally
+from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch
@@ -65,6 +66,7 @@ class RedisBackend:
         self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
+        self.records = RedisRecords(self._links, self._base)
 
     # ------------------------------------------------------------------ the protocol
 

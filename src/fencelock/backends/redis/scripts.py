@@ -34,5 +34,8 @@ class Script:
 
 def load(name: str) -> Script:
     """Read a script and whatever it includes."""
-    text = (FOLDER / f"{name}.lua").read_text("utf-8")
-    return Script(name, INCLUDE.sub(lambda found: (FOLDER / found[1]).read_text("utf-8"), text))
+    return Script(name, _text(f"{name}.lua"))
+
+
+def _text(file: str) -> str:
+    return INCLUDE.sub(lambda found: _text(found[1]), (FOLDER / file).read_text("utf-8"))

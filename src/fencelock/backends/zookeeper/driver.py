@@ -230,8 +230,19 @@ class Driver:
         self._client.start_async()
 
     def post(self, request: Any, answer: Answer) -> None:
-        """Send a request, after those before it; it stays in kazoo's queue while there is no connection."""
-        self._client._call(request, answer)
+        """Send a request, after those before it; it stays in kazoo's queue while there is no connection.
+
+        Not by way of kazoo's own function, which swallows whatever interrupts it, Ctrl-C too.
+        """
+        self._client._queue.append((request, answer))
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Have kazoo's thread look at its queue: a byte for each request. One too many does no harm, one too few does."""
+        sock = self._connection._write_sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.send(b"\0")
 
     def reset(self) -> None:
         """Break the connection, so that kazoo makes a new one for the same session."""
@@ -240,10 +251,10 @@ class Driver:
             with suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)  # past TLS, which is not made for two threads
 
-    def end(self, connected: bool) -> None:
-        """End the session: with a word to the server if there is a connection, else it runs out there."""
+    def end(self, tell: bool) -> None:
+        """End the session, with a word to the server; or without: then it runs out there."""
         self._client._stopped.set()
-        if connected:
+        if tell:
             self.post(CloseInstance, Answer())
         else:
             self.reset()

@@ -31,7 +31,9 @@ from fencelock.model import (
     contradiction,
 )
 
-TRAITS = Traits(engine="zookeeper", strength=Strength.CONSENSUS, fair=True, push=True, loss_pushed=True, session=True)
+TRAITS = Traits(
+    engine="zookeeper", strength=Strength.CONSENSUS, fair=True, push=True, loss_pushed=True, session=True, ttl_min=0.5
+)
 
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
@@ -114,6 +116,9 @@ class ZooKeeperBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
         """Take the lock or a place in line."""
+        return await self._attempt(claim, queue, anew=True)
+
+    async def _attempt(self, claim: Claim, queue: bool, *, anew: bool) -> Grant | Busy:
         place = self._places.get(claim.id)
         if place is not None and (place.gone or not place.session.alive(self._world.now())):
             self._forget(place)
@@ -126,7 +131,7 @@ class ZooKeeperBackend:
             children = await self._enter(place, patience)
         else:
             self._keep(place)
-            children = await self._find(place, patience)
+            children = await self._find(place, patience, anew)
         return await self._decide(place, children, queue)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
@@ -136,7 +141,7 @@ class ZooKeeperBackend:
             await place.listen(timeout)
         place.hush()
         try:
-            return await self.attempt(place.claim, queue=True)
+            return await self._attempt(place.claim, True, anew=False)  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
@@ -157,12 +162,12 @@ class ZooKeeperBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """One sync for each session, however many claims hang on it."""
         sent = self._world.now()
-        sessions = {grant.handle.session.handle: grant.claim.ttl for grant in grants if not grant.handle.gone}
+        sessions = {grant.handle.session.handle: grant.claim.ttl for grant in grants if _is_held(grant)}
         renewed = {link: await self._fresh(link, sent, ttl) for link, ttl in sessions.items()}
         answers = []
         for grant in grants:
             place: Place = grant.handle
-            if place.gone:
+            if not _is_held(grant):
                 answers.append(Renewal.LOST)
             elif renewed[place.session.handle]:
                 place.session.keep(grant.claim.id, sent, grant.claim.ttl)
@@ -176,7 +181,7 @@ class ZooKeeperBackend:
         place: Place = grant.handle
         mine = self._places.get(grant.claim.id)
         if mine is None:
-            if place.session.ended:
+            if place.session.ended or place.claim.id != grant.claim.id:
                 return False
             place, mine = Place(grant.claim, await self._sessions.any(), place.parent), place
             place.node = mine.node
@@ -258,11 +263,15 @@ class ZooKeeperBackend:
         place.node, place.czxid = path.rpartition("/")[2], stat.czxid
         return found.get()  # type: ignore[no-any-return]
 
-    async def _find(self, place: Place, patience: float) -> list[str]:
-        """Look again; find out first whether an attempt without an answer has made the node."""
+    async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
+        """Look again; find out first whether an attempt without an answer has made the node.
+
+        `anew` counts the ttl from here, which takes the leader.
+        """
         link = place.session.handle
         if place.node is not None:
-            (found,) = await link.ask(GetChildren(place.parent, None), patience=patience)
+            sign = (Sync(place.parent),) if anew else ()
+            *_, found = await link.ask(*sign, GetChildren(place.parent, None), patience=patience)
             children: list[str] = [] if found.missing else found.get()
             if place.node in children:
                 return children
@@ -278,7 +287,7 @@ class ZooKeeperBackend:
                 stat = content.get()[1]
                 if stat.ephemeralOwner == link.id:
                     place.node, place.czxid = node.name, stat.czxid
-                    return await self._find(place, patience)
+                    return await self._find(place, patience, anew)
                 await self._delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
         return await self._enter(place, patience)
 
@@ -382,6 +391,11 @@ class ZooKeeperBackend:
             place.gone = True
             place.ring()
             self.on_gone(place.claim.id)
+
+
+def _is_held(grant: Grant) -> bool:
+    """Return whether the claim still has its node, as far as was heard."""
+    return not grant.handle.gone and grant.handle.claim.id == grant.claim.id
 
 
 def _patience(ttl: float) -> float:

@@ -88,8 +88,12 @@ class Link:
         answers = [Answer() for _ in requests[1:]]
         answers.append(Answer(event))
         sent = self._world.now()
-        for request, answer in zip(requests, answers, strict=True):
-            self._driver.post(request, answer)
+        try:
+            for request, answer in zip(requests, answers, strict=True):
+                self._driver.post(request, answer)
+        except BaseException:
+            self._driver.nudge()
+            raise
         await event.wait(patience)
         last = answers[-1]
         if not last.done:
@@ -179,7 +183,8 @@ class Link:
             self.session.ttl, self.session.since = seconds * SHARE, begun
         elif seconds != self.seconds:
             # Another member of the ensemble has other bounds, and our deadlines would no longer hold.
-            self.end()
+            self.end(tell=False)
+            self._on_end()
         else:
             self._signs.connected(begun)
             self.session.answered(begun)
@@ -194,7 +199,7 @@ class Link:
             self.stopped = True
             if not self.session.ended:
                 self.session.ended = True
-                self._driver.end(connected=False)  # kazoo would go on with a new session
+                self._driver.end(tell=False)  # kazoo would go on with a new session
                 self._on_end()
         with self._mutex:
             paths = list(self._listeners)
@@ -208,15 +213,20 @@ class Link:
 
     # ------------------------------------------------------------------ the end
 
+    def nudge(self) -> None:
+        """See to it that what was asked for is sent, even if whoever asked was interrupted in the middle."""
+        self._driver.nudge()
+
     def reset(self) -> None:
         """Connect anew, to another member if there is one: this one does not answer."""
         self._driver.reset()
 
-    def end(self) -> None:
-        """Give the session up: nothing of it may be left, or it runs out."""
+    def end(self, *, tell: bool) -> None:
+        """Give the session up. The server is told only where nobody may still trust a lease: else it has to run out."""
         if not self.session.ended:
-            connected, self.connected, self.session.ended = self.connected, False, True
-            self._driver.end(connected)
+            tell = tell and self.connected
+            self.connected, self.session.ended = False, True
+            self._driver.end(tell)
             self._ring()
 
     async def over(self, patience: float) -> None:

@@ -18,7 +18,7 @@ from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, InvalidTTL, Unanswered
 
 LADDER = (
-    0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 90, 120, 180, 300, 600, 1800, 3600, 86400,
+    0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 90, 120, 180, 300, 600, 1800, 3600, 86400,
 )  # fmt: skip
 """Timeouts of sessions, in seconds. ZooKeeper as it comes gives 4 to 40."""
 VISIT = 10.0
@@ -102,12 +102,12 @@ class Sessions:
                 continue
             try:
                 if session is not None:
-                    self._end(session)
+                    self._end(session, tell=False)
                 session = await self._make(seconds)
                 if not self._closed:
                     self._used[seconds], self._open[seconds] = self._world.now(), session
                     continue
-                self._end(session)
+                self._end(session, tell=True)
             finally:
                 self._opening.pop(seconds, None)
                 event.set()
@@ -124,7 +124,7 @@ class Sessions:
             self._world.spawn(self._pulse(link.session, wake), "fencelock-pulse")
         except BaseException:
             self._pulses.pop(link, None)
-            link.end()
+            link.end(tell=True)
             raise
         return link.session
 
@@ -151,18 +151,18 @@ class Sessions:
         Nothing else keeps it alive. If our event loop hangs, or our process is stopped, it runs out on the server.
         """
         link = session.handle
+        tell = False  # if this is broken off, as its event loop ends, leases may be left that somebody trusts
         try:
-            while not await wake.wait(link.seconds * BEAT) and not session.ended:
+            while not tell and not session.ended:
+                await wake.wait(link.seconds * BEAT)
                 now = self._world.now()
-                if not session.alive(now):
-                    return  # nobody may trust it any more, whatever the server would say
-                if not session.claims() and self._idle(session, now):
-                    return
-                if link.connected:
+                if self._closed or not session.alive(now) or (not session.claims() and self._idle(session, now)):
+                    tell = True
+                elif link.connected:
                     await self._beat(session, now)
         finally:
             self._pulses.pop(link, None)
-            self._end(session)
+            self._end(session, tell=tell)
 
     async def _beat(self, session: Session[Link], now: float) -> None:
         link = session.handle
@@ -170,6 +170,7 @@ class Sessions:
             # What is over goes first, each with an answer: either they go, or the session goes with all of them.
             for id in session.over(now):
                 await self._clear(session, id)
+            link.nudge()
             link.rewatch()
             await link.ask(Sync("/"), patience=link.seconds * RELAY)
         except Unanswered:
@@ -177,7 +178,7 @@ class Sessions:
                 link.reset()
         except FencelockError:
             if link.connected:
-                self._end(session)
+                self._end(session, tell=False)
 
     def _idle(self, session: Session[Link], now: float) -> bool:
         with self._mutex:
@@ -186,13 +187,13 @@ class Sessions:
                     return False
         return True
 
-    def _end(self, session: Session[Link]) -> None:
+    def _end(self, session: Session[Link], *, tell: bool) -> None:
         with self._mutex:
             for seconds, other in list(self._open.items()):
                 if other is session:
                     del self._open[seconds]
         if not session.ended:
-            session.handle.end()
+            session.handle.end(tell=tell)
             self._on_end(session)
 
     # ------------------------------------------------------------------ the end
@@ -205,7 +206,7 @@ class Sessions:
         for wake in list(self._pulses.values()):
             wake.set()
         for link in links:
-            self._end(link.session)
+            self._end(link.session, tell=True)
         until = self._world.now() + CLOSE
         for link in there:
             await link.over(max(0.0, until - self._world.now()))

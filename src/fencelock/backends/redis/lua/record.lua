@@ -1,0 +1,16 @@
+-- Read a record, or write it unless somebody with a higher token has, or it is not the version that was expected.
+-- KEYS: base.  ARGV: key; to write: value (none: forget it), token, ttl, version that must be there (0: none may be; or empty).
+-- base:record:KEY  string  "token:version:value"; without a value it is forgotten, and only its token counts
+-- Returns {1 if it was written, {token, version, value, ms left} or nothing}.
+local BASE, key, value, token, ttl, expect = KEYS[1], unpack(ARGV)
+local RECORD = BASE .. ':record:' .. key
+local theirs, version, text = string.match(redis.call('GET', RECORD) or '', '^(%d+):(%d+):(.*)$')
+local found = text and text ~= '' and {theirs, version, text, redis.call('PTTL', RECORD)} or {}
+if not token then return {0, found} end
+if theirs and tonumber(token) < tonumber(theirs) then return {0, found} end
+if expect ~= '' and expect ~= (found[2] or '0') then return {0, found} end
+local time = redis.call('TIME')
+-- include mint.lua
+local minted = mint()
+redis.call('SET', RECORD, token .. ':' .. minted .. ':' .. value, 'PX', ttl)
+return {1, value ~= '' and {token, minted, value, tonumber(ttl)} or {}}

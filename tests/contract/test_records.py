@@ -1,0 +1,118 @@
+"""Records: what is remembered beside the locks, fenced by tokens; for the engines that keep them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fencelock.core.records import Records
+from tests.contract.subject import Subject, eventually
+
+pytestmark = pytest.mark.records
+
+
+def records_of(subject: Subject, namespace: str = "fencelock") -> Records:
+    records: Records = subject.backend(namespace).records  # type: ignore[attr-defined]
+    return records
+
+
+async def test_write_and_read(subject: Subject) -> None:
+    """What one client writes another reads, byte for byte, under whatever key; other namespaces have their own."""
+    mine, theirs, elsewhere = records_of(subject), records_of(subject), records_of(subject, "elsewhere")
+    value = bytes(range(256))
+    for key in ("x", "a/b", "..", "ünïcødé {x}:*", "k" * 1024):
+        assert await mine.read(key) is None
+        done, record = await mine.write(key, value, token=7, ttl=60)
+        assert done
+        assert record is not None
+        found = await theirs.read(key)
+        assert found is not None
+        assert (found.value, found.token, found.version) == (value, 7, record.version)
+        assert 0 < found.expires_in <= 61
+        assert await elsewhere.read(key) is None
+    assert (await mine.write("x", b"", token=7, ttl=60)).done
+    found = await theirs.read("x")
+    assert found is not None
+    assert found.value == b""
+
+
+async def test_fenced_by_tokens(subject: Subject) -> None:
+    """Nobody writes over what was written with a higher token; the same token may write again."""
+    records = records_of(subject)
+    assert (await records.write("x", b"old", token=33, ttl=60)).done
+    assert (await records.write("x", b"new", token=34, ttl=60)).done
+    done, there = await records.write("x", b"stale", token=33, ttl=60)
+    assert not done
+    assert there is not None
+    assert (there.value, there.token) == (b"new", 34)
+    assert (await records.write("x", b"newer", token=34, ttl=60)).done
+    found = await records.read("x")
+    assert found is not None
+    assert found.value == b"newer"
+
+
+async def test_forgotten(subject: Subject) -> None:
+    """A forgotten record is gone for readers, and its token still keeps a stale writer out."""
+    records = records_of(subject)
+    assert (await records.write("x", b"value", token=34, ttl=60)).done
+    assert not (await records.write("x", None, token=33, ttl=60)).done
+    assert await records.write("x", None, token=34, ttl=60) == (True, None)
+    assert await records.read("x") is None
+    assert await records.write("x", b"stale", token=33, ttl=60) == (False, None)
+    assert (await records.write("x", b"next", token=35, ttl=60, expect=0)).done
+
+
+async def test_expected_version(subject: Subject) -> None:
+    """Of two who read the same version and write, one is refused and sees what is there; versions only rise."""
+    records = records_of(subject)
+    done, first = await records.write("x", b"1", token=1, ttl=60, expect=0)
+    assert done
+    assert first is not None
+    assert not (await records.write("x", b"2", token=1, ttl=60, expect=0)).done
+    done, second = await records.write("x", b"2", token=1, ttl=60, expect=first.version)
+    assert done
+    assert second is not None
+    assert second.version > first.version
+    done, there = await records.write("x", b"3", token=1, ttl=60, expect=first.version)
+    assert not done
+    assert there is not None
+    assert (there.value, there.version) == (b"2", second.version)
+    assert await records.write("y", b"1", token=1, ttl=60, expect=second.version) == (False, None)
+
+
+async def test_run_out(subject: Subject) -> None:
+    """A record is gone when its time is over, token and all; its version does not come back."""
+    records = records_of(subject)
+    _, first = await records.write("x", b"1", token=34, ttl=1)
+    assert first is not None
+
+    async def gone() -> bool:
+        return await records.read("x") is None
+
+    await eventually(gone, "the record runs out")
+    assert not (await records.write("x", b"2", token=1, ttl=60, expect=first.version)).done
+    done, second = await records.write("x", b"2", token=1, ttl=60, expect=0)
+    assert done
+    assert second is not None
+    assert second.version > first.version
+
+
+async def test_many_at_once(subject: Subject) -> None:
+    """Many who add to a number by read and expected write lose nothing."""
+    clients = [records_of(subject) for _ in range(4)]
+
+    async def add(records: Records) -> None:
+        for _ in range(5):
+            while True:
+                found = await records.read("n")
+                number = 0 if found is None else int(found.value)
+                version = 0 if found is None else found.version
+                if (await records.write("n", b"%d" % (number + 1), token=1, ttl=60, expect=version)).done:
+                    break
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*map(add, clients))
+    found = await clients[0].read("n")
+    assert found is not None
+    assert int(found.value) == 20
