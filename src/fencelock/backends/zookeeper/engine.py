@@ -132,6 +132,10 @@ class ZooKeeperBackend:
         else:
             self._keep(place)
             children = await self._find(place, patience, anew)
+        if place.gone or self._places.get(claim.id) is not place:
+            if not place.session.ended:
+                await self._remove(place, patience)
+            raise Unanswered(f"{claim.name!r}: the claim was over before it was answered")
         return await self._decide(place, children, queue)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
@@ -295,6 +299,10 @@ class ZooKeeperBackend:
         """Say whether the claim may hold the name, given the nodes that are there; only those before it count."""
         session, claim = place.session, place.claim
         nodes = in_order(children)
+        for node in [node for node in nodes if node.id == claim.id and node.name != place.node]:
+            # Of an earlier session of ours, which may live on for a while: the id is ours alone.
+            await self._delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+            nodes.remove(node)
         mine = next((number for number, node in enumerate(nodes) if node.name == place.node), None)
         if mine is None:
             raise Unanswered(f"{claim.name!r}: the claim was removed at once")
