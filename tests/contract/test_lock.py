@@ -226,7 +226,7 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
         await waiting(locks, "x")
         await locks.force_release("x", reason="test")
         successor = await task
-        assert successor.token > lease.token + 1
+        assert successor.token > lease.token  # no more than that where a place in line has its token from the beginning
         await successor.release()
     await lease.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -14,6 +13,7 @@ from ssl import SSLWantReadError
 from typing import Any
 
 from fencelock.core.clock import boottime
+from fencelock.core.inherited import silence
 from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host
 from fencelock.errors import Unanswered
 
@@ -332,14 +332,3 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: in
 def _timeval(seconds: float) -> bytes:
     whole, micros = divmod(max(1000, round(seconds * 1_000_000)), 1_000_000)  # zero would mean for ever
     return struct.pack("@ll", whole, micros)
-
-
-def silence(sock: socket.socket) -> None:
-    """Put nothing in the place of a socket that was inherited: closing it could still say good-bye for the parent."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.dup2(nothing, sock.fileno(), inheritable=False)
-    except OSError:
-        pass
-    finally:
-        os.close(nothing)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fencelock.core.clock import boottime
+from fencelock.core.inherited import silence
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Host
 from fencelock.errors import Unanswered
-from fencelock.worlds.sockets import silence
 
 LOOK_SECONDS = 0.05
 """How often a wire that is owed an answer notes that its loop still reads."""
