@@ -397,14 +397,14 @@ assert process.exitcode == 0, process.exitcode
 async def test_fork_while_holding(subject: Subject, locks: LocksView) -> None:
     """The child's copy of a lease is lost; the parent's goes on, renewed; the child may use the client for others."""
     worker = await subject.worker()
-    token = await worker.acquire("x", ttl=2)
+    token = await worker.acquire("x", ttl=3)
     assert await worker.do(FORKED_LEASE) == [True, "forked", 0]
     assert await worker.do(FORKED_RELEASE) is False
     assert await worker.do(FORKED_ACQUIRE) == [True, True, True, True]
     lost, other = await worker.do(FORKED_BY_MULTIPROCESSING)
     assert lost
     assert other > token
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(3.2)
     assert not await is_free(locks, "x")
     assert await worker.do("lease.check(); result = await lease.release()") is True
     assert await is_free(locks, "x")
