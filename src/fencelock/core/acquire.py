@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencelock.core.backend import Backend
+from fencelock.core.backend import GRACE, Backend
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -33,6 +33,8 @@ async def acquire(
             try:
                 outcome = await backend.attempt(claim, queue=timeout != 0, patience=timeout)
             except Unanswered:
+                if timeout is not None and world.now() - sent >= max(timeout, GRACE):
+                    raise  # it hangs, and there is no time left to ask again
                 outcome = None
             except FencelockError:
                 refused = True
@@ -48,7 +50,7 @@ async def acquire(
                 return fresh
         except BaseException as error:
             if not refused:
-                await undo(world, backend, claim)
+                await undo(world, backend, claim, once=timeout is not None and isinstance(error, EngineUnavailable))
             name_it(error, claim.name)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
@@ -62,13 +64,14 @@ def name_it(error: BaseException, name: str) -> None:
         error.name = name
 
 
-async def undo(world: World, backend: Backend, claim: Claim) -> None:
+async def undo(world: World, backend: Backend, claim: Claim, *, once: bool = False) -> None:
     """Leave nothing of the claim on the engine, whatever happens to the caller.
 
-    If the engine does not answer, what is left there runs out with its ttl.
+    If the engine does not answer, what is left there runs out with its ttl. `once`: it was just found not to, and the
+    caller's time is over.
     """
     try:
-        await world.shield(_abandon(world, backend, claim), CLEANUP_SECONDS)
+        await world.shield(_abandon(world, backend, claim, once), CLEANUP_SECONDS)
     except (FencelockError, TimeoutError):
         pass
 
@@ -132,14 +135,14 @@ async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None
     return grant if world.now() < grant.deadline else None
 
 
-async def _abandon(world: World, backend: Backend, claim: Claim) -> None:
+async def _abandon(world: World, backend: Backend, claim: Claim, once: bool) -> None:
     until = Deadline(world.now, CLEANUP_SECONDS)
     pause = FIRST_PAUSE
     while True:
         try:
             return await backend.abandon(claim)
         except EngineUnavailable:
-            if until.at_most(pause) < pause:
+            if once or until.at_most(pause) < pause:
                 raise
         await world.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE)
