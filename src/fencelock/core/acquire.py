@@ -50,7 +50,8 @@ async def acquire(
                 return fresh
         except BaseException as error:
             if not refused:
-                await undo(world, backend, claim, once=timeout is not None and isinstance(error, EngineUnavailable))
+                hurry = timeout is not None and isinstance(error, EngineUnavailable)
+                await undo(world, backend, claim, GRACE if hurry else CLEANUP_SECONDS)
             name_it(error, claim.name)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
@@ -64,14 +65,13 @@ def name_it(error: BaseException, name: str) -> None:
         error.name = name
 
 
-async def undo(world: World, backend: Backend, claim: Claim, *, once: bool = False) -> None:
+async def undo(world: World, backend: Backend, claim: Claim, seconds: float = CLEANUP_SECONDS) -> None:
     """Leave nothing of the claim on the engine, whatever happens to the caller.
 
-    If the engine does not answer, what is left there runs out with its ttl. `once`: it was just found not to, and the
-    caller's time is over.
+    If the engine does not answer for so long, what is left there runs out with its ttl.
     """
     try:
-        await world.shield(_abandon(world, backend, claim, once), CLEANUP_SECONDS)
+        await world.shield(_abandon(world, backend, claim, seconds), CLEANUP_SECONDS)
     except (FencelockError, TimeoutError):
         pass
 
@@ -135,14 +135,14 @@ async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None
     return grant if world.now() < grant.deadline else None
 
 
-async def _abandon(world: World, backend: Backend, claim: Claim, once: bool) -> None:
-    until = Deadline(world.now, CLEANUP_SECONDS)
+async def _abandon(world: World, backend: Backend, claim: Claim, seconds: float) -> None:
+    until = Deadline(world.now, seconds)
     pause = FIRST_PAUSE
     while True:
         try:
             return await backend.abandon(claim)
         except EngineUnavailable:
-            if once or until.at_most(pause) < pause:
+            if until.at_most(pause) < pause:
                 raise
         await world.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE)
