@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from fencelock import InvalidTTL, LeaseLost
+from fencelock.backends.etcd.engine import EtcdBackend
+from fencelock.backends.etcd.messages import RANGE, count, read_range
 from fencelock.model import Claim, Grant, Reason, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
@@ -214,3 +216,23 @@ async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: C
         return counted(server, "etcd_debugging_mvcc_watcher_total") <= 1
 
     await eventually(few, "watches have ended")
+
+
+async def test_answer_of_an_old_leader(url: str, clients: Clients) -> None:
+    """A keep-alive counts only if a majority answered in the same term: a leader that was deposed may not know it yet."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    sessions, session, since = backend._sessions, grant.handle.session, grant.since
+    link = await backend._links.take()
+    try:
+        header, _ = read_range(await link.call(RANGE, count(b"x"), 5))
+        knock = sessions.knock(session, link)
+        assert await sessions.heard(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
+        assert session.since == since
+        knock = sessions.knock(session, link)
+        assert await sessions.heard(session, link, knock, header.term, 5) is Renewal.RENEWED
+        assert session.since > since
+    finally:
+        backend._links.give(link)
