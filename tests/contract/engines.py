@@ -22,6 +22,11 @@ def _etcd(server: Any, _: Path) -> str:
     return f"{server.url}/{os.getpid()}-{next(_databases)}"
 
 
+def _zookeeper(server: Any, folder: Path) -> str:
+    """Return a chroot of its own on a shared server."""
+    return f"{server.url}/{folder.parent.name}-{folder.name}"
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the suite gets at an engine."""
@@ -49,8 +54,8 @@ ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis", records=True),
+    Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
-    Engine(
-        "etcd", _etcd, server="etcd1", pace=4.0, slack=1.5
-    ),  # whole seconds; it looks for what is over twice a second
+    # Whole seconds; it looks for what is over twice a second.
+    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
 ]

@@ -226,7 +226,7 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
         await waiting(locks, "x")
         await locks.force_release("x", reason="test")
         successor = await task
-        assert successor.token > lease.token + 1
+        assert successor.token > lease.token  # no more than that where a place in line has its token from the beginning
         await successor.release()
     await lease.release()
 
@@ -257,9 +257,9 @@ async def test_on_lost_that_raises(
         raise error
 
     locks = subject.connect(on_lost=on_lost)
-    kept = await locks.lock("kept", ttl=0.9).acquire()
+    kept = await locks.lock("kept", ttl=1.2).acquire()
     short = await locks.lock("short", ttl=0.25, renew=False).acquire()
-    await pace.sleep(1.5)
+    await pace.sleep(1.8)
     kept.check()
     await kept.release()
     assert short.reason is Reason.EXPIRED
@@ -369,7 +369,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
     """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
 
     async def acquire_and_drop() -> int:
-        lease = await locks.lock("x", ttl=0.6).acquire()
+        lease = await locks.lock("x", ttl=1.5).acquire()
         return lease.token
 
     with pytest.warns(ResourceWarning, match="'x'.*dropped without release"):  # noqa: PT031
@@ -382,13 +382,13 @@ async def test_dropped_lease(locks: LocksView) -> None:
 
 async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: Pace) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
-    kept = await locks.lock("kept", ttl=1.2).acquire()
+    kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
         for number in range(20):
             await locks.lock(f"dropped {number}", ttl=0.25).acquire()
             await asyncio.sleep(0.02)
         gc.collect()
-        await pace.sleep(1)
+        await pace.sleep(1.2)
     kept.check()
     await kept.release()
     again = await locks.lock("kept", ttl=1).acquire()
@@ -494,8 +494,8 @@ async def test_inspect(subject: Subject) -> None:
     assert 0 < seen.holders[0].expires_in <= 30.01
     assert [waiter.owner for waiter in seen.waiters] == ["waiter 0", "waiter 1", "waiter 2"]
     await lease.release()
-    for task in tasks:
-        await (await task).release()
+    for granted in asyncio.as_completed(tasks):  # in their order only where the engine is fair
+        await (await granted).release()
     assert await locks.inspect("x") == fencelock.Snapshot("x")
 
 

@@ -77,7 +77,7 @@ class ZooKeeper(Server):
             "initLimit": "40",
             "syncLimit": "12",
             "minSessionTimeout": "500",
-            "maxSessionTimeout": "60000",
+            "maxSessionTimeout": "86400000",
             "maxClientCnxns": "0",
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "*",

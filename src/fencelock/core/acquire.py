@@ -31,7 +31,7 @@ async def acquire(
         try:
             outcome: Grant | Busy | None
             try:
-                outcome = await backend.attempt(claim, queue=timeout != 0)
+                outcome = await backend.attempt(claim, queue=timeout != 0, patience=timeout)
             except Unanswered:
                 outcome = None
             except FencelockError:
@@ -94,7 +94,7 @@ async def _wait_in_line(
         sent, answered = world.now(), False
         try:
             if busy is None:
-                outcome = await backend.attempt(claim, queue=queue)
+                outcome = await backend.attempt(claim, queue=queue, patience=patience.at_most(claim.ttl))
             else:
                 outcome = await backend.wait(busy, patience.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:

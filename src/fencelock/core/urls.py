@@ -42,6 +42,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine("fencelock.backends.redis", "redis"),
     ),
+    **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
     **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
 }
@@ -51,7 +52,7 @@ CLIENTS = {"redis": ENGINES["redis"]}
 
 
 COMING = {
-    "zookeeper": "zookeeper", "zk": "zookeeper", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
+    "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
     "mariadb": "mariadb",
 }  # fmt: skip
 """Schemes that later releases will know."""

@@ -20,6 +20,10 @@ Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
 
 
+SHORT = 13
+"""Bytes of an answer that may be left unread for a while."""
+
+
 class NoAnswer:
     """What stands for an answer that did not come, or not yet."""
 
@@ -136,9 +140,11 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
         """Send a command and return its answer; raise Unanswered if none came in time, or the connection broke.
 
+        A short answer (SHORT) may be left unread for `linger` seconds: if what is pushed next comes meanwhile, the two are
+        read at once, and who waits for them is woken once instead of twice.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
@@ -165,6 +165,7 @@ class BlockingWorld:
 
     def __init__(self) -> None:
         self.now = boottime
+        self.here = threading.current_thread  # the thread itself: its number is given to the next as soon as it ends
         self._bells: list[SocketBell] = []
         self._closed = False
 
@@ -176,10 +177,6 @@ class BlockingWorld:
         from random import random  # 2 ms that only a wait or a failure should pay
 
         return random()
-
-    def here(self) -> Hashable:
-        """Return the thread itself: its number is given to the next thread as soon as it ends."""
-        return threading.current_thread()
 
     def event(self) -> BlockingEvent:
         """Return a new event."""

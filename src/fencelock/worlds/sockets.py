@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -14,7 +13,8 @@ from ssl import SSLWantReadError
 from typing import Any
 
 from fencelock.core.clock import boottime
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host
+from fencelock.core.inherited import silence
+from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
@@ -69,7 +69,7 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self._owed[0][0] if self._owed else None
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
         """Send, and read until the answer is there."""
         if not self.open:
             raise Unanswered(f"{self._address}: the connection is closed")
@@ -77,12 +77,18 @@ class SocketWire:
             return self._ask_behind(command, timeout)
         self._busy = True
         try:
-            self._send(command)
+            sock = self._sock
+            if self._tls:
+                self._send(command)
+            else:
+                sock.sendall(self._pack(command))
             if timeout != self._patience:
                 self._limit(timeout)
+            if linger and not self._tls:
+                self._linger(linger)
             try:
                 while True:
-                    data = self._sock.recv(CHUNK)
+                    data = sock.recv(CHUNK)
                     if not data:
                         raise ConnectionResetError("the server closed the connection")
                     self._feed(data)
@@ -156,6 +162,14 @@ class SocketWire:
             self._sock.settimeout(SEND_SECONDS)
             self._patience = -1.0
         self._sock.sendall(data)
+
+    def _linger(self, seconds: float) -> None:
+        """Sleep over a short answer: the kernel does not wake us for it, but for more."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
+        try:
+            self.readable(seconds)
+        finally:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _limit(self, timeout: float) -> None:
         """Bound the next reads."""
@@ -318,14 +332,3 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: in
 def _timeval(seconds: float) -> bytes:
     whole, micros = divmod(max(1000, round(seconds * 1_000_000)), 1_000_000)  # zero would mean for ever
     return struct.pack("@ll", whole, micros)
-
-
-def silence(sock: socket.socket) -> None:
-    """Put nothing in the place of a socket that was inherited: closing it could still say good-bye for the parent."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.dup2(nothing, sock.fileno(), inheritable=False)
-    except OSError:
-        pass
-    finally:
-        os.close(nothing)

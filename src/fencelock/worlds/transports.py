@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fencelock.core.clock import boottime
+from fencelock.core.inherited import silence
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Host
 from fencelock.errors import Unanswered
-from fencelock.worlds.sockets import silence
 
 LOOK_SECONDS = 0.05
 """How often a wire that is owed an answer notes that its loop still reads."""
@@ -84,7 +84,7 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
         """Send, and await the answer."""
         answer = self.post(command)
         timer = self._loop.call_later(timeout, _give_up, answer)

@@ -115,7 +115,7 @@ class EtcdBackend:
 
     # ------------------------------------------------------------------ taking it
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
         """Take the lock or a place in line."""
         key = self._layout.queue(claim.name) + claim.id
         while True:

@@ -311,10 +311,12 @@ class Links:
             self.check(answer, link)
         return answers
 
-    async def ask(self, link: Link, script: Script, keys: Command, args: Command, patience: float) -> Any:
+    async def ask(
+        self, link: Link, script: Script, keys: Command, args: Command, patience: float, linger: float = 0.0
+    ) -> Any:
         """Run a script on this link."""
         try:
-            answer = await link.wire.ask(script.call(keys, args), patience)
+            answer = await link.wire.ask(script.call(keys, args), patience, linger)
         except Unanswered:
             for other in list(self._idle):
                 other.doubtful = other.doubtful or other.used < link.used

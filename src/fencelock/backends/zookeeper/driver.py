@@ -1,0 +1,266 @@
+"""kazoo, as far as we use it: its connection, its requests, and its errors. All that we know of its inside is here.
+
+kazoo keeps a connection, reconnects, and packs and unpacks messages, in one thread. What we do not let it do is to speak for
+us: it would keep a session alive, by pings of its own, for a program that hangs. Requests go straight to its queue, and
+answers come straight from its thread, without the two hops that its own results and callbacks take.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+    UnimplementedError,
+    UnknownSessionError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import CloseInstance, Create2
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from fencelock.backends.zookeeper.address import Address
+from fencelock.core.inherited import silence
+from fencelock.core.world import Event
+from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
+
+EPHEMERAL_SEQUENTIAL = 3
+CONTAINER = 4
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two rounds of connecting to all hosts."""
+
+LOGGER = logging.getLogger("fencelock.kazoo")
+"""Where kazoo logs: nothing, unless somebody sets the level; and no requests even then, as logins are among them."""
+if LOGGER.level == logging.NOTSET:
+    LOGGER.setLevel(logging.CRITICAL)
+LOGGER.addFilter(lambda record: record.levelno >= logging.INFO)
+
+UNANSWERED = (
+    ConnectionLoss,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+    UnknownSessionError,
+)
+
+
+class CreateContainer(Create2):  # type: ignore[misc]
+    """Makes a node that ZooKeeper removes once it has had children and has none any more; kazoo lacks it."""
+
+    type = 19
+
+
+class Answer:
+    """What kazoo puts an answer into, from its own thread. It rings, if there is somebody to be woken."""
+
+    __slots__ = ("_event", "_then", "done", "error", "value")
+
+    def __init__(self, event: Event | None = None, then: Callable[[Answer], None] | None = None) -> None:
+        self._event = event
+        self._then = then
+        self.done = False
+        self.error: Exception | None = None
+        self.value: Any = None
+
+    def set(self, value: Any = None) -> None:
+        """Take in what was asked for."""
+        self.value = value
+        self._ring()
+
+    def set_exception(self, error: Exception) -> None:
+        """Take in that it was refused, or that nobody knows."""
+        self.error = error
+        self._ring()
+
+    def _ring(self) -> None:
+        self.done = True
+        if self._then is not None:
+            self._then(self)
+        if self._event is not None:
+            self._event.set()
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such node."""
+        return isinstance(self.error, NoNodeError)
+
+    @property
+    def existed(self) -> bool:
+        """Whether the node was there already."""
+        return isinstance(self.error, NodeExistsError)
+
+    @property
+    def heard(self) -> bool:
+        """Whether the server has said anything, if only no."""
+        return self.done and not isinstance(self.error, UNANSWERED)
+
+    def get(self) -> Any:
+        """Return what was asked for, or raise a FencelockError."""
+        if self.error is not None:
+            raise translate(self.error) from self.error
+        return self.value
+
+
+def translate(error: Exception) -> FencelockError:
+    """Return what is said for an error of kazoo's."""
+    if isinstance(error, UNANSWERED):
+        return Unanswered("the connection to ZooKeeper broke, or its session ended, before the answer came")
+    if isinstance(error, NoAuthError):
+        return EngineUnavailable(
+            "ZooKeeper refuses: no rights on this node; log in as whoever made the namespace (user:password@ in the URL)"
+        )
+    if isinstance(error, AuthFailedError):
+        return EngineUnavailable("ZooKeeper refuses the login")
+    if isinstance(error, UnimplementedError):
+        return EngineUnavailable("this ZooKeeper does not know containers; 3.5 or later is needed")
+    return EngineUnavailable(f"ZooKeeper refuses: {type(error).__name__.removesuffix('Error')} {error}".rstrip())
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's way to threads, without the two that it would have call us: its connection's own does."""
+
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self._patience = patience
+
+    def start(self) -> None:
+        """There is nothing to start, and so nothing that an interpreter's exit has to wait for."""
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Call it right here."""
+        callback.func(*callback.args)
+
+    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+        """Connect; a host that is out of reach must not use up the time that is left for the others."""
+        return super().create_connection(*args, timeout=min(timeout, self._patience), **options)
+
+
+class Connection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection, which tells when it was made, and never pings."""
+
+    def __init__(self, client: KazooClient, now: Callable[[], float], made: Callable[[float, float], None]) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=client.logger)
+        self._now = now
+        self._made = made
+        self.trouble = "it does not answer"
+        """Why the last attempt to connect failed, for people."""
+
+    def zk_loop(self) -> None:
+        """Run, and give back the descriptors at the end."""
+        try:
+            super().zk_loop()
+        finally:
+            self.close()
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        begun = self._now()
+        try:
+            read_timeout, connect_timeout = super()._connect(host, hostip, port)
+        except Exception as error:
+            self.trouble = f"{host}:{port}: {str(error) or type(error).__name__}"
+            raise
+        self._made(begun, round(read_timeout * 1.5) / 1000)
+        return read_timeout, connect_timeout
+
+    def _send_ping(self, connect_timeout: float) -> None:  # noqa: ARG002
+        """Say nothing: whether a session lives on is ours to decide. It is the moment to end what was given up."""
+        if self.client._stopped.is_set():
+            raise ConnectionDropped("given up")
+
+
+class Driver:
+    """One session of kazoo's. `made` is told when a connection was begun, and the seconds that were agreed on."""
+
+    def __init__(
+        self,
+        address: Address,
+        seconds: float,
+        now: Callable[[], float],
+        made: Callable[[float, float], None],
+        changed: Callable[[str], object],
+    ) -> None:
+        self.acl = CREATOR_ALL_ACL if address.login is not None else OPEN_ACL_UNSAFE
+        self._client = KazooClient(
+            ",".join(address.hosts),
+            seconds,
+            handler=Handler(max(0.5, min(5.0, seconds / 6))),
+            auth_data=set() if address.login is None else {("digest", address.login)},
+            connection_retry=KazooRetry(max_tries=-1, delay=FIRST_PAUSE, max_delay=LONGEST_PAUSE),
+            logger=LOGGER,
+            use_ssl=address.tls,
+            check_hostname=address.tls,
+            ca=address.ca,
+            certfile=address.cert,
+            keyfile=address.key,
+        )
+        self._connection = self._client._connection = Connection(self._client, now, made)
+        self._client.add_listener(changed)
+
+    @property
+    def id(self) -> int | None:
+        """The session's number, which nodes that live with it carry."""
+        return self._client._session_id  # type: ignore[no-any-return]
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot connect."""
+        return self._connection.trouble
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._client.start_async()
+
+    def post(self, request: Any, answer: Answer) -> None:
+        """Send a request, after those before it; it stays in kazoo's queue while there is no connection.
+
+        Not by way of kazoo's own function, which swallows whatever interrupts it, Ctrl-C too.
+        """
+        self._client._queue.append((request, answer))
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Have kazoo's thread look at its queue: a byte for each request. One too many does no harm, one too few does."""
+        sock = self._connection._write_sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.send(b"\0")
+
+    def reset(self) -> None:
+        """Break the connection, so that kazoo makes a new one for the same session."""
+        sock = self._connection._socket
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # past TLS, which is not made for two threads
+
+    def end(self, tell: bool) -> None:
+        """End the session, with a word to the server; or without: then it runs out there."""
+        self._client._stopped.set()
+        if tell:
+            self.post(CloseInstance, Answer())
+        else:
+            self.reset()
+
+    def forget(self) -> None:
+        """Let go of what a forked child inherited; kazoo's thread is not in the child."""
+        for sock in (self._connection._socket, self._connection._read_sock, self._connection._write_sock):
+            if sock is not None:
+                silence(sock)

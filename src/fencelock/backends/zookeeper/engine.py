@@ -1,0 +1,410 @@
+"""ZooKeeper: a node for each claim, in ZooKeeper's own order; whoever waits watches the one ahead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+
+from fencelock.backends.zookeeper.address import Address
+from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, Answer, CreateContainer
+from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, unescape
+from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.sessions import Sessions
+from fencelock.core.session import Session
+from fencelock.core.world import Event, World
+from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
+from fencelock.model import (
+    Admitted,
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    Renewal,
+    Snapshot,
+    Strength,
+    Traits,
+    Waiter,
+    admit,
+    contradiction,
+)
+
+TRAITS = Traits(
+    engine="zookeeper", strength=Strength.CONSENSUS, fair=True, push=True, loss_pushed=True, session=True, ttl_min=0.5
+)
+
+LONGEST, SHORTEST = 5.0, 0.2
+"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+BATCH = 500
+"""Nodes that are asked for at once."""
+
+
+class Place:
+    """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
+
+    __slots__ = ("_ahead", "_bell", "claim", "czxid", "gone", "node", "parent", "session")
+
+    def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
+        self.claim = claim
+        self.session = session
+        self.parent = parent
+        self.node: str | None = None
+        self.czxid = 0
+        self.gone = False
+        """Whether the node is known to be gone: taken away, or over with its session."""
+        self._bell: Event | None = None
+        self._ahead: set[str] = set()
+
+    @property
+    def path(self) -> str:
+        """The claim's node."""
+        return f"{self.parent}/{self.node}"
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+        if self._bell is not None:
+            self._bell.set()
+
+    async def listen(self, timeout: float) -> None:
+        """Wait until one ahead is gone, or may be."""
+        if self._bell is not None:
+            await self._bell.wait(timeout)
+
+    def watch(self, world: World, nodes: Sequence[str]) -> None:
+        """Have these nodes, and no others, wake us when one goes."""
+        if self._bell is None:
+            self._bell = world.event()
+        link = self.session.handle
+        paths = {f"{self.parent}/{node}" for node in nodes}
+        for path in self._ahead - paths:
+            link.unwatch(path, self)
+        fresh, self._ahead = paths - self._ahead, paths
+        for path in fresh:
+            link.watch(path, self, partial(self._heard, path))
+
+    def hush(self) -> None:
+        """Forget that a bell rang: we look now."""
+        if self._bell is not None:
+            self._bell.clear()
+
+    def _heard(self, path: str, _: bool | None) -> None:
+        self._ahead.discard(path)
+        self.ring()
+
+    def leave(self) -> None:
+        """Watch nothing any more."""
+        for path in list(self._ahead):
+            self.session.handle.unwatch(path, self)
+        self._ahead.clear()
+
+
+class ZooKeeperBackend:
+    """`fencelock.core.backend.Watchful` on an ensemble."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, address: Address, namespace: str) -> None:
+        self.on_gone: Callable[[str], None] = lambda _: None
+        self._world = world
+        self._paths = paths(address.chroot, namespace)
+        self._places: dict[str, Place] = {}
+        self._sessions = Sessions(world, address, self._paths, self._ended, self._clear)
+
+    # ------------------------------------------------------------------ the protocol
+
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+        """Take the lock or a place in line."""
+        return await self._attempt(claim, queue, anew=True)
+
+    async def _attempt(self, claim: Claim, queue: bool, *, anew: bool) -> Grant | Busy:
+        place = self._places.get(claim.id)
+        if place is not None and (place.gone or not place.session.alive(self._world.now())):
+            self._forget(place)
+            place = None
+        patience = _patience(claim.ttl)
+        if place is None:
+            session = await self._sessions.get(claim.ttl, claim.name)
+            place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
+            self._keep(place)
+            children = await self._enter(place, patience)
+        else:
+            self._keep(place)
+            children = await self._find(place, patience, anew)
+        if place.gone or self._places.get(claim.id) is not place:
+            if not place.session.ended:
+                await self._remove(place, patience)
+            raise Unanswered(f"{claim.name!r}: the claim was over before it was answered")
+        return await self._decide(place, children, queue)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait until one ahead is gone; look again in the end."""
+        place: Place = busy.handle
+        if not place.gone and self._places.get(place.claim.id) is place:
+            await place.listen(timeout)
+        place.hush()
+        try:
+            return await self._attempt(place.claim, True, anew=False)  # the session's pulse is the sign of life
+        except BaseException:
+            place.ring()  # what was to be seen has not been seen
+            raise
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind. What cannot be removed now goes with the next beat of its session, or with the session."""
+        place = self._places.get(claim.id)
+        patience = _patience(claim.ttl)
+        if place is None or place.session.ended:
+            if place is not None:
+                self._forget(place)
+            place = Place(claim, await self._sessions.any(), self._paths.of(claim.name))
+        else:
+            place.session.keep(claim.id, 0.0, 0.0)
+        place.ring()
+        await self._remove(place, patience)
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """One sync for each session, however many claims hang on it."""
+        sent = self._world.now()
+        sessions = {grant.handle.session.handle: grant.claim.ttl for grant in grants if _is_held(grant)}
+        renewed = {link: await self._fresh(link, sent, ttl) for link, ttl in sessions.items()}
+        answers = []
+        for grant in grants:
+            place: Place = grant.handle
+            if not _is_held(grant):
+                answers.append(Renewal.LOST)
+            elif renewed[place.session.handle]:
+                place.session.keep(grant.claim.id, sent, grant.claim.ttl)
+                answers.append(Renewal.RENEWED)
+            else:
+                answers.append(Renewal.UNKNOWN)
+        return answers
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock: whoever is next is woken by ZooKeeper."""
+        place: Place = grant.handle
+        mine = self._places.get(grant.claim.id)
+        if mine is None:
+            if place.session.ended or place.claim.id != grant.claim.id:
+                return False
+            place, mine = Place(grant.claim, await self._sessions.any(), place.parent), place
+            place.node = mine.node
+        return await self._remove(place, _patience(grant.claim.ttl))
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look, by way of the leader: what others have done by now is seen."""
+        session = await self._sessions.any()
+        parent = self._paths.of(name)
+        queue = await self._children(session.handle, parent)
+        holders: list[Holder] = []
+        waiters: list[Waiter] = []
+        for node, (content, stat) in await self._contents(session.handle, parent, queue):
+            ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
+            if isinstance(admit(queue, node), Admitted):
+                token = session.handle.layout.token(stat.czxid)
+                holders.append(Holder(owner, token, float(ttl), node.shared, node.limit))
+            else:
+                waiters.append(Waiter(owner, float(ttl), node.shared, node.limit))
+        return Snapshot(name, tuple(holders), tuple(waiters))
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call. A name that nobody uses any more stays for a minute."""
+        link = (await self._sessions.any()).handle
+        _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=LONGEST)
+        names = sorted(name for step in found.get() if (name := unescape(step)).startswith(prefix))
+        for start in range(0, len(names), BATCH):
+            batch = names[start : start + BATCH]
+            answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=LONGEST)
+            for name, answer in zip(batch, answers, strict=True):
+                stat = answer.get()
+                if stat is not None and stat.numChildren:
+                    yield name
+
+    async def force_release(self, name: str) -> int:
+        """Drop the holders. Whoever comes next has a later node, and so a higher token."""
+        link = (await self._sessions.any()).handle
+        parent = self._paths.of(name)
+        queue = await self._children(link, parent)
+        holders = [node for node in queue if isinstance(admit(queue, node), Admitted)]
+        if not holders:
+            return 0
+        answers = await link.ask(*(Delete(f"{parent}/{node.name}", -1) for node in holders), patience=LONGEST)
+        return sum(not answer.missing and bool(answer.get()) for answer in answers)
+
+    async def close(self) -> None:
+        """End the sessions; whoever still waits learns of it."""
+        await self._sessions.close()
+        for place in list(self._places.values()):
+            place.ring()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and makes its own."""
+        if child:
+            self._places.clear()
+            self._sessions.forget()
+
+    # ------------------------------------------------------------------ a claim's node
+
+    async def _enter(self, place: Place, patience: float) -> list[str]:
+        """Make the claim's node and look who else is there, in one wait if the name was used lately."""
+        link, claim = place.session.handle, place.claim
+        content = f"{place.session.ttl:g} {claim.owner}".encode()
+        create = Create2(f"{place.parent}/{prefix(claim)}", content, link.acl, EPHEMERAL_SEQUENTIAL)
+        look = GetChildren(place.parent, None)
+        made, found = await link.ask(create, look, patience=patience)
+        for _ in range(3):
+            if not made.missing:
+                break
+            # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
+            parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
+            there, made, found = await link.ask(parent, create, look, patience=patience)
+            if not there.existed:
+                there.get()
+        path, stat = made.get()
+        place.node, place.czxid = path.rpartition("/")[2], stat.czxid
+        return found.get()  # type: ignore[no-any-return]
+
+    async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
+        """Look again; find out first whether an attempt without an answer has made the node.
+
+        `anew` counts the ttl from here, which takes the leader.
+        """
+        link = place.session.handle
+        if place.node is not None:
+            sign = (Sync(place.parent),) if anew else ()
+            *_, found = await link.ask(*sign, GetChildren(place.parent, None), patience=patience)
+            children: list[str] = [] if found.missing else found.get()
+            if place.node in children:
+                return children
+            place.node = None
+        # After the sync the server has seen all that we ever asked for: one session's requests are carried out in order,
+        # over a new connection too.
+        for node in await self._children(link, place.parent, patience):
+            if node.id == place.claim.id:
+                path = f"{place.parent}/{node.name}"
+                (content,) = await link.ask(GetData(path, None), patience=patience)
+                if content.missing:
+                    continue
+                stat = content.get()[1]
+                if stat.ephemeralOwner == link.id:
+                    place.node, place.czxid = node.name, stat.czxid
+                    return await self._find(place, patience, anew)
+                await self._delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
+        return await self._enter(place, patience)
+
+    async def _decide(self, place: Place, children: list[str], queue: bool) -> Grant | Busy:
+        """Say whether the claim may hold the name, given the nodes that are there; only those before it count."""
+        session, claim = place.session, place.claim
+        nodes = in_order(children)
+        for node in [node for node in nodes if node.id == claim.id and node.name != place.node]:
+            # Of an earlier session of ours, which may live on for a while: the id is ours alone.
+            await self._delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+            nodes.remove(node)
+        mine = next((number for number, node in enumerate(nodes) if node.name == place.node), None)
+        if mine is None:
+            raise Unanswered(f"{claim.name!r}: the claim was removed at once")
+        nodes = nodes[: mine + 1]
+        if (problem := contradiction(nodes, claim)) is not None:
+            await self._remove(place, _patience(claim.ttl))
+            raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
+        answer = admit(nodes, claim)
+        kept = claim._replace(ttl=session.ttl)
+        if isinstance(answer, Admitted):
+            place.leave()
+            try:
+                token = session.handle.layout.token(place.czxid)
+            except EngineUnavailable:
+                await self._remove(place, _patience(claim.ttl))
+                raise
+            session.handle.hold(place.path, lambda gone: self._lost(place) if gone else None)
+            return Grant(kept, token, session.since, place)
+        if queue:
+            by = set(answer.by)
+            place.watch(self._world, [node.name for node in nodes if node.id in by])
+        else:
+            await self._remove(place, _patience(claim.ttl))
+        return Busy(kept, session.since, handle=place)
+
+    async def _remove(self, place: Place, patience: float) -> bool:
+        """Take the claim's node away, for certain; return whether it was there."""
+        link = place.session.handle
+        there = False
+        if place.node is not None:
+            there = await self._delete(link, place.path, patience)
+        else:
+            for node in await self._children(link, place.parent, patience):
+                if node.id == place.claim.id:
+                    there |= await self._delete(link, f"{place.parent}/{node.name}", patience)
+        self._forget(place)
+        return there
+
+    async def _delete(self, link: Link, path: str, patience: float) -> bool:
+        (answer,) = await link.ask(Delete(path, -1), patience=patience)
+        return not answer.missing and bool(answer.get())
+
+    async def _children(self, link: Link, parent: str, patience: float = LONGEST) -> list[Node]:
+        _, found = await link.ask(Sync(parent), GetChildren(parent, None), patience=patience)
+        return [] if found.missing else in_order(found.get())
+
+    async def _contents(self, link: Link, parent: str, nodes: list[Node]) -> list[tuple[Node, Any]]:
+        found: list[tuple[Node, Answer]] = []
+        for start in range(0, len(nodes), BATCH):
+            batch = nodes[start : start + BATCH]
+            asked = (GetData(f"{parent}/{node.name}", None) for node in batch)
+            found += zip(batch, await link.ask(*asked, patience=LONGEST), strict=True)
+        return [(node, answer.get()) for node, answer in found if not answer.missing]
+
+    # ------------------------------------------------------------------ claims and their sessions
+
+    def _keep(self, place: Place) -> None:
+        place.session.keep(place.claim.id, self._world.now(), place.session.ttl)
+
+    def _forget(self, place: Place) -> None:
+        """Forget a claim whose node is gone, or goes with its session."""
+        place.leave()
+        if place.node is not None:
+            place.session.handle.let_go(place.path)
+        place.session.let_go(place.claim.id)
+        place.gone = True
+        if self._places.get(place.claim.id) is place:
+            del self._places[place.claim.id]
+
+    async def _clear(self, session: Session[Link], id: str) -> None:
+        """Take away a claim that is over: nobody has renewed it, or its removal was not answered."""
+        place = self._places.get(id)
+        if place is None or place.session is not session:
+            session.let_go(id)
+        else:
+            await self._remove(place, _patience(session.ttl))
+            place.ring()
+
+    async def _fresh(self, link: Link, sent: float, ttl: float) -> bool:
+        link.rewatch()  # their answers come before the sync's
+        try:
+            return await link.fresh(sent, max(_patience(ttl), link.seconds / 3))
+        except FencelockError:
+            return False
+
+    def _lost(self, place: Place) -> None:
+        """Take in that a node that was held is gone. kazoo's thread calls this."""
+        place.gone = True
+        self.on_gone(place.claim.id)
+
+    def _ended(self, session: Session[Link]) -> None:
+        """Take in that a session is over, and all its claims with it."""
+        for place in [place for place in list(self._places.values()) if place.session is session]:
+            place.gone = True
+            place.ring()
+            self.on_gone(place.claim.id)
+
+
+def _is_held(grant: Grant) -> bool:
+    """Return whether the claim still has its node, as far as was heard."""
+    return not grant.handle.gone and grant.handle.claim.id == grant.claim.id
+
+
+def _patience(ttl: float) -> float:
+    return min(LONGEST, max(SHORTEST, ttl / 3))

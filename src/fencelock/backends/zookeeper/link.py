@@ -1,0 +1,243 @@
+"""One session's connection: asks in order, tells of nodes that go, and knows how long the session must still live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from kazoo.protocol.serialization import Create2, Delete, GetData, Sync
+from kazoo.protocol.states import EventType, KazooState
+
+from fencelock.backends.zookeeper.address import Address
+from fencelock.backends.zookeeper.driver import Answer, CreateContainer, Driver
+from fencelock.backends.zookeeper.layout import Layout
+from fencelock.backends.zookeeper.signs import SHARE, Signs
+from fencelock.core.session import Session
+from fencelock.core.world import Event, World
+from fencelock.errors import EngineUnavailable, Unanswered
+
+Listener = Callable[[bool | None], None]
+"""Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
+
+BY_LEADER = (Create2, CreateContainer, Delete, Sync)
+
+
+class Link:
+    """A connection that lives as long as its session.
+
+    kazoo's thread calls `_made`, `_changed`, `_fired` and whatever listens; all of that must not wait.
+    """
+
+    def __init__(self, world: World, address: Address, seconds: float, on_end: Callable[[], None]) -> None:
+        self.address = address
+        self.seconds = seconds
+        """The session's timeout: what was asked for, then what the ensemble gives."""
+        self.connected = False
+        self.session: Session[Link] = Session(self, seconds * SHARE, world.now())
+        self.stopped = False
+        """Whether nothing more will come from kazoo's thread."""
+        self.layout = Layout(0, 0)
+        self._world = world
+        self._on_end = on_end
+        self._signs: Signs | None = None
+        self._mutex = Lock()
+        self._waiting: set[Event] = set()
+        self._held: dict[str, Listener] = {}
+        self._listeners: dict[str, dict[object, Listener]] = {}
+        self._driver = Driver(address, seconds, world.now, self._made, self._changed)
+
+    @property
+    def id(self) -> int | None:
+        """The session's number."""
+        return self._driver.id
+
+    @property
+    def acl(self) -> Any:
+        """What others may do with our nodes: everything without a login, else nothing."""
+        return self._driver.acl
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._driver.start()
+
+    # ------------------------------------------------------------------ asking
+
+    async def ready(self, patience: float) -> bool:
+        """Wait for a connection, for so long at most; return whether there is one."""
+        if not self._settled():
+            event = self._world.event()
+            self._waiting.add(event)
+            try:
+                await event.wait(0 if self._settled() else patience)
+            finally:
+                self._waiting.discard(event)
+        return self.connected
+
+    def _settled(self) -> bool:
+        return self.connected or self.session.ended
+
+    async def ask(self, *requests: Any, patience: float) -> list[Answer]:
+        """Ask for all of them, back to back, and wait for the last answer: the others come before it.
+
+        Raise EngineUnavailable if nothing was sent, Unanswered if not everything was answered.
+        """
+        if not self.connected and not await self.ready(patience):
+            raise self.away()
+        event = self._world.event()
+        answers = [Answer() for _ in requests[1:]]
+        answers.append(Answer(event))
+        sent = self._world.now()
+        try:
+            for request, answer in zip(requests, answers, strict=True):
+                self._driver.post(request, answer)
+        except BaseException:
+            self._driver.nudge()
+            raise
+        await event.wait(patience)
+        last = answers[-1]
+        if not last.done:
+            raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
+        if not last.heard:
+            last.get()
+        self._heard(sent, any(isinstance(request, BY_LEADER) for request in requests))
+        return answers
+
+    async def fresh(self, since: float, patience: float) -> bool:
+        """Have the session's claims live for their ttl from `since`; return whether they do."""
+        until = self._world.now() + patience
+        while self.session.since < since:
+            await self.ask(Sync("/"), patience=patience)
+            if self.session.since < since:
+                # The server may not have reported to its leader for a while: give it the time to.
+                left = until - self._world.now()
+                if left <= 0 or self.session.ended:
+                    return False
+                await self._world.sleep(min(left, self.seconds / 50))
+        return True
+
+    def _heard(self, sent: float, by_leader: bool) -> None:
+        assert self._signs is not None
+        since = self._signs.answered(sent, self._world.now(), by_leader)
+        if since is not None:
+            self.session.answered(since)
+
+    def away(self) -> EngineUnavailable:
+        if self.session.ended:
+            return Unanswered(f"{self.address.name}: the session ended")
+        return EngineUnavailable(f"{self.address.name}: no connection; {self._driver.trouble}")
+
+    # ------------------------------------------------------------------ watching
+
+    def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False) -> None:
+        """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session."""
+        with self._mutex:
+            self._listeners.setdefault(path, {})[key] = listener
+
+        def answered(answer: Answer) -> None:
+            if answer.error is not None:
+                self._tell(path, True if answer.missing else None)
+            elif ours and answer.value[1].ephemeralOwner != self.id:
+                self._tell(path, True)
+
+        self._driver.post(GetData(path, self._fired), Answer(then=answered))
+
+    def unwatch(self, path: str, key: object) -> None:
+        """Forget a listener. The server's watch stays until the node goes: one for each path, however many asked."""
+        with self._mutex:
+            listeners = self._listeners.get(path, {})
+            listeners.pop(key, None)
+            if not listeners:
+                self._listeners.pop(path, None)
+
+    def hold(self, path: str, listener: Listener) -> None:
+        """Have the listener told when a node of this session goes: watched from the next beat of the session's pulse on."""
+        self._held[path] = listener
+
+    def let_go(self, path: str) -> None:
+        """Forget a node that was held."""
+        if self._held.pop(path, None) is not None:
+            self.unwatch(path, self)
+
+    def rewatch(self) -> None:
+        """Watch every node that is held and not watched: it is new, or the connection is."""
+        for path, listener in list(self._held.items()):
+            if self not in self._listeners.get(path, ()):
+                self.watch(path, self, listener, ours=True)
+
+    def _tell(self, path: str, gone: bool | None) -> None:
+        with self._mutex:
+            listeners = self._listeners.pop(path, {})
+        for listener in listeners.values():
+            listener(gone)
+
+    def _fired(self, event: Any) -> None:
+        if event.type != EventType.NONE:  # that is the connection, of which `_changed` hears
+            self._tell(event.path, event.type == EventType.DELETED)
+
+    # ------------------------------------------------------------------ kazoo's thread
+
+    def _made(self, begun: float, seconds: float) -> None:
+        if self._signs is None:
+            self.seconds, self._signs = seconds, Signs(seconds, begun)
+            self.session.ttl, self.session.since = seconds * SHARE, begun
+        elif seconds != self.seconds:
+            # Another member of the ensemble has other bounds, and our deadlines would no longer hold.
+            self.end(tell=False)
+            self._on_end()
+        else:
+            self._signs.connected(begun)
+            self.session.answered(begun)
+        self.connected = not self.session.ended
+        self._ring()
+
+    def _changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            return  # `_made` comes a little later, when the login is done, too
+        self.connected = False
+        if state == KazooState.LOST:
+            self.stopped = True
+            if not self.session.ended:
+                self.session.ended = True
+                self._driver.end(tell=False)  # kazoo would go on with a new session
+                self._on_end()
+        with self._mutex:
+            paths = list(self._listeners)
+        for path in paths:
+            self._tell(path, None)
+        self._ring()
+
+    def _ring(self) -> None:
+        for event in list(self._waiting):
+            event.set()
+
+    # ------------------------------------------------------------------ the end
+
+    def nudge(self) -> None:
+        """See to it that what was asked for is sent, even if whoever asked was interrupted in the middle."""
+        self._driver.nudge()
+
+    def reset(self) -> None:
+        """Connect anew, to another member if there is one: this one does not answer."""
+        self._driver.reset()
+
+    def end(self, *, tell: bool) -> None:
+        """Give the session up. The server is told only where nobody may still trust a lease: else it has to run out."""
+        if not self.session.ended:
+            tell = tell and self.connected
+            self.connected, self.session.ended = False, True
+            self._driver.end(tell)
+            self._ring()
+
+    async def over(self, patience: float) -> None:
+        """Wait until a session that was given up is over, for so long at most."""
+        event = self._world.event()
+        self._waiting.add(event)
+        if not self.stopped:
+            await event.wait(patience)
+        self._waiting.discard(event)
+
+    def forget(self) -> None:
+        """Let go of it in a forked child."""
+        self.connected, self.session.ended = False, True
+        self._driver.forget()

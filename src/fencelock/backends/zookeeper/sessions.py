@@ -1,0 +1,224 @@
+"""The sessions of a client: a few, shared by all its claims, each with a pulse that keeps it alive or ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from threading import Lock
+from typing import Any
+
+from kazoo.protocol.serialization import Create2, GetData, Sync
+
+from fencelock.backends.zookeeper.address import Address
+from fencelock.backends.zookeeper.layout import Paths, ancestors, read, written
+from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.signs import BEAT, RELAY
+from fencelock.core.clock import wall_us
+from fencelock.core.session import Session, rung
+from fencelock.core.world import Event, World
+from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, InvalidTTL, Unanswered
+
+LADDER = (
+    0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 90, 120, 180, 300, 600, 1800, 3600, 86400,
+)  # fmt: skip
+"""Timeouts of sessions, in seconds. ZooKeeper as it comes gives 4 to 40."""
+VISIT = 10.0
+"""The timeout that is asked for when there is nothing to be held: what the ensemble makes of it does not matter."""
+CONNECT = 5.0
+CLOSE = 1.0
+IDLE = 60.0
+"""Seconds that a session is kept for the next claim."""
+
+Clear = Callable[[Session[Link], str], Awaitable[None]]
+
+
+class Sessions:
+    """All sessions of a client.
+
+    `on_end` is told, in any thread, of a session that is over; `clear` takes a claim that is over from the engine.
+    """
+
+    def __init__(
+        self, world: World, address: Address, paths: Paths, on_end: Callable[[Session[Link]], None], clear: Clear
+    ) -> None:
+        self.address = address
+        self._world = world
+        self._paths = paths
+        self._on_end = on_end
+        self._clear = clear
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mutex = Lock()
+        self._open: dict[float, Session[Link]] = {}
+        self._used: dict[float, float] = {}
+        self._opening: dict[float, Event] = {}
+        self._pulses: dict[Link, Event] = {}
+
+    # ------------------------------------------------------------------ getting one
+
+    async def get(self, ttl: float, name: str) -> Session[Link]:
+        """Return the session for claims of this ttl; InvalidTTL if the ensemble gives none that is long or short enough."""
+        seconds = rung(ttl, LADDER)
+        session = await self._at(seconds)
+        given = session.handle.seconds
+        if given != seconds:
+            bound = f"less than {given:g} s" if given > seconds else f"more than {given:g} s"
+            least = "least" if given > seconds else "most"
+            raise InvalidTTL(
+                f"{name!r}: a ttl of {ttl:g} s takes a session of {seconds:g} s, and this ensemble gives none of {bound} "
+                f"(minSessionTimeout and maxSessionTimeout on its servers); ask for a ttl of at {least} {given:g} s",
+                name,
+            )
+        return session
+
+    async def any(self) -> Session[Link]:
+        """Return a session for whoever only looks, or cleans up."""
+        now = self._world.now()
+        for session in list(self._open.values()):
+            if session.handle.connected and self._usable(session, now):
+                return session
+        return await self._at(VISIT)
+
+    def _usable(self, session: Session[Link], now: float) -> bool:
+        return session.alive(now) and session.handle in self._pulses
+
+    async def _at(self, seconds: float) -> Session[Link]:
+        until = self._world.now() + 2 * CONNECT
+        while True:
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+            now = self._world.now()
+            session = self._open.get(seconds)
+            if session is not None and self._usable(session, now):
+                self._used[seconds] = now
+                return session
+            event = self._world.event()
+            with self._mutex:
+                opening = self._opening.setdefault(seconds, event)
+            if opening is not event:
+                if not await opening.wait(max(0.0, until - now)):
+                    raise EngineUnavailable(f"{self.address.name}: another has been connecting for too long")
+                continue
+            try:
+                if session is not None:
+                    self._end(session, tell=False)
+                session = await self._make(seconds)
+                if not self._closed:
+                    self._used[seconds], self._open[seconds] = self._world.now(), session
+                    continue
+                self._end(session, tell=True)
+            finally:
+                self._opening.pop(seconds, None)
+                event.set()
+
+    async def _make(self, seconds: float) -> Session[Link]:
+        link = Link(self._world, self.address, seconds, lambda: self._on_end(link.session))
+        link.start()
+        wake = self._world.event()
+        try:
+            if not await link.ready(CONNECT):
+                raise link.away()
+            await self._settle(link)
+            self._pulses[link] = wake
+            self._world.spawn(self._pulse(link.session, wake), "fencelock-pulse")
+        except BaseException:
+            self._pulses.pop(link, None)
+            link.end(tell=True)
+            raise
+        return link.session
+
+    async def _settle(self, link: Link) -> None:
+        """Read the layout, and write it where there is none yet."""
+        for _ in range(3):
+            (found,) = await link.ask(GetData(self._paths.layout, None), patience=CONNECT)
+            if not found.missing:
+                content, stat = found.get()
+                link.layout = read(content, stat.czxid, self._paths.layout)
+                return
+            made = [Create2(path, b"", link.acl, 0) for path in ancestors(self._paths.locks)]
+            made.append(Create2(self._paths.layout, written(wall_us()), link.acl, 0))
+            for answer in await link.ask(*made, patience=CONNECT):
+                if not answer.existed and not answer.missing:
+                    answer.get()
+        raise EngineUnavailable(f"{self._paths.layout} cannot be made: somebody keeps removing it")
+
+    # ------------------------------------------------------------------ the pulse
+
+    async def _pulse(self, session: Session[Link], wake: Event) -> None:
+        """Show that the session lives, for as long as it may; end it when it must not.
+
+        Nothing else keeps it alive. If our event loop hangs, or our process is stopped, it runs out on the server.
+        """
+        link = session.handle
+        tell = False  # if this is broken off, as its event loop ends, leases may be left that somebody trusts
+        try:
+            while not tell and not session.ended:
+                await wake.wait(link.seconds * BEAT)
+                now = self._world.now()
+                if self._closed or not session.alive(now) or (not session.claims() and self._idle(session, now)):
+                    tell = True
+                elif link.connected:
+                    await self._beat(session, now)
+        finally:
+            self._pulses.pop(link, None)
+            self._end(session, tell=tell)
+
+    async def _beat(self, session: Session[Link], now: float) -> None:
+        link = session.handle
+        try:
+            # What is over goes first, each with an answer: either they go, or the session goes with all of them.
+            for id in session.over(now):
+                await self._clear(session, id)
+            link.nudge()
+            link.rewatch()
+            await link.ask(Sync("/"), patience=link.seconds * RELAY)
+        except Unanswered:
+            if link.connected and self._world.now() - now >= link.seconds * RELAY:
+                link.reset()
+        except FencelockError:
+            if link.connected:
+                self._end(session, tell=False)
+
+    def _idle(self, session: Session[Link], now: float) -> bool:
+        with self._mutex:
+            for seconds, other in self._open.items():
+                if other is session and now - self._used[seconds] < IDLE:
+                    return False
+        return True
+
+    def _end(self, session: Session[Link], *, tell: bool) -> None:
+        with self._mutex:
+            for seconds, other in list(self._open.items()):
+                if other is session:
+                    del self._open[seconds]
+        if not session.ended:
+            session.handle.end(tell=tell)
+            self._on_end(session)
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """End all sessions, and their nodes with them."""
+        self._closed = True
+        links: list[Any] = [session.handle for session in list(self._open.values())]
+        there = [link for link in links if link.connected]
+        for wake in list(self._pulses.values()):
+            wake.set()
+        for link in links:
+            self._end(link.session, tell=True)
+        until = self._world.now() + CLOSE
+        for link in there:
+            await link.over(max(0.0, until - self._world.now()))
+
+    def forget(self) -> None:
+        """Begin anew in a forked child, without a word on the parent's connections."""
+        links = list(self._pulses)
+        for link in links:
+            link.forget()
+        _forgotten.extend(links)
+        self._begin()
+
+
+_forgotten: list[Link] = []
+"""What a child inherited: never cleaned up by Python, which would speak on it."""
