@@ -37,8 +37,9 @@ from fencelock.backends.etcd.messages import (
 )
 from fencelock.backends.etcd.place import Place
 from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
+from fencelock.backends.etcd.watch import Watcher
 from fencelock.core.clock import wall_us
-from fencelock.core.world import World
+from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
@@ -265,47 +266,67 @@ class EtcdBackend:
         claim, seat = busy.claim, busy.handle
         if not isinstance(seat, Seat) or not seat.session.alive(self._world.now()):
             return await self.attempt(claim, queue=True)
-        session, key, revision = seat.session, seat.key, seat.revision
-        session.keep(key, self._world.now(), session.ttl)
-        await self._watch(seat, timeout)
+        seat.session.keep(seat.key, self._world.now(), seat.session.ttl)
+        outcome = await self._watch(claim, seat, timeout)
+        return outcome or await self._look(claim, seat) or await self.attempt(claim, queue=True)
+
+    async def _look(self, claim: Claim, seat: Seat) -> Grant | Busy | None:
+        """Look where we are in line; None if we are no longer in it."""
         self._check_open()
         now = self._world.now()
-        if session.alive(now):
-            session.keep(key, now, session.ttl)
-            await self._sessions.purge_all()
-            header, line_up = await self._look_up(claim, revision, session)
-            outcome = await self._decide(claim, key, session, revision, line_up, header)
-            if outcome is not None:
-                return outcome
-        return await self.attempt(claim, queue=True)
+        if not seat.session.alive(now):
+            return None
+        seat.session.keep(seat.key, now, seat.session.ttl)
+        await self._sessions.purge_all()
+        header, line_up = await self._look_up(claim, seat.revision, seat.session)
+        return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
-    async def _watch(self, seat: Seat, timeout: float) -> None:
-        """Wait until somebody ahead may have left, for so long at most."""
+    async def _watch(self, claim: Claim, seat: Seat, timeout: float) -> Grant | Busy | None:
+        """Wait until somebody ahead may have left, for so long at most; return what there is to see before that."""
         by = seat.blocked.by
+        until = self._world.now() + timeout
         end = self._sessions.end_of(by)
         if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
-            timeout = min(timeout, max(0.0, end - self._world.now()))
+            until = min(until, end)
+        if len(by) > WATCHED_ONE_BY_ONE:
+            prefix = self._layout.queue_of(by[0]).encode()
+            ranges = [(prefix, after(prefix))]
+        else:
+            ranges = [(key.encode(), b"") for key in by]
         link = await self._links.take()
-        bell = self._world.bell()
+        watchers: list[Watcher] = []
         try:
-            if len(by) > WATCHED_ONE_BY_ONE:
-                prefix = self._layout.queue_of(by[0]).encode()
-                watchers = [link.watches.begin(prefix, after(prefix), seat.seen + 1, bell.set)]
-            else:
-                watchers = [link.watches.begin(key.encode(), b"", seat.seen + 1, bell.set) for key in by]
-            try:
-                await self._world.listen([link.wire], bell, timeout)
-            except BaseException:
-                if not self._world.shares_wires:
-                    link.wire.close()  # interrupted, perhaps between two bytes
-                raise
-            finally:
-                for watcher in watchers:
-                    link.watches.end(watcher)
+            bell = self._world.bell()
+            watchers += (link.watches.begin(key, behind, 0, bell.set) for key, behind in ranges)
+            await self._hear(link, bell, watchers, until)
+            if not any(watcher.deleted or watcher.broken for watcher in watchers):
+                if max(watcher.since for watcher in watchers) > seat.seen:
+                    outcome = await self._look(claim, seat)  # for what happened between our last look and the watch
+                    if not isinstance(outcome, Busy) or outcome.handle.blocked != seat.blocked:
+                        return outcome
+                await self._hear(link, bell, watchers, until)
         finally:
+            for watcher in watchers:
+                link.watches.end(watcher)
             self._links.give(link)
         if any(watcher.reason and not watcher.compacted for watcher in watchers):
             await self._world.sleep(min(timeout, REFUSED_PAUSE))
+        return None
+
+    async def _hear(self, link: Link, bell: Event, watchers: Sequence[Watcher], until: float) -> None:
+        """Listen until something happens, the beginning of all watches included if they have not begun."""
+        begun = all(watcher.since >= 0 for watcher in watchers)
+        try:
+            while not any(watcher.deleted or watcher.broken for watcher in watchers):
+                left = until - self._world.now()
+                if left <= 0 or not link.wire.open or (not begun and all(watcher.since >= 0 for watcher in watchers)):
+                    break
+                await self._world.listen([link.wire], bell, left)
+                bell.clear()
+        except BaseException:
+            if not self._world.shares_wires:
+                link.wire.close()  # interrupted, perhaps between two bytes
+            raise
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""

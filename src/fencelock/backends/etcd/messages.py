@@ -139,9 +139,9 @@ def login(user: str, password: str) -> bytes:
 
 
 def watch(id: int, key: bytes, end: bytes, revision: int) -> bytes:
-    """Begin to watch for deletions, from this revision on."""
-    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + _int(3, revision) + _bytes(5, bytes((NO_PUTS,)))
-    return _bytes(1, body + _int(7, id))
+    """Begin to watch for deletions, from this revision on, or from now on if it is 0."""
+    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + (_int(3, revision) if revision else b"")
+    return _bytes(1, body + _bytes(5, bytes((NO_PUTS,))) + _int(7, id))
 
 
 def unwatch(id: int) -> bytes:

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 class Watcher:
     """One watch. It is over when something was deleted, or when it was `broken` off: then whoever watches has to look."""
 
-    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring")
+    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring", "since")
 
-    def __init__(self, id: int, ring: Callable[[], object]) -> None:
+    def __init__(self, id: int, revision: int, ring: Callable[[], object]) -> None:
         self.id = id
         self.ring = ring
+        self.since = revision - 1
+        """The last revision that it does not see; -1 while that is not known."""
         self.deleted: list[bytes] = []
         self.broken = False
         """Whether it sees no more: its revision was compacted, or its member lost the others, or the link broke."""
@@ -39,9 +41,13 @@ class Watches:
         self._last = 0
 
     def begin(self, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
-        """Watch a key, or a range up to `end`, from a revision on: what has happened since then counts."""
+        """Watch a key, or a range up to `end`, from a revision on, or from now on if that is 0.
+
+        What has happened since a revision is told late: etcd looks for it ten times a second, for all who ask. Who watches
+        from now on is told at once, of when that is too, and has to look for itself what it has missed.
+        """
         self._last += 1
-        watcher = self._watchers[self._last] = Watcher(self._last, ring)
+        watcher = self._watchers[self._last] = Watcher(self._last, revision, ring)
         body = watch(self._last, key, end, revision)
         if self._stream is None or self._stream.closed:
             stream = self._stream = Stream(self._news)
@@ -82,7 +88,10 @@ class Watches:
             if news.canceled:
                 watcher.broken, watcher.compacted, watcher.reason = True, bool(news.compacted), news.reason
                 del self._watchers[news.id]
-            if news.canceled or news.deleted:
+            begun = news.created and watcher.since < 0
+            if begun:
+                watcher.since = news.revision
+            if begun or news.canceled or news.deleted:
                 watcher.ring()
         if stream.closed:
             self.close()
