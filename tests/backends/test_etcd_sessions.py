@@ -10,6 +10,7 @@ import pytest
 from fencelock import InvalidTTL, LeaseLost
 from fencelock.backends.etcd.engine import EtcdBackend
 from fencelock.backends.etcd.messages import RANGE, count, read_range
+from fencelock.backends.etcd.watch import UNSAID
 from fencelock.model import Claim, Grant, Reason, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
@@ -204,16 +205,16 @@ async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: C
     """Watches end with what they were for, held or waited for."""
     server = own_etcd()
     locks = clients.connect(server.url)
-    for _ in range(5):
+    for _ in range(3 * UNSAID):
         lease = await locks.lock("x", ttl=30).acquire()
         async with background(take(locks, "x")) as (task,):
             await waiting(locks, "x")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.15)
             await lease.release()
             await task
 
     async def few() -> bool:
-        return counted(server, "etcd_debugging_mvcc_watcher_total") <= 1
+        return counted(server, "etcd_debugging_mvcc_watcher_total") <= UNSAID
 
     await eventually(few, "watches have ended")
 

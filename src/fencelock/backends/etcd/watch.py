@@ -11,6 +11,9 @@ from fencelock.backends.etcd.messages import WATCH, read_news, unwatch, watch
 if TYPE_CHECKING:
     from fencelock.backends.etcd.link import Link
 
+UNSAID = 8
+"""Watches that may be over without etcd having been told."""
+
 
 class Watcher:
     """One watch. It is over when something was deleted, or when it was `broken` off: then whoever watches has to look."""
@@ -38,6 +41,7 @@ class Watches:
         self._link = link
         self._stream: Stream | None = None
         self._watchers: dict[int, Watcher] = {}
+        self._unsaid: list[bytes] = []
         self._last = 0
 
     def begin(self, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
@@ -50,18 +54,23 @@ class Watches:
         watcher = self._watchers[self._last] = Watcher(self._last, revision, ring)
         body = watch(self._last, key, end, revision)
         if self._stream is None or self._stream.closed:
+            self._unsaid.clear()
             stream = self._stream = Stream(self._news)
             self._link.open(stream, WATCH, body)
             if stream.closed:
                 self._news()
         else:
-            self._link.say(self._stream, body)
+            self._link.say(self._stream, *self._unsaid, body)
+            self._unsaid.clear()
         return watcher
 
     def end(self, watcher: Watcher) -> None:
-        """Watch no longer."""
+        """Watch no longer. That is said along with the next watch if there is nothing left to see: no key comes again."""
         if self._watchers.pop(watcher.id, None) is not None and self._stream is not None:
-            self._link.say(self._stream, unwatch(watcher.id))
+            self._unsaid.append(unwatch(watcher.id))
+            if not watcher.deleted or len(self._unsaid) >= UNSAID:
+                self._link.say(self._stream, *self._unsaid)
+                self._unsaid.clear()
 
     def close(self) -> None:
         """End them all: whoever watches looks, and watches anew elsewhere."""
