@@ -6,7 +6,6 @@ the revision after the claim's own: what happened in that moment is told all the
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -137,6 +136,8 @@ class Held:
                         )
                 except Exception as error:
                     if not isinstance(error, FencelockError):
+                        import logging
+
                         log = "what is held cannot be watched, which never should be; it is tried again"
                         logging.getLogger("fencelock").exception(log)
                     self._watch_anew()
