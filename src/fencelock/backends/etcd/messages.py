@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from fencelock.errors import Unanswered
+
 TXN, RANGE, DELETE = "/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/DeleteRange"
 WATCH = "/etcdserverpb.Watch/Watch"
 GRANT, REVOKE = "/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevoke"
@@ -180,16 +182,16 @@ def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
                 value = data[at : at + size]
                 at += size
             else:
-                raise ValueError("no message of etcd's")
+                raise Unanswered("etcd: an answer that cannot be read")
             field = tag >> 3
             if field in lists:
                 fields[field].append(value)
             else:
                 fields[field] = value
     except IndexError as error:
-        raise ValueError("a message that breaks off") from error
+        raise Unanswered("etcd: an answer that breaks off") from error
     if at != end:
-        raise ValueError("a message that breaks off")
+        raise Unanswered("etcd: an answer that breaks off")
     return fields
 
 
@@ -240,7 +242,7 @@ class Answer(NamedTuple):
         """Return what the range at this step found."""
         found = self.steps[step]
         if isinstance(found, int):
-            raise ValueError("a transaction was answered in another order")
+            raise Unanswered("etcd: a transaction that was answered in another order")
         return found.pairs
 
 

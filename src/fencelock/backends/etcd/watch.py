@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencelock.backends.etcd.http2 import Stream
 from fencelock.backends.etcd.messages import WATCH, read_news, unwatch, watch
+from fencelock.errors import Unanswered
 
 if TYPE_CHECKING:
     from fencelock.backends.etcd.link import Link
@@ -87,7 +88,10 @@ class Watches:
         if stream is None:
             return
         while stream.messages:
-            news = read_news(stream.messages.popleft())
+            try:
+                news = read_news(stream.messages.popleft())
+            except Unanswered as error:
+                raise ValueError(str(error)) from error  # on which the wire is closed
             watcher = self._watchers.get(news.id)
             if watcher is None:
                 if news.canceled and news.id == -1:  # refused, without saying which: those who may have meant it look
