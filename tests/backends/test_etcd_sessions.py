@@ -11,6 +11,7 @@ from fencelock import InvalidTTL, LeaseLost
 from fencelock.backends.etcd.engine import EtcdBackend
 from fencelock.backends.etcd.messages import RANGE, count, read_range
 from fencelock.backends.etcd.watch import UNSAID
+from fencelock.errors import Unanswered
 from fencelock.model import Claim, Grant, Reason, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
@@ -199,6 +200,32 @@ async def test_late_answer_is_abandoned(etcd1: Etcd, proxy: Callable[..., Proxy]
         return not keys(etcd1, f"{prefix}fencelock/tombs/")
 
     await eventually(gone, "the tombstone is gone")
+
+
+async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """An attempt that was held up, and arrives after the lock was had over another way and given back, takes nothing."""
+    way = proxy(etcd1)
+    near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
+    prefix = prefix_of(near)
+    backend = clients.on(near).backend()
+    assert isinstance(backend, EtcdBackend)
+    backend._links._at = 0  # by the proxy
+    warm = await backend.attempt(Claim("warm", 3), queue=True)
+    assert isinstance(warm, Grant)
+    claim = Claim("x", 3)
+    way.cut("to_server")
+    with pytest.raises(Unanswered):
+        await backend.attempt(claim, queue=True)
+    grant = await backend.attempt(claim, queue=True)
+    assert isinstance(grant, Grant)
+    assert grant.straggler
+    assert await backend.release(grant) is True
+    await backend.abandon(claim)
+    way.heal()
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
+    assert await backend.release(warm) is True
 
 
 async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: Clients) -> None:

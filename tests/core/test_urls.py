@@ -40,7 +40,10 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("postgresql://h/db", "postgresql is still to come"),
         ("postgresql+advisory://h/db", "postgresql is still to come"),
         ("mysql://h/db", "mysql is still to come"),
-        ("nosuch://x", "names no engine of this release; this release has etcd://, etcds://, memory://, redis://, redis+sentinel://"),
+        (
+            "nosuch://x",
+            "names no engine of this release; this release has etcd://, etcds://, memory://, redis://, redis+sentinel://",
+        ),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),
         ("sqlite://:memory:", "use memory://name"),

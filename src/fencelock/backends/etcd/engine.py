@@ -71,7 +71,7 @@ A = TypeVar("A", bound=tuple[Any, ...])
 WATCHED_ONE_BY_ONE = 16
 """Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
 REFUSED_PAUSE = 0.2
-"""Seconds before the next look when etcd breaks off a watch and says why."""
+"""Seconds before the next look when etcd breaks off a watch: it would do the same to the next one."""
 
 
 class Hold(NamedTuple):
@@ -142,21 +142,25 @@ class EtcdBackend:
         then = [do_put(put(encoded, value(claim), session.handle)), do_range(line)]
         body = txn(compares, then, [do_range(find(encoded)), do_range(find(tomb)), do_range(find(self._layout.about))])
         session.keep(key, self._world.now(), session.ttl)
+        doubtful = (
+            key in self._doubt
+        )  # once an attempt got no answer, it may come at any time until the claim is abandoned
         self._doubt[key] = session
         try:
-            answer = await self._ask_alive(session, TXN, body, read_txn)
+            answer, tries = await self._ask_alive(session, TXN, body, read_txn)
         except Unanswered:
             raise
-        except Refused as refusal:
-            self._settled(key, session)
-            if refusal.no_lease:
+        except (Refused, EngineUnavailable) as error:
+            if not doubtful:
+                self._settled(key, session)
+            if isinstance(error, EngineUnavailable):
+                raise
+            if error.no_lease:
                 self._sessions.ended(session)
                 return None
-            raise refusal.told(self._links.address) from refusal
-        except EngineUnavailable:
-            self._settled(key, session)
-            raise
-        self._doubt.pop(key, None)
+            raise error.told(self._links.address) from error
+        if tries == 1 and not doubtful:
+            del self._doubt[key]
         if answer.succeeded:
             line_up, revision = answer.found(1), answer.header.revision
         else:
@@ -179,7 +183,7 @@ class EtcdBackend:
             answer = answer._replace(header=header)
         outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
         if isinstance(outcome, Busy) and not queue:
-            await self._delete(key)
+            await self.abandon(claim)
         return outcome
 
     def _settled(self, key: str, session: Lease) -> None:
@@ -196,7 +200,7 @@ class EtcdBackend:
         else:
             body = below(prefix, order=DESCENDING, limit=2, bare=True, until=revision)
         try:
-            header, found = await self._ask_alive(session, RANGE, body, read_range, renew)
+            (header, found), _ = await self._ask_alive(session, RANGE, body, read_range, renew)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
         return header, found.pairs
@@ -214,23 +218,29 @@ class EtcdBackend:
         ahead = [place for place in places if place.created < revision]
         mine = Spot(key, claim.shared, claim.limit, claim.owner, revision, session.handle)
         if claim.shared and (problem := contradiction(ahead, mine)) is not None:
-            await self._delete(key)
+            await self.abandon(claim)
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         verdict = admit([*ahead, mine], mine)
         session.keep(key, self._world.now(), session.ttl)
         if isinstance(verdict, Admitted):
             self._holds[claim.id] = hold = Hold(session, key)
             self._held.add(key, claim.id, revision)
-            return Grant(claim, self._about.token(revision), session.since, hold)
+            return Grant(claim, self._about.token(revision), session.since, hold, straggler=key in self._doubt)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 
     async def _ask_alive(
         self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A], renew: bool = False
-    ) -> A:
-        """Ask for a majority's answer, along with a sign of life if the last one is some time ago."""
+    ) -> tuple[A, int]:
+        """Ask for a majority's answer, along with a sign of life if the last one is some time ago.
+
+        Return it, and how often it was asked for: the earlier times may still arrive.
+        """
         floor = self.facts.revision
+        tries = 0
 
         async def work(link: Link, left: float) -> A:
+            nonlocal tries
+            tries += 1
             if not self._sessions.stale(session, 0.0 if renew else FRESH):
                 return read(await link.call(method, body, left))
             until = self._world.now() + left
@@ -249,7 +259,7 @@ class EtcdBackend:
 
         answer = await self._links.run(work, patience(session.ttl))
         self.facts.take(answer[0], floor)
-        return answer
+        return answer, tries
 
     async def _read_about(self) -> About:
         """Return what is true of the namespace; write it down if nobody has."""
@@ -309,7 +319,7 @@ class EtcdBackend:
             for watcher in watchers:
                 link.watches.end(watcher)
             self._links.give(link)
-        if any(watcher.reason and not watcher.compacted for watcher in watchers):
+        if link.usable and any(watcher.broken and not watcher.compacted for watcher in watchers):
             await self._world.sleep(min(timeout, REFUSED_PAUSE))
         return None
 
