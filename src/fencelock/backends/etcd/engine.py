@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.held import Held
 from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
+from fencelock.backends.etcd.line import Line, Seat
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
 from fencelock.backends.etcd.looks import Looks
-from fencelock.backends.etcd.messages import (
-    DELETE,
-    DESCENDING,
-    EQUAL,
-    RANGE,
-    TXN,
-    Header,
-    Pair,
-    Status,
-    absent,
-    after,
-    below,
-    created,
-    do_delete,
-    do_put,
-    do_range,
-    find,
-    none_below,
-    put,
-    read_deleted,
-    read_range,
-    read_txn,
-    txn,
-)
+from fencelock.backends.etcd.messages import Header, Pair, Status
 from fencelock.backends.etcd.place import Place
 from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
-from fencelock.backends.etcd.watch import Watcher
 from fencelock.core.clock import wall_us
-from fencelock.core.world import Event, World
+from fencelock.core.world import World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
-    Blocked,
     Busy,
     Claim,
     Grant,
@@ -68,27 +46,12 @@ TRAITS = Traits(
 A = TypeVar("A", bound=tuple[Any, ...])
 """What an answer is read as: its header comes first."""
 
-WATCHED_ONE_BY_ONE = 16
-"""Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
-REFUSED_PAUSE = 0.2
-"""Seconds before the next look when etcd breaks off a watch: it would do the same to the next one."""
-
 
 class Hold(NamedTuple):
     """A grant's handle."""
 
     session: Lease
     key: str
-
-
-class Seat(NamedTuple):
-    """A place in line: the claim's key and revision, whom it waits for, and the revision at which that was seen."""
-
-    session: Lease
-    key: str
-    revision: int
-    blocked: Blocked
-    seen: int
 
 
 class EtcdBackend:
@@ -103,6 +66,7 @@ class EtcdBackend:
         self._links = Links(world, place)
         self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
         self._held = Held(world, self._links, self._tell)
+        self._line = Line(world, self._links, self._sessions, self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
         self._about: About | None = None
         self._doubt: dict[str, Lease] = {}
@@ -130,24 +94,24 @@ class EtcdBackend:
 
     async def _claim(self, claim: Claim, key: str, queue: bool, session: Lease, about: About) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
-        prefix, encoded, tomb = (
-            self._layout.queue(claim.name).encode(),
-            key.encode(),
-            self._layout.tomb(claim.id).encode(),
-        )
-        compares = [absent(encoded), absent(tomb), created(self._layout.about, EQUAL, about.revision)]
+        encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
+        prefix = encoded[: -len(claim.id)]
+        compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
         if not queue and not claim.shared:
-            compares.append(none_below(prefix))
-        line = below(prefix, order=DESCENDING, limit=2, bare=True) if not claim.shared else below(prefix)
-        then = [do_put(put(encoded, value(claim), session.handle)), do_range(line)]
-        body = txn(compares, then, [do_range(find(encoded)), do_range(find(tomb)), do_range(find(self._layout.about))])
+            compares.append(m.none_below(prefix))
+        line = m.below(prefix, order=m.DESCENDING, limit=2, bare=True) if not claim.shared else m.below(prefix)
+        then = [m.do_put(m.put(encoded, value(claim), session.handle)), m.do_range(line)]
+        body = m.txn(
+            compares,
+            then,
+            [m.do_range(m.find(encoded)), m.do_range(m.find(tomb)), m.do_range(m.find(self._layout.about))],
+        )
         session.keep(key, self._world.now(), session.ttl)
-        doubtful = (
-            key in self._doubt
-        )  # once an attempt got no answer, it may come at any time until the claim is abandoned
+        # Once an attempt got no answer, it may arrive at any time until the claim is abandoned.
+        doubtful = key in self._doubt
         self._doubt[key] = session
         try:
-            answer, tries = await self._ask_alive(session, TXN, body, read_txn)
+            answer, tries = await self._ask_alive(session, m.TXN, body, m.read_txn)
         except Unanswered:
             raise
         except (Refused, EngineUnavailable) as error:
@@ -160,7 +124,7 @@ class EtcdBackend:
                 return None
             raise error.told(self._links.address) from error
         if tries == 1 and not doubtful:
-            del self._doubt[key]
+            self._doubt.pop(key, None)
         if answer.succeeded:
             line_up, revision = answer.found(1), answer.header.revision
         else:
@@ -196,11 +160,11 @@ class EtcdBackend:
         """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
         prefix = self._layout.queue(claim.name).encode()
         if claim.shared:
-            body = below(prefix, until=revision)
+            body = m.below(prefix, until=revision)
         else:
-            body = below(prefix, order=DESCENDING, limit=2, bare=True, until=revision)
+            body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
         try:
-            (header, found), _ = await self._ask_alive(session, RANGE, body, read_range, renew)
+            (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, renew)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
         return header, found.pairs
@@ -264,8 +228,12 @@ class EtcdBackend:
     async def _read_about(self) -> About:
         """Return what is true of the namespace; write it down if nobody has."""
         key = self._layout.about
-        body = txn([absent(key)], [do_put(put(key, about(wall_us()), 0)), do_range(find(key))], [do_range(find(key))])
-        answer = read_txn(await self._ask(TXN, body))
+        body = m.txn(
+            [m.absent(key)],
+            [m.do_put(m.put(key, about(wall_us()), 0)), m.do_range(m.find(key))],
+            [m.do_range(m.find(key))],
+        )
+        answer = m.read_txn(await self._ask(m.TXN, body))
         self._about = found = read_about(answer.found(-1)[0], self._links.address)
         return found
 
@@ -277,8 +245,8 @@ class EtcdBackend:
         if not isinstance(seat, Seat) or not seat.session.alive(self._world.now()):
             return await self.attempt(claim, queue=True)
         seat.session.keep(seat.key, self._world.now(), seat.session.ttl)
-        outcome = await self._watch(claim, seat, timeout)
-        return outcome or await self._look(claim, seat) or await self.attempt(claim, queue=True)
+        look = partial(self._look, claim, seat)
+        return await self._line.watch(seat, timeout, look) or await look() or await self.attempt(claim, queue=True)
 
     async def _look(self, claim: Claim, seat: Seat) -> Grant | Busy | None:
         """Look where we are in line; None if we are no longer in it."""
@@ -291,53 +259,6 @@ class EtcdBackend:
         header, line_up = await self._look_up(claim, seat.revision, seat.session)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
-    async def _watch(self, claim: Claim, seat: Seat, timeout: float) -> Grant | Busy | None:
-        """Wait until somebody ahead may have left, for so long at most; return what there is to see before that."""
-        by = seat.blocked.by
-        until = self._world.now() + timeout
-        end = self._sessions.end_of(by)
-        if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
-            until = min(until, end)
-        if len(by) > WATCHED_ONE_BY_ONE:
-            prefix = self._layout.queue_of(by[0]).encode()
-            ranges = [(prefix, after(prefix))]
-        else:
-            ranges = [(key.encode(), b"") for key in by]
-        link = await self._links.take()
-        watchers: list[Watcher] = []
-        try:
-            bell = self._world.bell()
-            watchers += (link.watches.begin(key, behind, 0, bell.set) for key, behind in ranges)
-            await self._hear(link, bell, watchers, until)
-            if not any(watcher.deleted or watcher.broken for watcher in watchers):
-                if max(watcher.since for watcher in watchers) > seat.seen:
-                    outcome = await self._look(claim, seat)  # for what happened between our last look and the watch
-                    if not isinstance(outcome, Busy) or outcome.handle.blocked != seat.blocked:
-                        return outcome
-                await self._hear(link, bell, watchers, until)
-        finally:
-            for watcher in watchers:
-                link.watches.end(watcher)
-            self._links.give(link)
-        if link.usable and any(watcher.broken and not watcher.compacted for watcher in watchers):
-            await self._world.sleep(min(timeout, REFUSED_PAUSE))
-        return None
-
-    async def _hear(self, link: Link, bell: Event, watchers: Sequence[Watcher], until: float) -> None:
-        """Listen until something happens, the beginning of all watches included if they have not begun."""
-        begun = all(watcher.since >= 0 for watcher in watchers)
-        try:
-            while not any(watcher.deleted or watcher.broken for watcher in watchers):
-                left = until - self._world.now()
-                if left <= 0 or not link.wire.open or (not begun and all(watcher.since >= 0 for watcher in watchers)):
-                    break
-                await self._world.listen([link.wire], bell, left)
-                bell.clear()
-        except BaseException:
-            if not self._world.shares_wires:
-                link.wire.close()  # interrupted, perhaps between two bytes
-            raise
-
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         key = self._layout.queue(claim.name) + claim.id
@@ -347,9 +268,9 @@ class EtcdBackend:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
             tomb = self._layout.tomb(claim.id)
             session.keep(tomb, self._world.now(), session.ttl)
-            body = txn([], [do_delete(key.encode()), do_put(put(tomb.encode(), b"", session.handle))])
+            body = m.txn([], [m.do_delete(key.encode()), m.do_put(m.put(tomb.encode(), b"", session.handle))])
             try:
-                read_txn(await self._links.ask(TXN, body, patience(claim.ttl)))
+                m.read_txn(await self._links.ask(m.TXN, body, patience(claim.ttl)))
             except Refused as refusal:
                 session.let_go(tomb)
                 if not refusal.no_lease:
@@ -392,7 +313,7 @@ class EtcdBackend:
 
     async def _delete(self, key: str, seconds: float = LONGEST) -> int:
         floor = self.facts.revision
-        header, deleted = read_deleted(await self._ask(DELETE, find(key.encode()), seconds))
+        header, deleted = m.read_deleted(await self._ask(m.DELETE, m.find(key.encode()), seconds))
         self.facts.take(header, floor)
         self._sessions.let_go(key)
         return deleted
@@ -412,6 +333,7 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
+            self._doubt.pop(key, None)
             self._drop(key.rpartition("/")[2], key)
 
     # ------------------------------------------------------------------ looking at it
