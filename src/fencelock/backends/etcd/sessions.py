@@ -155,7 +155,7 @@ class Sessions:
             session.ended = True
             self._on_ended(session)
         if self._by_ttl.get(int(session.ttl)) is session:
-            del self._by_ttl[int(session.ttl)]
+            self._by_ttl.pop(int(session.ttl), None)
 
     def adopt(self, lease: int, ttl: float) -> Lease:
         """Return the session that another client made a claim on which is ours to go on with; nobody has heard of it yet."""
