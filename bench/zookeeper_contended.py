@@ -13,7 +13,7 @@ KAZOO = "kazoo Lock"
 
 def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo}
-    with ZooKeeper(settings=peers.SETTINGS) as server:
+    with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         title = f"ZooKeeper, {PROCESSES} processes on one name, empty body"
         found = compare(title, contestants, server.url, rounds=rounds)
     ratio = found[OURS].per_second / found[KAZOO].per_second

@@ -14,7 +14,7 @@ KAZOO = "kazoo Lock (no token)"
 
 
 def main(rounds: int) -> list[Goal]:
-    with ZooKeeper(settings=peers.SETTINGS) as server:
+    with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         blocking = measure_blocking(server.url, rounds)
         asyncio = measure_asyncio(server.url, rounds)
     return [

@@ -1,4 +1,4 @@
-"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and kazoo's bare requests. They are imported when they are made."""
+"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and kazoo's bare requests; imported when they are made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from bench.harness import Run
 TTL = 30
 # Nothing waits for the disk, so that it is the locks that are measured.
 SETTINGS = {"forceSync": "no"}
+# The tests' servers are compiled for a quick start; those that are measured as they are for days of work.
+JVM = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4 -Xmx512m"}
 
 
 def ours(url: str) -> AbstractContextManager[Any]:

@@ -8,9 +8,11 @@ answers come straight from its thread, without the two hops that its own results
 from __future__ import annotations
 
 import logging
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ssl import SSLWantReadError, SSLWantWriteError
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -41,6 +43,7 @@ from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
 
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
+CHUNK = 65536
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two rounds of connecting to all hosts."""
 
@@ -138,6 +141,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def __init__(self, patience: float) -> None:
         super().__init__()
         self._patience = patience
+        self.unread = bytearray()
+        """What was read from the socket and not yet taken: a look for more would not show it."""
 
     def start(self) -> None:
         """There is nothing to start, and so nothing that an interpreter's exit has to wait for."""
@@ -149,13 +154,25 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """Call it right here."""
         callback.func(*callback.args)
 
+    def select(self, readers: Sequence[Any], writers: Sequence[Any], _: Any, timeout: float) -> Any:
+        """Wait as kazoo's own does, without an epoll descriptor for each time; its socket is always the first."""
+        if self.unread and readers:
+            return readers[:1], [], []
+        poll = select.poll()
+        for sock in readers:
+            poll.register(sock, select.POLLIN)
+        for sock in writers:
+            poll.register(sock, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+        return [s for s in readers if s.fileno() in ready], [s for s in writers if s.fileno() in ready], []
+
     def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
         """Connect; a host that is out of reach must not use up the time that is left for the others."""
         return super().create_connection(*args, timeout=min(timeout, self._patience), **options)
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection, which tells when it was made, and never pings."""
+    """kazoo's connection, which tells when it was made, and never pings. It takes what the socket has in one go."""
 
     def __init__(self, client: KazooClient, now: Callable[[], float], made: Callable[[float, float], None]) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger)
@@ -173,6 +190,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         begun = self._now()
+        self.handler.unread.clear()
         try:
             read_timeout, connect_timeout = super()._connect(host, hostip, port)
         except Exception as error:
@@ -180,6 +198,39 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             raise
         self._made(begun, round(read_timeout * 1.5) / 1000)
         return read_timeout, connect_timeout
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        unread: bytearray = self.handler.unread
+        while len(unread) < length:
+            with self._socket_error_handling():
+                try:
+                    chunk = self._socket.recv(CHUNK)
+                except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
+                    self._until([self._socket], [], timeout)
+                    continue
+            if not chunk:
+                raise ConnectionDropped("the server closed the connection")
+            unread += chunk
+        message = bytes(unread[:length])
+        del unread[:length]
+        return message
+
+    def _write(self, message: bytes, timeout: float) -> None:
+        left = memoryview(message)
+        while left:
+            with self._socket_error_handling():
+                try:
+                    left = left[self._socket.send(left) :]
+                except (BlockingIOError, SSLWantReadError, SSLWantWriteError):
+                    self._until([], [self._socket], timeout)
+
+    def _until(self, readers: list[Any], writers: list[Any], timeout: float) -> None:
+        kept, self.handler.unread = self.handler.unread, bytearray()
+        try:
+            if not any(self.handler.select(readers, writers, [], timeout)):
+                raise self.handler.timeout_exception("the server does not answer")
+        finally:
+            self.handler.unread = kept
 
     def _send_ping(self, connect_timeout: float) -> None:  # noqa: ARG002
         """Say nothing: whether a session lives on is ours to decide. It is the moment to end what was given up."""
@@ -229,20 +280,20 @@ class Driver:
         """Begin to connect."""
         self._client.start_async()
 
-    def post(self, request: Any, answer: Answer) -> None:
-        """Send a request, after those before it; it stays in kazoo's queue while there is no connection.
+    def post(self, *asked: tuple[Any, Answer]) -> None:
+        """Send requests, after those before them; they stay in kazoo's queue while there is no connection.
 
         Not by way of kazoo's own function, which swallows whatever interrupts it, Ctrl-C too.
         """
-        self._client._queue.append((request, answer))
-        self.nudge()
+        self._client._queue.extend(asked)
+        self.nudge(len(asked))
 
-    def nudge(self) -> None:
+    def nudge(self, times: int = 1) -> None:
         """Have kazoo's thread look at its queue: a byte for each request. One too many does no harm, one too few does."""
         sock = self._connection._write_sock
         if sock is not None:
             with suppress(OSError):
-                sock.send(b"\0")
+                sock.send(b"\0" * times)
 
     def reset(self) -> None:
         """Break the connection, so that kazoo makes a new one for the same session."""
@@ -255,7 +306,7 @@ class Driver:
         """End the session, with a word to the server; or without: then it runs out there."""
         self._client._stopped.set()
         if tell:
-            self.post(CloseInstance, Answer())
+            self.post((CloseInstance, Answer()))
         else:
             self.reset()
 

@@ -15,7 +15,7 @@ from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.core.session import Session
 from fencelock.core.world import Event, World
-from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
+from fencelock.errors import FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
     Busy,
@@ -44,7 +44,7 @@ BATCH = 500
 class Place:
     """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
 
-    __slots__ = ("_ahead", "_bell", "claim", "czxid", "gone", "node", "parent", "session")
+    __slots__ = ("_ahead", "_bell", "called", "claim", "czxid", "gone", "node", "parent", "seen", "session")
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim
@@ -54,8 +54,12 @@ class Place:
         self.czxid = 0
         self.gone = False
         """Whether the node is known to be gone: taken away, or over with its session."""
+        self.called = False
+        """Whether the last one that stood in the way is known to be gone."""
+        self.seen: list[str] | None = None
+        """Who else is there, if somebody has looked for us."""
         self._bell: Event | None = None
-        self._ahead: set[str] = set()
+        self._ahead: dict[str, bool] = {}
 
     @property
     def path(self) -> str:
@@ -72,32 +76,42 @@ class Place:
         if self._bell is not None:
             await self._bell.wait(timeout)
 
-    def watch(self, world: World, nodes: Sequence[str]) -> None:
-        """Have these nodes, and no others, wake us when one goes."""
-        if self._bell is None:
-            self._bell = world.event()
-        link = self.session.handle
-        paths = {f"{self.parent}/{node}" for node in nodes}
-        for path in self._ahead - paths:
-            link.unwatch(path, self)
-        fresh, self._ahead = paths - self._ahead, paths
-        for path in fresh:
-            link.watch(path, self, partial(self._heard, path))
-
     def hush(self) -> None:
         """Forget that a bell rang: we look now."""
+        self.called, self.seen = False, None
         if self._bell is not None:
             self._bell.clear()
 
-    def _heard(self, path: str, _: bool | None) -> None:
-        self._ahead.discard(path)
+    def watch(self, world: World, ahead: dict[str, bool]) -> None:
+        """Have these nodes, and no others, wake us when one goes; each with whether that is all that we wait for."""
+        if self._bell is None:
+            self._bell = world.event()
+        link = self.session.handle
+        before, self._ahead = self._ahead, {f"{self.parent}/{node}": last for node, last in ahead.items()}
+        for path in before.keys() - self._ahead.keys():
+            link.unwatch(path, self)
+        for path in self._ahead.keys() - before.keys():
+            link.watch(path, self, partial(self._heard, path))
+
+    def _heard(self, path: str, gone: bool | None) -> None:
+        last = self._ahead.pop(path, None)
+        if last is False and gone:
+            # Straight from the driver's thread: whoever waits need not wake only to ask this.
+            self.session.handle.look(self.parent, self._looked)
+            return
+        if last and gone:
+            self.called = True
+        self.ring()
+
+    def _looked(self, children: list[str] | None) -> None:
+        self.seen = children
         self.ring()
 
     def leave(self) -> None:
         """Watch nothing any more."""
-        for path in list(self._ahead):
+        before, self._ahead = self._ahead, {}
+        for path in before:
             self.session.handle.unwatch(path, self)
-        self._ahead.clear()
 
 
 class ZooKeeperBackend:
@@ -120,7 +134,7 @@ class ZooKeeperBackend:
 
     async def _attempt(self, claim: Claim, queue: bool, *, anew: bool) -> Grant | Busy:
         place = self._places.get(claim.id)
-        if place is not None and (place.gone or not place.session.alive(self._world.now())):
+        if place is not None and not self._stands(place):
             self._forget(place)
             place = None
         patience = _patience(claim.ttl)
@@ -143,8 +157,17 @@ class ZooKeeperBackend:
         place: Place = busy.handle
         if not place.gone and self._places.get(place.claim.id) is place:
             await place.listen(timeout)
+            if place.called and self._stands(place):
+                # Nobody can have come in between. That we are still there ourselves is as good as certain, as the server
+                # would have ended the connection with the session: if our node was taken away by hand, we hear of it soon.
+                place.session.handle.check(place.path, partial(self._lost_if, place))
+                return self._granted(place)
+        children = place.seen
         place.hush()
         try:
+            if children is not None and place.node in children and self._stands(place):
+                self._keep(place)
+                return await self._decide(place, children, True)
             return await self._attempt(place.claim, True, anew=False)  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
@@ -311,22 +334,23 @@ class ZooKeeperBackend:
             await self._remove(place, _patience(claim.ttl))
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         answer = admit(nodes, claim)
-        kept = claim._replace(ttl=session.ttl)
         if isinstance(answer, Admitted):
-            place.leave()
-            try:
-                token = session.handle.layout.token(place.czxid)
-            except EngineUnavailable:
-                await self._remove(place, _patience(claim.ttl))
-                raise
-            session.handle.hold(place.path, lambda gone: self._lost(place) if gone else None)
-            return Grant(kept, token, session.since, place)
+            return self._granted(place)
         if queue:
-            by = set(answer.by)
-            place.watch(self._world, [node.name for node in nodes if node.id in by])
+            place.watch(
+                self._world, {node.name: _is_last(nodes, node, claim) for node in nodes if node.id in answer.by}
+            )
         else:
             await self._remove(place, _patience(claim.ttl))
-        return Busy(kept, session.since, handle=place)
+        return Busy(claim._replace(ttl=session.ttl), session.since, handle=place)
+
+    def _granted(self, place: Place) -> Grant:
+        place.leave()
+        session = place.session
+        token = session.handle.layout.token(place.czxid)
+        session.handle.hold(place.path, partial(self._lost_if, place))
+        self._keep(place)
+        return Grant(place.claim._replace(ttl=session.ttl), token, session.since, place)
 
     async def _remove(self, place: Place, patience: float) -> bool:
         """Take the claim's node away, for certain; return whether it was there."""
@@ -362,6 +386,10 @@ class ZooKeeperBackend:
     def _keep(self, place: Place) -> None:
         place.session.keep(place.claim.id, self._world.now(), place.session.ttl)
 
+    def _stands(self, place: Place) -> bool:
+        """Return whether the claim must still have its node, unless somebody took it away unheard."""
+        return not place.gone and place.session.alive(self._world.now())
+
     def _forget(self, place: Place) -> None:
         """Forget a claim whose node is gone, or goes with its session."""
         place.leave()
@@ -388,10 +416,11 @@ class ZooKeeperBackend:
         except FencelockError:
             return False
 
-    def _lost(self, place: Place) -> None:
-        """Take in that a node that was held is gone. kazoo's thread calls this."""
-        place.gone = True
-        self.on_gone(place.claim.id)
+    def _lost_if(self, place: Place, gone: bool | None) -> None:
+        """Take in what became of a node that was held. kazoo's thread calls this."""
+        if gone:
+            place.gone = True
+            self.on_gone(place.claim.id)
 
     def _ended(self, session: Session[Link]) -> None:
         """Take in that a session is over, and all its claims with it."""
@@ -399,6 +428,11 @@ class ZooKeeperBackend:
             place.gone = True
             place.ring()
             self.on_gone(place.claim.id)
+
+
+def _is_last(nodes: list[Node], node: Node, claim: Claim) -> bool:
+    """Return whether the claim may hold the name as soon as that node is gone."""
+    return isinstance(admit([other for other in nodes if other is not node], claim), Admitted)
 
 
 def _is_held(grant: Grant) -> bool:
