@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ssl import SSLWantReadError, SSLWantWriteError
+from ssl import SSLContext, SSLWantReadError, SSLWantWriteError, create_default_context
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -138,9 +138,10 @@ def translate(error: Exception) -> FencelockError:
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's way to threads, without the two that it would have call us: its connection's own does."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, tls: SSLContext | None) -> None:
         super().__init__()
         self._patience = patience
+        self._tls = tls
         self.unread = bytearray()
         """What was read from the socket and not yet taken: a look for more would not show it."""
 
@@ -156,7 +157,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], _: Any, timeout: float) -> Any:
         """Wait as kazoo's own does, without an epoll descriptor for each time; its socket is always the first."""
-        if self.unread and readers:
+        if readers and (self.unread or (self._tls is not None and getattr(readers[0], "pending", int)())):
             return readers[:1], [], []
         poll = select.poll()
         for sock in readers:
@@ -166,9 +167,15 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
         return [s for s in readers if s.fileno() in ready], [s for s in writers if s.fileno() in ready], []
 
-    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> socket.socket:
         """Connect; a host that is out of reach must not use up the time that is left for the others."""
-        return super().create_connection(*args, timeout=min(timeout, self._patience), **options)
+        sock = socket.create_connection(address, min(timeout, self._patience))
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=hostname)
+        except BaseException:
+            sock.close()
+            raise
 
 
 class Connection(ConnectionHandler):  # type: ignore[misc]
@@ -238,6 +245,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             raise ConnectionDropped("given up")
 
 
+def _context(address: Address) -> SSLContext:
+    try:
+        context = create_default_context(cafile=address.ca)
+        if address.cert is not None:
+            context.load_cert_chain(address.cert, address.key)
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"{address.name}: the files for TLS are of no use: {error}") from error
+    return context
+
+
 class Driver:
     """One session of kazoo's. `made` is told when a connection was begun, and the seconds that were agreed on."""
 
@@ -253,15 +270,10 @@ class Driver:
         self._client = KazooClient(
             ",".join(address.hosts),
             seconds,
-            handler=Handler(max(0.5, min(5.0, seconds / 6))),
+            handler=Handler(max(0.5, min(5.0, seconds / 6)), _context(address) if address.tls else None),
             auth_data=set() if address.login is None else {("digest", address.login)},
             connection_retry=KazooRetry(max_tries=-1, delay=FIRST_PAUSE, max_delay=LONGEST_PAUSE),
             logger=LOGGER,
-            use_ssl=address.tls,
-            check_hostname=address.tls,
-            ca=address.ca,
-            certfile=address.cert,
-            keyfile=address.key,
         )
         self._connection = self._client._connection = Connection(self._client, now, made)
         self._client.add_listener(changed)

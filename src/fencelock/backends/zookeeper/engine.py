@@ -110,7 +110,7 @@ class Place:
     def leave(self) -> None:
         """Watch nothing any more."""
         before, self._ahead = self._ahead, {}
-        for path in before:
+        for path in list(before):
             self.session.handle.unwatch(path, self)
 
 
@@ -142,7 +142,13 @@ class ZooKeeperBackend:
             session = await self._sessions.get(claim.ttl, claim.name)
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
             self._keep(place)
-            children = await self._enter(place, patience)
+            try:
+                children = await self._enter(place, patience)
+            except Unanswered:
+                raise
+            except FencelockError:
+                self._forget(place)  # refused, or never sent
+                raise
         else:
             self._keep(place)
             children = await self._find(place, patience, anew)
@@ -424,10 +430,12 @@ class ZooKeeperBackend:
 
     def _ended(self, session: Session[Link]) -> None:
         """Take in that a session is over, and all its claims with it."""
-        for place in [place for place in list(self._places.values()) if place.session is session]:
-            place.gone = True
-            place.ring()
-            self.on_gone(place.claim.id)
+        for id, place in list(self._places.items()):
+            if place.session is session:
+                place.gone = True
+                self._places.pop(id, None)
+                place.ring()
+                self.on_gone(id)
 
 
 def _is_last(nodes: list[Node], node: Node, claim: Claim) -> bool:
