@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import signal
 from typing import Any
@@ -16,10 +17,16 @@ TEST_SECONDS = 100.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take back that Ctrl-C is ignored, as it is for the background jobs of a shell: every process would inherit that."""
-    for number in (signal.SIGINT, signal.SIGQUIT):
+    """Take back that signals are ignored, as for the background jobs of a shell, or under nohup: all would inherit it."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what is there for good: else it stops all threads, for longer than a short ttl."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -170,7 +170,7 @@ async def test_user_with_just_the_rights_that_are_needed(own_redis: Own, clients
     server = own_redis()
     needed = (
         "hello auth client select subscribe info scan eval evalsha time exists get set hset hget hdel "
-        "hexists hgetall hvals pexpire pttl rpush lindex lpos lrange lrem publish del"
+        "hexists hgetall hvals pexpire pttl rpush lpush lpop lindex lpos lrange lrem publish del"
     )
     tell(
         server, "ACL", "SETUSER", "app", "on", f">{SECRET}", "resetchannels", "~ours:*", "&ours/*",

@@ -203,10 +203,10 @@ async def test_garbage(ends: Ends) -> None:
         def __init__(self) -> None:
             self.address = "garbled"
 
-        def dial(self) -> socket.socket:
+        def dial(self, reach: object = None) -> socket.socket:
             return ours
 
-        async def adial(self) -> tuple[Any, object]:
+        async def adial(self, reach: object = None) -> tuple[Any, object]:
             return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
 
     wire = await ends.wire(Garbled())

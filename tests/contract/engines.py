@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,11 @@ _databases = itertools.count()
 def _redis(server: Any, _: Path) -> str:
     """Return a database of its own on a shared server."""
     return str(server.url).removesuffix("/0") + f"/{next(_databases)}"
+
+
+def _etcd(server: Any, _: Path) -> str:
+    """Return a prefix of its own on a shared server."""
+    return f"{server.url}/{os.getpid()}-{next(_databases)}"
 
 
 def _zookeeper(server: Any, folder: Path) -> str:
@@ -50,4 +56,6 @@ ENGINES = [
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
+    # Whole seconds; it looks for what is over twice a second.
+    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
 ]

@@ -68,8 +68,8 @@ class Faulty:
             await self._world.sleep(seconds)
         return answer
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
-        return await self._through("attempt", self.inner.attempt(claim, queue=queue))
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        return await self._through("attempt", self.inner.attempt(claim, queue=queue, patience=patience))
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         return await self._through("wait", self.inner.wait(busy, timeout))

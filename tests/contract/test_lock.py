@@ -257,9 +257,9 @@ async def test_on_lost_that_raises(
         raise error
 
     locks = subject.connect(on_lost=on_lost)
-    kept = await locks.lock("kept", ttl=0.9).acquire()
+    kept = await locks.lock("kept", ttl=1.2).acquire()
     short = await locks.lock("short", ttl=0.25, renew=False).acquire()
-    await pace.sleep(1.5)
+    await pace.sleep(1.8)
     kept.check()
     await kept.release()
     assert short.reason is Reason.EXPIRED
@@ -382,13 +382,13 @@ async def test_dropped_lease(locks: LocksView) -> None:
 
 async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: Pace) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
-    kept = await locks.lock("kept", ttl=1.2).acquire()
+    kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
         for number in range(20):
             await locks.lock(f"dropped {number}", ttl=0.25).acquire()
             await asyncio.sleep(0.02)
         gc.collect()
-        await pace.sleep(1)
+        await pace.sleep(1.2)
     kept.check()
     await kept.release()
     again = await locks.lock("kept", ttl=1).acquire()

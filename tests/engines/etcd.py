@@ -5,8 +5,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
+import ssl
+import subprocess
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.engines import packages
@@ -33,7 +37,7 @@ class Etcd(Server):
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 5.0) -> dict[str, Any]:
         """Ask etcd's JSON gateway, `/v3/…` with a body or any other path without."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        connection = self._connect(timeout)
         try:
             if body is None:
                 connection.request("GET", path)
@@ -47,6 +51,9 @@ class Etcd(Server):
             return answer
         finally:
             connection.close()
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
 
     def put(self, key: str, value: str, *, timeout: float = 5.0) -> None:
         """Write one key."""
@@ -91,6 +98,9 @@ class Etcd(Server):
             "pre-vote": "true",
             # With it a member could not be replaced until the others have been together for five seconds.
             "strict-reconfig-check": "false",
+            # So that a lease may be of one second: its shortest is one and a half election timeouts, rounded up.
+            "heartbeat-interval": "50",
+            "election-timeout": "500",
             "logger": "zap",
             **self.settings,
         }
@@ -100,6 +110,56 @@ class Etcd(Server):
         health = self.call("/health", timeout=timeout)
         if health.get("health") != "true":
             raise ConnectionError(f"etcd is not healthy: {health}")
+
+
+class EtcdTls(Etcd):
+    """One member that speaks TLS with its clients, and asks them for a certificate if `mutual`."""
+
+    def __init__(self, *, mutual: bool = False, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings=settings)
+        self.mutual = mutual
+
+    @property
+    def certificate(self) -> Path:
+        """The server's own, which is its authority too, and what a client shows if it has to."""
+        return self.folder / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        """What belongs to the certificate."""
+        return self.folder / "key.pem"
+
+    def url_at(self, address: str) -> str:
+        return f"etcds://{address}"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if not self.certificate.exists():
+            settings = self.folder / "openssl.cnf"
+            settings.write_text(
+                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
+                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
+            )
+            openssl = packages.find("redis", "openssl")
+            subprocess.run(
+                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
+                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                 "-keyout", str(self.key), "-out", str(self.certificate)],
+                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
+            )  # fmt: skip
+        self.settings |= {
+            "listen-client-urls": f"https://{self.address}",
+            "advertise-client-urls": f"https://{self.address}",
+            "cert-file": str(self.certificate),
+            "key-file": str(self.key),
+        }
+        if self.mutual:
+            self.settings |= {"client-cert-auth": "true", "trusted-ca-file": str(self.certificate)}
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        context.load_cert_chain(self.certificate, self.key)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout, context=context)
 
 
 class EtcdCluster(Cluster[Etcd]):

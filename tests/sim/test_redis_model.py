@@ -24,6 +24,9 @@ SOON, LATER = 600_000, 3_600_000
 """Milliseconds: what the test lets run out after a round, and what stays. No clock decides during a round, as the two are not
 asked at the same moment."""
 
+DATABASE = 9999
+"""Where no other test is, nor anything that one has left behind."""
+
 
 class Real:
     """A connection to a real server, with nothing between the test and the answers."""
@@ -48,10 +51,11 @@ class Real:
 @pytest.fixture
 def real(redis_node: RealRedis) -> Iterator[Real]:
     real = Real(redis_node)
-    real.ask("FLUSHALL")
+    real.ask("SELECT", DATABASE)
+    real.ask("FLUSHDB")
     real.ask("SCRIPT", "FLUSH")
     yield real
-    real.ask("FLUSHALL")
+    real.ask("FLUSHDB")
     real.close()
 
 

@@ -249,7 +249,7 @@ class MemoryBackend:
         self._closed = False
         self.records = MemoryRecords(self)
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
         """Ask the store; the ttl counts from before the question."""
         sent = self._world.now()
         bell = self._bells.get(claim.id)  # anew each time: a place in line that ran out took its bell with it

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
+GRACE = 1.0
+"""Seconds that an engine is given to answer, however little time its caller has left."""
+
 
 class Backend(Protocol):
     """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
@@ -17,8 +20,10 @@ class Backend(Protocol):
 
     traits: Traits
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
+
+        `patience` is how many seconds the caller has left: an answer that comes later is of no use to it.
 
         Attempting again with the same claim finds what the earlier one left: one grant, one token, its ttl counted anew
         from this call. Without `queue`, a Busy leaves nothing behind.

@@ -62,7 +62,7 @@ class Keeper:
 
     def drop(self, lease: LeaseCore) -> None:
         """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
-        self._leases.pop(lease.id, None)
+        self._leases.pop(lease._grant.claim.id, None)
 
     def gone(self, id: str) -> None:
         """Note that the engine has dropped a claim, from any thread; the loop tells its lease at once."""

@@ -232,7 +232,8 @@ class LeaseCore:
 
     async def _give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
-        client = self._client
+        client, grant = self._client, self._grant
+        id = grant.claim.id
         self.is_lost()
         with client.mutex:
             if self._released:
@@ -244,7 +245,7 @@ class LeaseCore:
             self._released = True
             client.keeper.drop(self)
             if not lost:
-                client.under_way[self.id] = self._grant.claim  # for a close() that would overtake us
+                client.under_way[id] = grant.claim  # for a close() that would overtake us
         if self._reentry is not None:
             client.reentrant.pop(self._reentry, None)
         if self._event is not None:
@@ -253,18 +254,18 @@ class LeaseCore:
             await self._give_back_lost()
             return False
         try:
-            ours = await client.backend.release(self._grant)
+            ours = await client.backend.release(grant)
         except Unanswered:
             ours = await self._release_again()
         except EngineUnavailable as error:
             raise self._not_released(error) from error
         except BaseException:
-            await undo(client.world, client.backend, self._grant.claim)
+            await undo(client.world, client.backend, grant.claim)
             raise
         finally:
-            client.under_way.pop(self.id, None)
-        if self._grant.straggler:
-            await undo(client.world, client.backend, self._grant.claim)
+            client.under_way.pop(id, None)
+        if grant.straggler:
+            await undo(client.world, client.backend, grant.claim)
         return ours
 
     async def _release_again(self) -> bool:

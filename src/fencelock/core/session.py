@@ -57,6 +57,10 @@ class Session(Generic[H]):
         with self._mutex:
             self._ends.pop(id, None)
 
+    def end_of(self, id: str) -> float | None:
+        """Return when a claim is over, or None if it does not hang on this session."""
+        return self._ends.get(id)
+
     def over(self, now: float) -> list[str]:
         """Return the claims that are over: they go before the next sign of life, or the session must end."""
         with self._mutex:

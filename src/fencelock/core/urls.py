@@ -44,6 +44,7 @@ ENGINES: dict[str, Engine] = {
     ),
     **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
+    **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
 }
 
 CLIENTS = {"redis": ENGINES["redis"]}
@@ -51,7 +52,6 @@ CLIENTS = {"redis": ENGINES["redis"]}
 
 
 COMING = {
-    "etcd": "etcd",
     "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
     "mariadb": "mariadb",
 }  # fmt: skip

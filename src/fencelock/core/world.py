@@ -7,14 +7,21 @@ in the caller's own thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from ssl import SSLContext  # a tenth of the start of a command that needs no server
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
+
+
+SHORT = 13
+"""Bytes of an answer that may be left unread for a while."""
 
 
 class NoAnswer:
@@ -36,6 +43,12 @@ class Event(Protocol):
     async def wait(self, timeout: float | None) -> bool: ...
 
 
+class LoudBell(Event, Protocol):
+    """An event that has something of the system's, and so has to be given back."""
+
+    def close(self) -> None: ...
+
+
 class Doorbell(Protocol):
     """A flag that another process can set, by its address. Rings may get lost: whoever waits looks again in the end."""
 
@@ -55,17 +68,30 @@ class Guard(Protocol):
         ...
 
 
+class Host(NamedTuple):
+    """Where a server listens, for a world to connect to by itself."""
+
+    name: str
+    port: int
+    tls: SSLContext | None = None
+    seconds: float = 5.0
+    """How long connecting may take."""
+
+
 class Dialer(Protocol):
-    """How to reach one server, in either colour: a driver connects and logs in, and the wire takes over from there."""
+    """How to reach one server, in either colour: a driver connects and logs in, and the wire takes over from there.
+
+    `reach` is for engines without a driver: the world's own way to connect, which raises OSErrors.
+    """
 
     address: str
     """For people, and for whoever needs to tell servers apart."""
 
-    def dial(self) -> Any:
+    def dial(self, reach: Callable[[Host], Any]) -> Any:
         """Return a connected socket, and block meanwhile; raise EngineUnavailable."""
         ...
 
-    async def adial(self) -> tuple[Any, object]:
+    async def adial(self, reach: Callable[[Host], Awaitable[Any]]) -> tuple[Any, object]:
         """Return a connected asyncio transport, and what has to be kept for as long as it is used."""
         ...
 
@@ -91,6 +117,8 @@ class Parser(Protocol):
 class Wire(Protocol):
     """A connection to a server that answers in the order in which it is asked, and may push what nobody asked for.
 
+    Where a server answers in any order, all that it says counts as pushed, and its engine finds out who it is for.
+
     An error that the server answers with is an answer. In the blocking world a wire belongs to one thread at a time; only
     `close` may be called by any.
     """
@@ -112,10 +140,19 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
         """Send a command and return its answer; raise Unanswered if none came in time, or the connection broke.
 
+        A short answer (SHORT) may be left unread for `linger` seconds: if what is pushed next comes meanwhile, the two are
+        read at once, and who waits for them is woken once instead of twice.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
+        """
+        ...
+
+    def tell(self, data: bytes) -> None:
+        """Send bytes as they are, also while what is pushed is taken in; the server owes nothing for them.
+
+        It does not raise: a wire that breaks is closed.
         """
         ...
 
@@ -152,6 +189,10 @@ class World(Protocol):
 
     def bell(self) -> Event:
         """Return an event for `listen`: set only by what is pushed over wires, or by who closes them."""
+        ...
+
+    def loud_bell(self) -> LoudBell:
+        """Return an event for `listen` that any thread may set, to wake whoever listens."""
         ...
 
     def doorbell(self) -> Doorbell | None:

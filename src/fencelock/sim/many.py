@@ -98,7 +98,8 @@ def play_many(
             progress(summary)
     else:
         # Not forked: a copy of a process that holds real leases would have to give them up first.
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        # With low priority: nothing here depends on real time, and other work of the machine may.
+        with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=os.nice, initargs=(10,)) as pool:
             for future in as_completed([pool.submit(batch, seeds) for seeds in batches]):
                 summary.add(future.result())
                 progress(summary)

@@ -158,7 +158,7 @@ class _Direct:
         self._host = host
         self._dialer = dialer
 
-    async def ask(self, command: Command, _: float) -> Any:
+    async def ask(self, command: Command, _: float, linger: float = 0.0) -> Any:  # noqa: ARG002
         if command[0] == "SUBSCRIBE":
             return [b"subscribe", b"", 0]
         return as_parsed(self._dialer, self._host.redis.ask(command)[0])

@@ -131,7 +131,7 @@ class SimWire:
         self._owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
         """Send, and wait for the answer."""
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
@@ -147,6 +147,10 @@ class SimWire:
             self._up.give_up()
         self._up.send(partial(self._host.deliver, self._hang_up, _nothing))
         self._end()
+
+    def tell(self, data: bytes) -> None:
+        """Simulated servers are asked commands; none of them reads bytes."""
+        raise NotImplementedError(f"{len(data)} bytes for a simulated server")
 
     def forget(self) -> None:
         """Simulated processes do not fork."""

@@ -42,6 +42,9 @@ class SimEvent:
         for parked in self._waiters:
             parked.wake()
 
+    def close(self) -> None:
+        """Nothing of the system's to give back."""
+
     async def wait(self, timeout: float | None) -> bool:
         """Wait until it is set, for so long at most; return whether it is."""
         if self._set:
@@ -106,6 +109,10 @@ class SimWorld:
         return SimEvent(self.process)
 
     def bell(self) -> SimEvent:
+        """Return a new event."""
+        return SimEvent(self.process)
+
+    def loud_bell(self) -> SimEvent:
         """Return a new event."""
         return SimEvent(self.process)
 

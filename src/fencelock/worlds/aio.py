@@ -56,6 +56,9 @@ class AioEvent:
             except RuntimeError:
                 pass  # the loop is closed: nobody waits there any more
 
+    def close(self) -> None:
+        """Nothing of the system's to give back."""
+
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
@@ -172,6 +175,10 @@ class AioWorld:
         return AioEvent(self._home())
 
     def bell(self) -> AioEvent:
+        """Return a new event."""
+        return AioEvent(self._home())
+
+    def loud_bell(self) -> AioEvent:
         """Return a new event."""
         return AioEvent(self._home())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
@@ -77,6 +78,43 @@ class Flag:
         return self._set
 
 
+class LoudFlag(Flag):
+    """A flag that wakes whoever listens: it has a pair of sockets for that."""
+
+    __slots__ = ("_ear", "_mouth")
+
+    def __init__(self) -> None:
+        from socket import socketpair  # engines without a server do without
+
+        super().__init__()
+        self._ear, self._mouth = socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+
+    def set(self) -> None:
+        """Set it, and wake whoever listens."""
+        self._set = True
+        with suppress(OSError):  # full, so that it is heard in any case; or closed
+            self._mouth.send(b".")
+
+    def clear(self) -> None:
+        """Unset it. In this order: whoever sets it meanwhile has set it."""
+        self._set = False
+        with suppress(OSError):
+            while self._ear.recv(64):
+                pass
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._ear.fileno()
+
+    def close(self) -> None:
+        """Give back the sockets."""
+        self._set = True
+        self._ear.close()
+        self._mouth.close()
+
+
 class SocketBell:
     """A doorbell with a socket of its own."""
 
@@ -127,6 +165,7 @@ class BlockingWorld:
 
     def __init__(self) -> None:
         self.now = boottime
+        self.here = threading.current_thread  # the thread itself: its number is given to the next as soon as it ends
         self._bells: list[SocketBell] = []
         self._closed = False
 
@@ -139,10 +178,6 @@ class BlockingWorld:
 
         return random()
 
-    def here(self) -> Hashable:
-        """Return the thread itself: its number is given to the next thread as soon as it ends."""
-        return threading.current_thread()
-
     def event(self) -> BlockingEvent:
         """Return a new event."""
         return BlockingEvent()
@@ -150,6 +185,10 @@ class BlockingWorld:
     def bell(self) -> Flag:
         """Return a flag."""
         return Flag()
+
+    def loud_bell(self) -> LoudFlag:
+        """Return a flag that wakes who listens."""
+        return LoudFlag()
 
     def doorbell(self) -> SocketBell | None:
         """Return a bell, an earlier one if there is one: opening a socket costs as much as a whole transaction."""
@@ -209,7 +248,8 @@ class BlockingWorld:
         """Read, in this thread, what is pushed."""
         from fencelock.worlds.sockets import SocketWire, listen
 
-        return listen(cast("Sequence[SocketWire]", wires), bell, timeout)
+        besides = bell.fileno() if isinstance(bell, LoudFlag) else None
+        return listen(cast("Sequence[SocketWire]", wires), bell, timeout, besides)
 
     async def close(self) -> None:
         """Close the sockets that are kept."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event
+from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
@@ -48,7 +48,7 @@ class SocketWire:
     )
 
     def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        sock = dialer.dial()
+        sock = dialer.dial(reach)
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
         parser = dialer.parser()
@@ -69,7 +69,7 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self._owed[0][0] if self._owed else None
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
         """Send, and read until the answer is there."""
         if not self.open:
             raise Unanswered(f"{self._address}: the connection is closed")
@@ -77,12 +77,18 @@ class SocketWire:
             return self._ask_behind(command, timeout)
         self._busy = True
         try:
-            self._send(command)
+            sock = self._sock
+            if self._tls:
+                self._send(command)
+            else:
+                sock.sendall(self._pack(command))
             if timeout != self._patience:
                 self._limit(timeout)
+            if linger and not self._tls:
+                self._linger(linger)
             try:
                 while True:
-                    data = self._sock.recv(CHUNK)
+                    data = sock.recv(CHUNK)
                     if not data:
                         raise ConnectionResetError("the server closed the connection")
                     self._feed(data)
@@ -137,11 +143,33 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
 
+    def tell(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        if not self.open:
+            return
+        try:
+            self._send_bytes(data)
+        except BaseException as error:
+            self._broken()
+            if not isinstance(error, OSError | ValueError):
+                raise
+
     def _send(self, command: Command) -> None:
+        self._send_bytes(self._pack(command))
+
+    def _send_bytes(self, data: bytes) -> None:
         if self._tls:
             self._sock.settimeout(SEND_SECONDS)
             self._patience = -1.0
-        self._sock.sendall(self._pack(command))
+        self._sock.sendall(data)
+
+    def _linger(self, seconds: float) -> None:
+        """Sleep over a short answer: the kernel does not wake us for it, but for more."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
+        try:
+            self.readable(seconds)
+        finally:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _limit(self, timeout: float) -> None:
         """Bound the next reads."""
@@ -257,6 +285,17 @@ def fan(
                 poll.unregister(descriptor)
                 del wires[descriptor]
     return answers
+
+
+def reach(host: Host) -> socket.socket:
+    """Connect to a server that no driver connects to."""
+    sock = socket.create_connection((host.name, host.port), host.seconds)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock if host.tls is None else host.tls.wrap_socket(sock, server_hostname=host.name)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: int | None = None) -> bool:

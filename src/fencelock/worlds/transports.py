@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Host
 from fencelock.errors import Unanswered
 
 LOOK_SECONDS = 0.05
@@ -38,12 +38,14 @@ class TransportWire(asyncio.Protocol):
     @classmethod
     async def connect(cls, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> TransportWire:
         """Connect, and take the transport over from the driver."""
-        transport, kept = await dialer.adial()
+        transport, kept = await dialer.adial(reach)
         wire = cls(dialer, on_push, on_end)
         wire._transport, wire._kept = cast("asyncio.Transport", transport), kept
         wire._transport.set_protocol(wire)
         if wire._transport.is_closing():
             wire._end(None)
+        elif not wire._transport.is_reading():
+            wire._transport.resume_reading()
         return wire
 
     _transport: asyncio.Transport
@@ -82,7 +84,7 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command, timeout: float) -> Any:
+    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
         """Send, and await the answer."""
         answer = self.post(command)
         timer = self._loop.call_later(timeout, _give_up, answer)
@@ -95,6 +97,11 @@ class TransportWire(asyncio.Protocol):
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return found
+
+    def tell(self, data: bytes) -> None:
+        """Send bytes as they are; the loop tells if that breaks."""
+        if self.open:
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close it; whoever awaits an answer gets none."""
@@ -151,6 +158,21 @@ class TransportWire(asyncio.Protocol):
             while self._owed:
                 _give_up(self._owed.popleft()[1])
         self._on_end()
+
+
+class _Unread(asyncio.Protocol):
+    """Leaves what a server says first to the wire."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).pause_reading()
+
+
+async def reach(host: Host) -> asyncio.BaseTransport:
+    """Connect to a server that no driver connects to."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(host.seconds):
+        transport, _ = await loop.create_connection(_Unread, host.name, host.port, ssl=host.tls)
+    return transport
 
 
 async def fan(

@@ -40,7 +40,7 @@ class RedisDialer:
         self._blocking = blocking
         self._aio = aio
 
-    def dial(self) -> Any:
+    def dial(self, reach: object = None) -> Any:  # noqa: ARG002
         """Connect with redis-py and take its socket."""
         connection = self._blocking()
         try:
@@ -54,7 +54,7 @@ class RedisDialer:
         connection.disconnect()
         return sock
 
-    async def adial(self) -> tuple[Any, object]:
+    async def adial(self, reach: object = None) -> tuple[Any, object]:  # noqa: ARG002
         """Connect with redis-py and take its transport; the stream objects would close it if they were dropped."""
         connection = self._aio()
         try:

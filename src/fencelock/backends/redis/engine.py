@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import lru_cache
 from itertools import count
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
+from fencelock.core.backend import GRACE
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import (
@@ -35,6 +37,9 @@ BATCH = 500
 """Leases that one script renews: short enough not to keep the server from others."""
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+
+LINGER = 0.02
+"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -66,17 +71,24 @@ class RedisBackend:
         self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
+        self._contended = False
+        self._base = lru_cache(BUCKETS)(self._make_base)
         self.records = RedisRecords(self._links, self._base)
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
         """Take the lock or a place in line."""
-        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
+        # Only after a lock that was taken: where locks are free, it would but cost time.
+        linger = 0.0 if not (queue and self._contended) else LINGER if patience is None else min(LINGER, patience)
+        seat = self._seats.pop(claim.id, None) if self._seats else None
+        return self._attempt(claim, queue, seat, patience, linger)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
         claim = busy.claim
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             try:
@@ -90,26 +102,34 @@ class RedisBackend:
             if round == seat.round:
                 self._rise(claim, seat)
                 return Grant(claim, token, busy.since)
-        return await self._attempt(claim, True, seat)
+        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), 0.0)
 
-    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
+    async def _attempt(
+        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, linger: float
+    ) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
         patience = _patience(ttl)
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
+        if within is not None:
+            patience = min(patience, max(within, GRACE))
         if self._links.owed:
             await self._links.pay(link)
         sent = self._world.now()
         busy = False
         try:
             mode = "x" if not shared else "s" if limit is None else limit
-            channel = link.channel if queue else ""
             round = next(self._rounds)
-            args = (name, id, ceil(ttl * 1000), mode, owner, channel, round)
-            answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience)
+            args = (name, id, _ms(ttl), mode, owner, f"{link.channel}:{round}" if queue else "")
+            answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience, linger)
             busy = queue and type(answer) is int and answer < 0
+            self._contended = busy
+            if busy and link.calls:
+                token, called = link.calls.pop(id, NOT_CALLED)
+                if called == round:  # by the way: the call came with the answer
+                    busy, answer = False, token
         finally:
             if busy:
                 self._sit(claim, seat, link, round)
@@ -129,9 +149,9 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        keys, args = (self._base(claim.name),), (claim.name, claim.id, ceil(claim.ttl * 1000))
+        keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
         try:
-            await self._links.run(ABANDON, keys, args, _patience(claim.ttl))
+            await self._links.run(ABANDON, keys, args, _patience(claim.ttl), GRACE)
         except EngineUnavailable:
             # What was asked for may be carried out when a server that hangs goes on.
             self._links.owed.append(ABANDON.teach(keys, args))
@@ -143,7 +163,7 @@ class RedisBackend:
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
             keys = tuple(self._base(claim.name) for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.name, claim.id, ceil(claim.ttl * 1000)))
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, _ms(claim.ttl)))
             calls.append((keys, args))
         patience = _patience(min(grant.claim.ttl for grant in grants))
         answers = await self._links.run_many(RENEW, calls, patience)
@@ -214,7 +234,7 @@ class RedisBackend:
         seat.link.calls.pop(claim.id, None)
         self._links.give(seat.link)
 
-    def _base(self, name: str) -> str:
+    def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
@@ -222,6 +242,11 @@ class RedisBackend:
 def _patience(ttl: float) -> float:
     patience = ttl / 3
     return LONGEST if patience > LONGEST else SHORTEST if patience < SHORTEST else patience
+
+
+def _ms(ttl: float) -> int:
+    """Return what the server counts: one ms more than asked for, as the first is over when it begins to."""
+    return ceil(ttl * 1000) + 1
 
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:

@@ -52,7 +52,14 @@ class SqliteBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, ticket: int | None = None) -> Grant | Busy:
+    async def attempt(
+        self,
+        claim: Claim,
+        *,
+        queue: bool,
+        patience: float | None = None,  # noqa: ARG002
+        ticket: int | None = None,
+    ) -> Grant | Busy:
         """Take the lock or a place in line, in one transaction."""
         sent = self._world.now()
         rings: list[str] = []

@@ -128,7 +128,7 @@ class ZooKeeperBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
         """Take the lock or a place in line."""
         return await self._attempt(claim, queue, anew=True)
 

@@ -2,7 +2,8 @@
 -- KEYS: base.  ARGV: name, id, ttl.
 local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local clock = time[1] .. string.sub('00000' .. time[2], -6)
+local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
 if string.sub(redis.call('GET', LOCK) or '', 1, #id) == id then redis.call('DEL', LOCK) end
 redis.call('HDEL', HOLDERS, id)

@@ -1,27 +1,31 @@
 -- Take the lock or a place in line, in one step that also mints the token; count anew what is there already.
--- KEYS: base.  ARGV: name, id, ttl, mode, owner, channel (none: do not queue), round.
+-- KEYS: base.  ARGV: name, id, ttl, mode, owner, seat: "channel:round" (none: do not queue).
 -- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
 -- string, the mode that others use the name in and that contradicts this one's.
-local BASE, NAME, id, ttl, mode, owner, channel, round = KEYS[1], unpack(ARGV)
+local BASE, NAME, id, ttl, mode, owner, seat = KEYS[1], unpack(ARGV)
 local lock, queue, gone = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':gone:' .. id
 local time = redis.call('TIME')
-if mode == 'x' and redis.call('EXISTS', lock, queue, gone, BASE .. ':holders:' .. NAME) == 0 then
+local clock = time[1] .. string.sub('00000' .. time[2], -6)
+-- One look for all: what is named four times counts for more than the three others together.
+local there = redis.call('EXISTS', lock, queue, BASE .. ':holders:' .. NAME, gone, gone, gone, gone)
+if mode == 'x' and there == 0 then
   -- Nobody is there: what `settle` would do, in as few steps as possible.
-  local token = time[1] .. string.format('%06d', time[2])
+  local token = clock
   local last = redis.call('SET', BASE, token, 'GET')
-  if last and tonumber(last) >= tonumber(token) then
+  if last and (#last > #token or (#last == #token and last >= token)) then
     token = string.format('%.0f', last + 1)
     redis.call('SET', BASE, token)
   end
-  redis.call('SET', lock, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
+  redis.call('SET', lock, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
   return tonumber(token)
 end
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+)')
-if holder and holder ~= id and mode == 'x' and channel ~= '' and redis.call('EXISTS', gone) == 0 then
+local now = tonumber(string.sub(clock, 1, -4))
+local holder = redis.call('GET', lock)
+local ours = holder and string.sub(holder, 1, #id) == id
+if holder and not ours and mode == 'x' and seat ~= '' and there < 4 then
   -- Somebody has it: whoever is new goes to the end of the line, and there is nothing to settle.
   local waiters = BASE .. ':waiters:' .. NAME
-  local me = now + ttl + 1 .. ':' .. ttl .. ':x:' .. channel .. ':' .. round .. ':' .. owner
+  local me = now + ttl .. ':' .. ttl .. ':x:' .. seat .. ':' .. owner
   if redis.call('HSET', waiters, id, me) == 1 then
     local place = redis.call('RPUSH', queue, id)
     if redis.call('PTTL', waiters) <= tonumber(ttl) then
@@ -34,15 +38,16 @@ if holder and holder ~= id and mode == 'x' and channel ~= '' and redis.call('EXI
   end
 end
 -- include queue.lua
+local held = ours and string.match(holder, '^[^:]*:(%d+)')
 if not holder then
   local ends, token = string.match(redis.call('HGET', HOLDERS, id) or '', '^(%d+):(%d+)')
-  if ends and tonumber(ends) > now then holder, held = id, token end
+  if ends and tonumber(ends) > now then held = token end
 end
-if holder == id then
+if held then
   hold(id, held, ttl, mode, owner)
   return tonumber(held)
 end
-if redis.call('EXISTS', gone) == 1 then return -1 end
+if there >= 4 then return -1 end
 if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
   for _, other in ipairs(redis.call('HVALS', HOLDERS)) do
     local ends, theirs = string.match(other, '^(%d+):%d+:%d+:([^:]*)')
@@ -53,14 +58,14 @@ if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
     if theirs ~= 'x' and theirs ~= mode and tonumber(ends) > now then return theirs end
   end
 end
-if holder and channel == '' then
+if holder and seat == '' then
   leave_line(id) -- a wait that ends in one last try leaves nothing behind
   return -1
 end
-line_up(id, ttl, mode, channel, round, owner)
+line_up(id, ttl, mode, seat == '' and ':0' or seat, owner)
 local token, first, soonest = settle(id)
 if token then return tonumber(token) end
-if channel == '' then
+if seat == '' then
   leave_line(id)
   return -1
 end

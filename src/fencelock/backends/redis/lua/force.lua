@@ -2,7 +2,8 @@
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local clock = time[1] .. string.sub('00000' .. time[2], -6)
+local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
 local dropped = redis.call('EXISTS', LOCK)
 for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do

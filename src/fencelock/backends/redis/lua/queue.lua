@@ -7,7 +7,8 @@
 -- base:waiters:N  hash    id -> "ends:ttl:mode:channel:round:owner"  the same, in full; a call names the round, so that
 --                         one for an earlier place in line, which has run out since, is not taken for one for this
 -- base:gone:ID    string  this claim was abandoned: its stragglers come too late
--- Times are in ms by this server's clock. mode: x (exclusive), s (shared), or a number (one of so many permits).
+-- Times are in ms by this server's clock; a ttl is one more than what its client counts on. `clock` is the time in µs, for tokens.
+-- Numbers stay strings where they can: to turn one into the other costs as much as a command. mode: x (exclusive), s (shared), or a number (one of so many permits).
 -- All keys of a name share the hash tag in `base`.
 local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
 local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
@@ -16,17 +17,16 @@ local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 
 local function hold(id, token, ttl, mode, owner)
   if mode == 'x' then
-    redis.call('SET', LOCK, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
+    redis.call('SET', LOCK, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
   else
-    redis.call('HSET', HOLDERS, id, now + ttl + 1 .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
-    if redis.call('PTTL', HOLDERS) <= tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl + 1) end
+    redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
+    if redis.call('PTTL', HOLDERS) < tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl) end
   end
 end
 
 -- Take a place in line, or show a sign of life there.
-local function line_up(id, ttl, mode, channel, round, owner)
-  local ends = now + ttl + 1
-  if redis.call('HSET', WAITERS, id, ends .. ':' .. ttl .. ':' .. mode .. ':' .. channel .. ':' .. round .. ':' .. owner) == 1 then
+local function line_up(id, ttl, mode, seat, owner)
+  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. seat .. ':' .. owner) == 1 then
     redis.call('RPUSH', QUEUE, id)
   end
   if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
@@ -83,7 +83,7 @@ local function settle(me)
         hold(id, minted, ttl, mode, owner)
         held = held + 1
         -- Behind an exclusive holder nobody is admitted.
-        if mode == 'x' then return token, redis.call('LINDEX', QUEUE, 0), now + ttl + 1 end
+        if mode == 'x' then return token, redis.call('LINDEX', QUEUE, 0), now + ttl end
       else
         place = place + 1
       end

@@ -3,35 +3,41 @@
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 local lock, queue, waiters = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 local ours = 0
-local time, now
+local time, clock, now
 if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
   ours = 1
-  local first = redis.call('LINDEX', queue, 0)
-  redis.call('DEL', lock) -- first of all: a server that is out of memory allows that, and then whatever else is written
-  if not first then return 1 end
+  local first = redis.call('LPOP', queue) -- first of all: a server that is out of memory allows that, and then all else
+  if not first then
+    redis.call('DEL', lock)
+    return 1
+  end
   time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  clock = time[1] .. string.sub('00000' .. time[2], -6)
+  now = tonumber(string.sub(clock, 1, -4))
   local ends, ttl, channel, round, owner =
     string.match(redis.call('HGET', waiters, first) or '', '^(%d+):(%d+):x:([^:]*):(%d+):(.*)$')
   if ends and tonumber(ends) > now then
     -- The ordinary case, an exclusive holder after another: what `settle` would do, in as few steps as possible.
-    local token = time[1] .. string.format('%06d', time[2])
+    local token = clock
     local last = redis.call('SET', BASE, token, 'GET')
-    if last and tonumber(last) >= tonumber(token) then
+    if last and (#last > #token or (#last == #token and last >= token)) then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
     local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
     if type(heard) == 'table' or heard > 0 then
-      redis.call('LPOP', queue)
       redis.call('HDEL', waiters, first)
-      redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl + 1)
+      redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
       return 1
     end
   end
+  redis.call('LPUSH', queue, first)
+  redis.call('PEXPIRE', queue, redis.call('PTTL', waiters)) -- it may have been the only one
+  redis.call('DEL', lock)
 else
   time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+  clock = time[1] .. string.sub('00000' .. time[2], -6)
+  now = tonumber(string.sub(clock, 1, -4))
 end
 -- include queue.lua
 if ours == 0 then

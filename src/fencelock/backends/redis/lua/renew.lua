@@ -8,13 +8,13 @@ for i, base in ipairs(KEYS) do
   local lock, holders = base .. ':lock:' .. name, base .. ':holders:' .. name
   answers[i] = 0
   if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
-    answers[i] = redis.call('PEXPIRE', lock, ttl + 1)
+    answers[i] = redis.call('PEXPIRE', lock, ttl)
   else
     local ends, rest = string.match(redis.call('HGET', holders, id) or '', '^(%d+)(:.*)$')
     if ends and tonumber(ends) > now then
       -- The expiry first: a server that is out of memory allows that, and then whatever else the same script writes.
-      redis.call('PEXPIRE', holders, math.max(redis.call('PTTL', holders), ttl + 1))
-      redis.call('HSET', holders, id, now + ttl + 1 .. rest)
+      redis.call('PEXPIRE', holders, math.max(redis.call('PTTL', holders), ttl))
+      redis.call('HSET', holders, id, now + ttl .. rest)
       answers[i] = 1
     end
   end

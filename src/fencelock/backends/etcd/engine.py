@@ -1,0 +1,437 @@
+"""etcd: a claim is a key under the session's lease, the queue is the order of creation, and waiting is a watch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from fencelock.backends.etcd.facts import Facts
+from fencelock.backends.etcd.held import Held
+from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
+from fencelock.backends.etcd.link import Link, Refused
+from fencelock.backends.etcd.links import Links
+from fencelock.backends.etcd.looks import Looks
+from fencelock.backends.etcd.messages import (
+    DELETE,
+    DESCENDING,
+    EQUAL,
+    RANGE,
+    TXN,
+    Header,
+    Pair,
+    Status,
+    absent,
+    after,
+    below,
+    created,
+    do_delete,
+    do_put,
+    do_range,
+    find,
+    none_below,
+    put,
+    read_deleted,
+    read_range,
+    read_txn,
+    txn,
+)
+from fencelock.backends.etcd.place import Place
+from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
+from fencelock.core.clock import wall_us
+from fencelock.core.world import World
+from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
+from fencelock.model import (
+    Admitted,
+    Blocked,
+    Busy,
+    Claim,
+    Grant,
+    Renewal,
+    Snapshot,
+    Strength,
+    Traits,
+    admit,
+    contradiction,
+)
+
+TRAITS = Traits(
+    engine="etcd",
+    strength=Strength.CONSENSUS,
+    fair=True,
+    push=True,
+    loss_pushed=True,
+    session=True,
+    ttl_min=1.0,
+)
+
+A = TypeVar("A", bound=tuple[Any, ...])
+"""What an answer is read as: its header comes first."""
+
+WATCHED_ONE_BY_ONE = 16
+"""Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
+REFUSED_PAUSE = 0.2
+"""Seconds before the next look when etcd breaks off a watch and says why."""
+
+
+class Hold(NamedTuple):
+    """A grant's handle."""
+
+    session: Lease
+    key: str
+
+
+class Seat(NamedTuple):
+    """A place in line: the claim's key and revision, whom it waits for, and the revision at which that was seen."""
+
+    session: Lease
+    key: str
+    revision: int
+    blocked: Blocked
+    seen: int
+
+
+class EtcdBackend:
+    """`fencelock.core.backend.Watchful` on etcd."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, place: Place, namespace: str) -> None:
+        self.facts = Facts()
+        self._world = world
+        self._layout = Layout(place.prefix, namespace)
+        self._links = Links(world, place)
+        self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
+        self._held = Held(world, self._links, self._tell)
+        self._looks = Looks(self._links, self._layout, self._ask)
+        self._about: About | None = None
+        self._doubt: dict[str, Lease] = {}
+        """Attempts that were sent and not answered: they may still arrive."""
+        self._holds: dict[str, Hold] = {}
+        self._closed = False
+
+    @staticmethod
+    def on_gone(id: str) -> None:
+        """Replaced by the client: to be called with the id of a held claim that is gone."""
+
+    # ------------------------------------------------------------------ taking it
+
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+        """Take the lock or a place in line."""
+        key = self._layout.queue(claim.name) + claim.id
+        while True:
+            self._check_open()
+            session = self._sessions.current(claim.ttl) or await self._sessions.make(claim.ttl)
+            about = self._about or await self._read_about()
+            await self._sessions.purge_all()
+            outcome = await self._claim(claim, key, queue, session, about)
+            if outcome is not None:
+                return outcome
+
+    async def _claim(self, claim: Claim, key: str, queue: bool, session: Lease, about: About) -> Grant | Busy | None:
+        """Do the one transaction; None if something has changed, and it has to be done anew."""
+        prefix, encoded, tomb = (
+            self._layout.queue(claim.name).encode(),
+            key.encode(),
+            self._layout.tomb(claim.id).encode(),
+        )
+        compares = [absent(encoded), absent(tomb), created(self._layout.about, EQUAL, about.revision)]
+        if not queue and not claim.shared:
+            compares.append(none_below(prefix))
+        line = below(prefix, order=DESCENDING, limit=2, bare=True) if not claim.shared else below(prefix)
+        then = [do_put(put(encoded, value(claim), session.handle)), do_range(line)]
+        body = txn(compares, then, [do_range(find(encoded)), do_range(find(tomb)), do_range(find(self._layout.about))])
+        session.keep(key, self._world.now(), session.ttl)
+        self._doubt[key] = session
+        try:
+            answer = await self._ask_alive(session, TXN, body, read_txn)
+        except Unanswered:
+            raise
+        except Refused as refusal:
+            self._settled(key, session)
+            if refusal.no_lease:
+                self._sessions.ended(session)
+                return None
+            raise refusal.told(self._links.address) from refusal
+        except EngineUnavailable:
+            self._settled(key, session)
+            raise
+        self._doubt.pop(key, None)
+        if answer.succeeded:
+            line_up, revision = answer.found(1), answer.header.revision
+        else:
+            own = answer.found(0)
+            if not answer.found(2) or answer.found(2)[0].created != about.revision:
+                self._about = None
+                session.let_go(key)
+                return None
+            if not own:
+                session.let_go(key)
+                return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
+            if own[0].lease != session.handle:
+                session.let_go(key)
+                if self._sessions.given_up(own[0].lease):
+                    await self._delete(key)  # it hangs on a session that is over by our clock, if not by etcd's
+                    return None
+                session = self._sessions.adopt(own[0].lease, session.ttl)
+            revision = own[0].created
+            header, line_up = await self._look_up(claim, revision, session, renew=True)
+            answer = answer._replace(header=header)
+        outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
+        if isinstance(outcome, Busy) and not queue:
+            await self._delete(key)
+        return outcome
+
+    def _settled(self, key: str, session: Lease) -> None:
+        self._doubt.pop(key, None)
+        session.let_go(key)
+
+    async def _look_up(
+        self, claim: Claim, revision: int, session: Lease, *, renew: bool = False
+    ) -> tuple[Header, list[Pair]]:
+        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
+        prefix = self._layout.queue(claim.name).encode()
+        if claim.shared:
+            body = below(prefix, until=revision)
+        else:
+            body = below(prefix, order=DESCENDING, limit=2, bare=True, until=revision)
+        try:
+            header, found = await self._ask_alive(session, RANGE, body, read_range, renew)
+        except Refused as refusal:
+            raise refusal.told(self._links.address) from refusal
+        return header, found.pairs
+
+    async def _decide(
+        self, claim: Claim, key: str, session: Lease, revision: int, line_up: list[Pair], header: Header
+    ) -> Grant | Busy | None:
+        """Say what the line means for a claim; None if it is no longer in it."""
+        places = sorted((spot(pair) for pair in line_up), key=_by_creation)
+        me = next((place for place in places if place.id == key and place.lease == session.handle), None)
+        if me is None or me.created != revision or self._about is None or session.ended:
+            return None
+        if claim.ttl != session.ttl:
+            claim = claim._replace(ttl=session.ttl)
+        ahead = [place for place in places if place.created < revision]
+        mine = Spot(key, claim.shared, claim.limit, claim.owner, revision, session.handle)
+        if claim.shared and (problem := contradiction(ahead, mine)) is not None:
+            await self._delete(key)
+            raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
+        verdict = admit([*ahead, mine], mine)
+        session.keep(key, self._world.now(), session.ttl)
+        if isinstance(verdict, Admitted):
+            self._holds[claim.id] = hold = Hold(session, key)
+            self._held.add(key, claim.id, revision)
+            return Grant(claim, self._about.token(revision), session.since, hold)
+        return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
+
+    async def _ask_alive(
+        self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A], renew: bool = False
+    ) -> A:
+        """Ask for a majority's answer, along with a sign of life if the last one is some time ago."""
+        floor = self.facts.revision
+
+        async def work(link: Link, left: float) -> A:
+            if not self._sessions.stale(session, 0.0 if renew else FRESH):
+                return read(await link.call(method, body, left))
+            until = self._world.now() + left
+            knock = self._sessions.knock(session, link)
+            try:
+                answer = read(await link.call(method, body, left))
+            except BaseException:
+                link.give_up(knock[0])
+                raise
+            rest = max(0.001, until - self._world.now())
+            try:
+                await self._sessions.heard(session, link, knock, answer[0].term, rest)
+            except (Unanswered, Refused):
+                pass  # then the session is as old as it was
+            return answer
+
+        answer = await self._links.run(work, patience(session.ttl))
+        self.facts.take(answer[0], floor)
+        return answer
+
+    async def _read_about(self) -> About:
+        """Return what is true of the namespace; write it down if nobody has."""
+        key = self._layout.about
+        body = txn([absent(key)], [do_put(put(key, about(wall_us()), 0)), do_range(find(key))], [do_range(find(key))])
+        answer = read_txn(await self._ask(TXN, body))
+        self._about = found = read_about(answer.found(-1)[0], self._links.address)
+        return found
+
+    # ------------------------------------------------------------------ waiting for it
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Watch whom we wait for; look again in the end."""
+        claim, seat = busy.claim, busy.handle
+        if not isinstance(seat, Seat) or not seat.session.alive(self._world.now()):
+            return await self.attempt(claim, queue=True)
+        session, key, revision = seat.session, seat.key, seat.revision
+        session.keep(key, self._world.now(), session.ttl)
+        await self._watch(seat, timeout)
+        self._check_open()
+        now = self._world.now()
+        if session.alive(now):
+            session.keep(key, now, session.ttl)
+            await self._sessions.purge_all()
+            header, line_up = await self._look_up(claim, revision, session)
+            outcome = await self._decide(claim, key, session, revision, line_up, header)
+            if outcome is not None:
+                return outcome
+        return await self.attempt(claim, queue=True)
+
+    async def _watch(self, seat: Seat, timeout: float) -> None:
+        """Wait until somebody ahead may have left, for so long at most."""
+        by = seat.blocked.by
+        end = self._sessions.end_of(by)
+        if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
+            timeout = min(timeout, max(0.0, end - self._world.now()))
+        link = await self._links.take()
+        bell = self._world.bell()
+        try:
+            if len(by) > WATCHED_ONE_BY_ONE:
+                prefix = self._layout.queue_of(by[0]).encode()
+                watchers = [link.watches.begin(prefix, after(prefix), seat.seen + 1, bell.set)]
+            else:
+                watchers = [link.watches.begin(key.encode(), b"", seat.seen + 1, bell.set) for key in by]
+            try:
+                await self._world.listen([link.wire], bell, timeout)
+            except BaseException:
+                if not self._world.shares_wires:
+                    link.wire.close()  # interrupted, perhaps between two bytes
+                raise
+            finally:
+                for watcher in watchers:
+                    link.watches.end(watcher)
+        finally:
+            self._links.give(link)
+        if any(watcher.reason and not watcher.compacted for watcher in watchers):
+            await self._world.sleep(min(timeout, REFUSED_PAUSE))
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind."""
+        key = self._layout.queue(claim.name) + claim.id
+        self._drop(claim.id, key)
+        session = self._doubt.get(key)
+        if session is not None and not session.ended:
+            # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
+            tomb = self._layout.tomb(claim.id)
+            session.keep(tomb, self._world.now(), session.ttl)
+            body = txn([], [do_delete(key.encode()), do_put(put(tomb.encode(), b"", session.handle))])
+            try:
+                read_txn(await self._links.ask(TXN, body, patience(claim.ttl)))
+            except Refused as refusal:
+                session.let_go(tomb)
+                if not refusal.no_lease:
+                    raise refusal.told(self._links.address) from refusal
+                await self._delete(key, patience(claim.ttl))
+            self._settled(key, session)
+        else:
+            await self._delete(key, patience(claim.ttl))
+            self._doubt.pop(key, None)
+
+    # ------------------------------------------------------------------ keeping it, giving it back
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Keep the sessions alive; what is gone of the claims on them is known already."""
+        sessions = list({grant.handle.session: None for grant in grants})
+        sent = self._world.now()
+        answers = dict(zip(sessions, await self._sessions.renew(sessions), strict=True))
+        renewals = []
+        for grant in grants:
+            hold: Hold = grant.handle
+            answer = answers[hold.session]
+            if answer is Renewal.RENEWED:
+                if grant.claim.id not in self._holds or hold.session.end_of(hold.key) is None:
+                    answer = Renewal.LOST
+                else:
+                    hold.session.keep(hold.key, sent, hold.session.ttl)
+            renewals.append(answer)
+        return renewals
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock; whoever watches it sees that."""
+        key = self._layout.queue(grant.claim.name) + grant.claim.id
+        self._drop(grant.claim.id, key)
+        return await self._delete(key, patience(grant.claim.ttl)) > 0
+
+    def _drop(self, id: str, key: str) -> None:
+        """Look after a claim no longer: what becomes of it is our own doing."""
+        self._holds.pop(id, None)
+        self._held.drop(key)
+
+    async def _delete(self, key: str, seconds: float = LONGEST) -> int:
+        floor = self.facts.revision
+        header, deleted = read_deleted(await self._ask(DELETE, find(key.encode()), seconds))
+        self.facts.take(header, floor)
+        self._sessions.let_go(key)
+        return deleted
+
+    def _tell(self, id: str) -> None:
+        """Pass on that a claim was deleted by somebody else."""
+        if self._holds.pop(id, None) is not None:
+            self.on_gone(id)
+
+    def _session_ended(self, session: Lease) -> None:
+        """Pass on that all claims of a session are gone."""
+        for id, hold in list(self._holds.items()):
+            if hold.session is session:
+                self._held.drop(hold.key)
+                self._tell(id)
+
+    def _purged(self, keys: Sequence[str]) -> None:
+        """Forget claims that were over by our clock."""
+        for key in keys:
+            self._drop(key.rpartition("/")[2], key)
+
+    # ------------------------------------------------------------------ looking at it
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look."""
+        return await self._looks.inspect(name)
+
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what is in use."""
+        return self._looks.names(prefix)
+
+    async def force_release(self, name: str) -> int:
+        """Drop the holders."""
+        return await self._looks.force_release(name)
+
+    async def health(self) -> list[Status | EngineUnavailable]:
+        """Ask every member how it is. What was noticed by the way is in `facts`."""
+        return await self._looks.health()
+
+    async def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
+        self._check_open()
+        try:
+            return await self._links.ask(method, body, seconds)
+        except Refused as refusal:
+            raise refusal.told(self._links.address) from refusal
+
+    # ------------------------------------------------------------------ the end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+
+    async def close(self) -> None:
+        """Revoke the sessions and close all links; whoever still waits on one learns of it."""
+        self._closed = True
+        self._held.close()
+        await self._sessions.close()
+        self._links.close()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and has sessions of its own."""
+        if child:
+            self._doubt, self._holds = {}, {}
+            self._held.forget()
+            self._sessions.forget()
+            self._links.forget()
+
+
+def _by_creation(place: Spot) -> int:
+    return place.created

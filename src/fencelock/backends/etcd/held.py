@@ -1,0 +1,240 @@
+"""What is held is watched: a keep-alive says that a session lives, not that each of its claims is still there.
+
+Most locks are given back within a moment, so a claim is watched only when it has been held for one. The watch begins with
+the revision after the claim's own: what happened in that moment is told all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from fencelock.backends.etcd.link import Link, Refused
+from fencelock.backends.etcd.messages import RANGE, find, read_range
+from fencelock.errors import FencelockError
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.links import Links
+    from fencelock.backends.etcd.watch import Watcher
+    from fencelock.core.world import LoudBell, World
+
+MOMENT = 0.1
+"""Seconds after which a held claim is watched."""
+LINGER = 2.0
+"""Seconds without any after which the watch ends: starting it anew costs a thread in the blocking world."""
+PAUSE = 0.5
+"""Seconds between two tries when etcd cannot be reached: the deadline of each lease counts down meanwhile."""
+ASK_SECONDS = 2.0
+LONGEST = 3600.0
+MANY = 1000
+"""Claims that begin to be watched at once."""
+
+
+class Entry:
+    """A claim that is held."""
+
+    __slots__ = ("id", "key", "name", "revision", "since", "watcher")
+
+    def __init__(self, name: str, id: str, revision: int, since: float) -> None:
+        self.name = name
+        self.key = name.encode()
+        self.id = id
+        self.revision = revision
+        """The last at which it was known to be there."""
+        self.since = since
+        self.watcher: Watcher | None = None
+
+
+class Held:
+    """All that a client holds. One task or thread watches it, and ends when there is nothing left."""
+
+    def __init__(self, world: World, links: Links, tell: Callable[[str], None]) -> None:
+        self._world = world
+        self._links = links
+        self._tell = tell
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mutex = RLock()
+        self._young: dict[str, Entry] = {}
+        self._watched: dict[str, Entry] = {}
+        self._again: list[Entry] = []
+        self._news: deque[Entry] = deque()
+        self._left: list[Watcher] = []
+        self._bell: LoudBell | None = None
+        self._asleep = False
+        self._closed = False
+
+    def add(self, key: str, id: str, revision: int) -> None:
+        """Look after a claim from now on."""
+        with self._mutex:
+            if self._closed or key in self._watched:
+                return
+            self._young[key] = Entry(key, id, revision, self._world.now())
+            if self._bell is not None:
+                if self._asleep:
+                    self._asleep = False
+                    self._bell.set()
+                return
+            bell = self._bell = self._world.loud_bell()
+            try:
+                self._world.spawn(self._run(bell), "fencelock-watch")
+            except RuntimeError:  # no more threads: the next claim tries again
+                self._bell = None
+                bell.close()
+
+    def drop(self, key: str) -> None:
+        """Forget a claim that is being given back."""
+        with self._mutex:
+            self._young.pop(key, None)
+            entry = self._watched.pop(key, None)
+            if entry is not None and entry.watcher is not None:
+                self._left.append(entry.watcher)
+
+    def close(self) -> None:
+        """End."""
+        with self._mutex:
+            self._closed = True
+            self._young.clear()
+            self._watched.clear()
+            if self._bell is not None:
+                self._bell.set()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        bell = self._bell
+        self._begin()
+        if bell is not None:
+            bell.close()
+
+    # ------------------------------------------------------------------ the one that watches
+
+    async def _run(self, bell: LoudBell) -> None:
+        link: Link | None = None
+        empty_since: float | None = None
+        self._watch_anew()
+        try:
+            while True:
+                bell.clear()
+                if link is not None and not link.usable:
+                    self._links.give(link)
+                    link = None
+                pause: float | None = None
+                try:
+                    pause = await self._take_news()
+                    due = self._due()
+                    if due and link is None:
+                        link = await self._links.take()
+                    for entry in due:
+                        assert link is not None
+                        entry.watcher = link.watches.begin(
+                            entry.key, b"", entry.revision + 1, partial(self._rung, entry)
+                        )
+                except Exception as error:
+                    if not isinstance(error, FencelockError):
+                        log = "what is held cannot be watched, which never should be; it is tried again"
+                        logging.getLogger("fencelock").exception(log)
+                    self._watch_anew()
+                    pause = PAUSE
+                with self._mutex:
+                    now = self._world.now()
+                    empty = not self._young and not self._watched
+                    empty_since = None if not empty else now if empty_since is None else empty_since
+                    if self._closed or (empty_since is not None and now - empty_since >= LINGER):
+                        self._bell = None
+                        break
+                    timeout = LINGER if empty else self._timeout(now, pause)
+                    self._asleep = pause is None and not self._young
+                if link is not None:
+                    self._end_left(link)
+                await self._world.listen([] if link is None else [link.wire], bell, timeout)
+                self._asleep = False
+        finally:
+            with self._mutex:
+                if self._bell is bell:
+                    self._bell = None  # its event loop was closed: the next claim starts it anew
+            if link is not None:
+                self._end_left(link)
+                self._links.give(link)
+            bell.close()
+
+    def _watch_anew(self) -> None:
+        """Begin all watches anew: nobody knows which of them there are."""
+        with self._mutex:
+            self._left.clear()
+            self._news.clear()
+            self._again = list(self._watched.values())
+            for entry in self._again:
+                entry.watcher = None
+
+    def _timeout(self, now: float, pause: float | None) -> float:
+        """Return when to look again at the latest. The mutex is held."""
+        if pause is not None:
+            return pause
+        first = next(iter(self._young.values()), None)
+        return LONGEST if first is None else max(0.0, first.since + MOMENT - now)
+
+    def _due(self) -> list[Entry]:
+        """Return what has been held for a moment, or whose watch broke off: it is watched from now on."""
+        with self._mutex:
+            again, self._again = self._again, []
+            due = [entry for entry in again if self._watched.get(entry.name) is entry]
+            until = self._world.now() - MOMENT
+            for name, entry in list(islice(self._young.items(), MANY)):
+                if entry.since > until:
+                    break
+                del self._young[name]
+                self._watched[name] = entry
+                due.append(entry)
+        return due
+
+    def _end_left(self, link: Link) -> None:
+        left, self._left = self._left, []
+        for watcher in left:
+            link.watches.end(watcher)
+
+    def _rung(self, entry: Entry) -> None:
+        self._news.append(entry)
+        bell = self._bell
+        if bell is not None:
+            bell.set()
+
+    async def _take_news(self) -> float | None:
+        """Tell of what was deleted, and see to watches that broke off; return how long to wait if that failed."""
+        pause = None
+        while self._news:
+            entry = self._news.popleft()
+            watcher = entry.watcher
+            if watcher is None or self._watched.get(entry.name) is not entry:
+                continue
+            if watcher.deleted:
+                self._gone(entry)
+            elif watcher.broken:
+                if watcher.compacted:
+                    try:
+                        header, found = read_range(await self._links.ask(RANGE, find(entry.key), ASK_SECONDS))
+                    except (FencelockError, Refused):
+                        self._news.append(entry)
+                        return PAUSE
+                    if not found.pairs:
+                        self._gone(entry)
+                        continue
+                    entry.revision = header.revision
+                elif watcher.reason:
+                    pause = PAUSE
+                entry.watcher = None
+                self._again.append(entry)
+        return pause
+
+    def _gone(self, entry: Entry) -> None:
+        with self._mutex:
+            ours = self._watched.get(entry.name) is entry
+            if ours:
+                del self._watched[entry.name]
+        if ours:
+            self._tell(entry.id)

@@ -1,0 +1,187 @@
+"""One link: a wire to a member, and gRPC's calls over it. What a member refuses is judged here, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from fencelock.backends.etcd.http2 import REFUSED, Connection, Frame, Stream
+from fencelock.backends.etcd.watch import Watches
+from fencelock.core.world import Event, Wire, World
+from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
+
+CANCELLED, UNKNOWN, INVALID, TIMED_OUT, NOT_FOUND, DENIED, EXHAUSTED = 1, 2, 3, 4, 5, 7, 8
+PRECONDITION, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 9, 13, 14, 16
+
+MAYBE = frozenset({CANCELLED, UNKNOWN, TIMED_OUT, INTERNAL, UNAVAILABLE})
+"""After these it may have been done all the same."""
+NOT_DONE = ("no leader", "not capable", "too many requests", "not begun", "raft: stopped", "server stopped")
+"""Words of those refusals that come before anything is done."""
+HINTS = {
+    "no leader": "too few of its members are running or see each other",
+    "space exceeded": "compact and defragment it, then `etcdctl alarm disarm`",
+    "user name is empty": "give user and password in the URL",
+    "invalid user ID or password": "user or password is wrong",
+    "authentication is not enabled": "it has no users: leave them out of the URL",
+    "permission denied": "the user needs a role that may read and write all keys that begin with the prefix and namespace",
+}
+
+
+class Refused(Exception):
+    """What a member answered instead; inside this engine only."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+    @property
+    def maybe(self) -> bool:
+        """Whether it may have been done all the same."""
+        words = str(self)
+        return self.code in MAYBE and not any(some in words for some in NOT_DONE)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another member, or the same a little later, may do it."""
+        return self.code in MAYBE or "too many requests" in str(self)
+
+    @property
+    def stranger(self) -> bool:
+        """Whether we have to log in, anew perhaps: tokens run out."""
+        words = str(self)
+        return self.code == UNAUTHENTICATED or "revision in header is old" in words or "user name is empty" in words
+
+    @property
+    def no_lease(self) -> bool:
+        """Whether the session is gone."""
+        return self.code == NOT_FOUND and "lease" in str(self)
+
+    def told(self, address: str) -> FencelockError:
+        """Return the error that users see."""
+        words = str(self)
+        hint = next((hint for some, hint in HINTS.items() if some in words), None)
+        said = f"etcd at {address} refused: {words or f'code {self.code}'}" + (f" ({hint})" if hint else "")
+        return (Unanswered if self.maybe else EngineUnavailable)(said)
+
+
+class Call:
+    """A call that was sent, and the bell that rings when it is answered."""
+
+    __slots__ = ("bell", "stream")
+
+    def __init__(self, bell: Event) -> None:
+        self.bell = bell
+        self.stream = Stream(self._news)
+
+    def _news(self) -> None:
+        if self.stream.closed:
+            self.bell.set()
+
+
+class Link:
+    """One wire. In the blocking world it is one thread's at a time, else everybody's."""
+
+    def __init__(self, world: World, address: str, member: int, block: Callable[[str], bytes]) -> None:
+        self.address = address
+        self.member = member
+        """Which of the endpoints it leads to."""
+        self.used = self.heard = world.now()
+        """When it was last taken, and when the member last said anything at all."""
+        self.retired = False
+        """Whether nobody may begin anything on it any more."""
+        self.wire: Wire
+        self.watches = Watches(self)
+        self._block = block
+        self._world = world
+        self._http = Connection()
+
+    def begin(self, wire: Wire) -> None:
+        """Take over a wire that has just been connected."""
+        self.wire = wire
+        wire.tell(self._http.hello())
+
+    # ------------------------------------------------------------------ calls
+
+    def start(self, method: str, body: bytes) -> Call:
+        """Send a question."""
+        call = Call(self._world.bell())
+        self.open(call.stream, method, body, end=True)
+        return call
+
+    async def finish(self, call: Call, timeout: float) -> bytes:
+        """Return the answer; raise Unanswered or Refused."""
+        stream, bell = call.stream, call.bell
+        try:
+            if not stream.closed:
+                await self._world.listen([self.wire], bell, timeout)
+        except BaseException:
+            # Whatever interrupts a thread may have come between any two bytes; a task is cancelled at an await only.
+            if self._world.shares_wires:
+                self.give_up(call)
+            else:
+                self.wire.close()
+            raise
+        if not stream.closed:
+            self.give_up(call)
+            raise Unanswered(f"etcd at {self.address}: no answer within {timeout:.3g} s")
+        status = stream.status
+        if status == 0 and stream.messages:
+            return stream.messages[0]
+        if status:
+            raise Refused(status, unquote(stream.headers.get("grpc-message", "")))
+        if stream.reset == REFUSED:
+            raise Refused(UNAVAILABLE, "not begun: the server is about to stop")
+        if (http := stream.headers.get(":status", "200")) != "200":
+            raise Refused(PRECONDITION, f"HTTP {http}: this is no etcd")
+        raise Unanswered(f"etcd at {self.address}: the connection broke before the answer came")
+
+    async def call(self, method: str, body: bytes, timeout: float) -> bytes:
+        """Ask."""
+        return await self.finish(self.start(method, body), timeout)
+
+    def give_up(self, call: Call) -> None:
+        """Wait no longer for an answer."""
+        self.cancel(call.stream)
+
+    def cancel(self, stream: Stream) -> None:
+        """Break a stream off."""
+        if data := self._http.cancel(stream):
+            self.wire.tell(data)
+
+    def open(self, stream: Stream, method: str, body: bytes, *, end: bool = False) -> None:
+        """Open a stream with a first message; it is closed at once if that cannot be."""
+        if not self.wire.open or self._http.retiring:
+            stream.closed, stream.reset = True, REFUSED
+        elif data := self._http.open(stream, self._block(method), body, end=end):
+            self.wire.tell(data)
+
+    def say(self, stream: Stream, body: bytes) -> None:
+        """Send one more message on a stream."""
+        if data := self._http.say(stream, body):
+            self.wire.tell(data)
+
+    # ------------------------------------------------------------------ what comes
+
+    @property
+    def usable(self) -> bool:
+        """Whether something may be begun on it."""
+        return not self.retired and self.wire.open and not self._http.retiring
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer on it."""
+        return not self._http.streams
+
+    def take(self, frame: Frame) -> None:
+        """Take in a frame."""
+        self.heard = self._world.now()
+        if data := self._http.take(frame):
+            self.wire.tell(data)
+        if self._http.retiring and not self.retired:
+            self.retired = True
+            self.watches.close()
+
+    def ended(self) -> None:
+        """Tell all who wait that the wire is gone."""
+        self._http.broken()
+        self.watches.close()

@@ -1,0 +1,296 @@
+"""All links to a cluster: the next member when one fails, logging in, and asking again what may be asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import TypeVar
+
+from fencelock.backends.etcd.dial import EtcdDialer
+from fencelock.backends.etcd.http2 import block
+from fencelock.backends.etcd.link import Link, Refused
+from fencelock.backends.etcd.messages import AUTHENTICATE, login, read_token
+from fencelock.backends.etcd.place import Place
+from fencelock.core.world import Event, Host, World
+from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, Unanswered
+
+T = TypeVar("T")
+
+DIAL_SECONDS = 5.0
+"""How long connecting to the members may take, all of them together."""
+IDLE_SECONDS = 1.0
+"""A link that was not used for so long is looked at before it is used."""
+LINKS_KEPT = 8
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between two rounds of all members."""
+
+
+class Dialling:
+    """A link that is being made, for whoever else needs one meanwhile."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self, done: Event) -> None:
+        self.done = done
+        self.error: FencelockError | None = None
+
+
+class Links:
+    """Where the world can share a wire there is one, to one of the members, else one for each who uses it now."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._world = world
+        self._shared = world.shares_wires
+        self._place = place
+        seconds = DIAL_SECONDS if len(place.members) == 1 else max(1.0, DIAL_SECONDS / len(place.members))
+        self._dialers = [EtcdDialer(Host(*member, place.tls, seconds)) for member in place.members]
+        self._at = int(world.random() * len(self._dialers))
+        """The member to go to; which one it is at first is left to chance, so that not all clients go to the same."""
+        self._token = ""
+        self._blocks: dict[str, bytes] = {}
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._dialling: Dialling | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """The members, for people."""
+        return ",".join(dialer.address for dialer in self._dialers)
+
+    @property
+    def members(self) -> int:
+        """How many members the URL names."""
+        return len(self._dialers)
+
+    # ------------------------------------------------------------------ asking
+
+    async def ask(self, method: str, body: bytes, patience: float) -> bytes:
+        """Ask any member what may be asked twice; raise Refused for what every member would refuse."""
+
+        def work(link: Link, left: float) -> Awaitable[bytes]:
+            return link.call(method, body, left)
+
+        return await self.run(work, patience)
+
+    async def run(self, work: Callable[[Link, float], Awaitable[T]], patience: float) -> T:
+        """Have something done that may be done twice, by the next member where one cannot do it."""
+        now = self._world.now
+        until = now() + patience
+        tries, maybe, stranger = 0, False, False
+        while True:
+            link = self._free() or await self._make(maybe)
+            began, token = now(), self._token
+            try:
+                return await work(link, max(0.001, until - began))
+            except Unanswered as error:
+                failure: FencelockError = error
+                maybe = True
+                self._forsake(link, began)
+            except Refused as refusal:
+                if refusal.stranger and self._place.user and not stranger:
+                    stranger = True
+                    if (
+                        self._token == token
+                    ):  # they run out; unless somebody else has logged in meanwhile, the next link does
+                        self._token = ""
+                        self._retire(link)
+                    continue
+                if not refusal.elsewhere:
+                    if maybe:  # an earlier try may have been carried out
+                        raise Unanswered(str(refusal.told(link.address))) from refusal
+                    raise
+                failure = refusal.told(link.address)
+                failure.__cause__ = refusal
+                maybe = maybe or refusal.maybe
+                self._turn(link)
+            finally:
+                self.give(link)
+            tries += 1
+            rounds, rest = divmod(tries, len(self._dialers))
+            pause = (
+                0.0 if rest else min(FIRST_PAUSE * 2 ** (rounds - 1), LONGEST_PAUSE) * (0.5 + self._world.random() / 2)
+            )
+            if now() + pause >= until or self._closed:
+                if maybe and not isinstance(failure, Unanswered):
+                    raise Unanswered(str(failure)) from failure
+                raise failure
+            if pause:
+                await self._world.sleep(pause)
+
+    async def take(self) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        return self._free() or await self._make(False)
+
+    def give(self, link: Link) -> None:
+        """Give a link back, for the next who needs one."""
+        if not link.usable:
+            if not link.wire.open or not self._shared or link.idle:
+                self._drop(link)
+        elif not self._shared:
+            if self._closed or len(self._idle) >= LINKS_KEPT:
+                self._drop(link)
+            else:
+                self._idle.append(link)
+
+    def leave(self, link: Link) -> None:
+        """Close a link that was visited."""
+        self._drop(link)
+
+    # ------------------------------------------------------------------ having links
+
+    def _free(self) -> Link | None:
+        while self._idle:
+            try:
+                link = self._idle[-1] if self._shared else self._idle.pop()
+            except IndexError:  # another thread was quicker
+                break
+            now = self._world.now()
+            idle, link.used = now - link.used, now
+            if link.usable and (idle < IDLE_SECONDS or (link.wire.alive() and link.usable)):
+                return link
+            self._retire(link)
+        return None
+
+    async def _make(self, maybe: bool) -> Link:
+        try:
+            return await (self._dial_once() if self._shared else self._dial())
+        except Unanswered:
+            raise
+        except EngineUnavailable as error:
+            if maybe:
+                raise Unanswered(str(error)) from error
+            raise
+
+    async def _dial_once(self) -> Link:
+        """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
+        while (other := self._dialling) is not None:
+            await other.done.wait(None)
+            if other.error is not None:
+                raise type(other.error)(*other.error.args) from other.error
+            if (link := self._free()) is not None:
+                return link
+        mine = self._dialling = Dialling(self._world.event())
+        try:
+            link = await self._dial()
+            self._idle[:] = [link]
+            return link
+        except FencelockError as error:
+            mine.error = error
+            raise
+        finally:
+            self._dialling = None
+            mine.done.set()
+
+    async def _dial(self) -> Link:
+        """Connect to the first member that can be reached, and log in."""
+        errors: list[EngineUnavailable] = []
+        for _ in self._dialers:
+            at = self._at % len(self._dialers)
+            try:
+                return await self.visit(at)
+            except EngineUnavailable as error:
+                errors.append(error)
+                self._at = at + 1
+        if len(errors) == 1:
+            raise errors[0]
+        raise EngineUnavailable("; ".join(str(error) for error in errors)) from errors[0]
+
+    async def visit(self, at: int) -> Link:
+        """Return a new link to this member."""
+        dialer = self._dialers[at]
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        link = Link(self._world, dialer.address, at, self._block)
+        wire = await self._world.wire(dialer, link.take, link.ended)
+        self._all.add(link)
+        try:
+            link.begin(wire)
+            if self._place.user and not self._token:
+                await self._log_in(link)
+        except BaseException:
+            self._drop(link)
+            raise
+        return link
+
+    async def _log_in(self, link: Link) -> None:
+        place = self._place
+        try:
+            answer = await link.call(AUTHENTICATE, login(place.user, place.password), DIAL_SECONDS)
+        except Unanswered as error:
+            raise EngineUnavailable(f"etcd at {link.address}: no answer to the log-in") from error
+        except Refused as refusal:
+            if refusal.elsewhere:
+                raise EngineUnavailable(str(refusal.told(link.address))) from refusal
+            raise refusal.told(link.address) from refusal
+        self._token = read_token(answer)
+        self._blocks.clear()
+
+    def _block(self, method: str) -> bytes:
+        """Return the headers of a call. A member that has lost its leader is to say so rather than to wait."""
+        found = self._blocks.get(method)
+        if found is None:
+            token = self._token
+            headers = [
+                (":method", "POST"), (":scheme", "http" if self._place.tls is None else "https"), (":path", method),
+                (":authority", self._dialers[0].address), ("te", "trailers"), ("content-type", "application/grpc"),
+                ("hasleader", "true"),
+            ]  # fmt: skip
+            if token and method != AUTHENTICATE:
+                headers.append(("token", token))
+            found = self._blocks[method] = block(tuple(headers))
+        return found
+
+    # ------------------------------------------------------------------ leaving them
+
+    def _forsake(self, link: Link, began: float) -> None:
+        """Take in that a question got no answer: a member that said nothing else since is not to be asked again."""
+        if link.wire.open and link.heard > began and len(self._dialers) == 1:
+            return  # it is only slow, and there is no other
+        silent = link.heard <= began or not link.wire.open
+        if not self._shared:
+            for other in list(self._idle):
+                if other.member == link.member:
+                    other.used = -inf  # whatever broke this one may have broken them all: look before they are used
+        self._turn(link)
+        if silent:
+            self._drop(link)
+
+    def _turn(self, link: Link) -> None:
+        """Go to the next member."""
+        if len(self._dialers) > 1:
+            if self._at % len(self._dialers) == link.member:
+                self._at = link.member + 1
+            self._retire(link)
+            for other in list(self._idle):
+                if other.member == link.member and not self._shared:
+                    other.retired = True
+
+    def _retire(self, link: Link) -> None:
+        """Let what is under way on a link end, and begin nothing more there."""
+        link.retired = True
+        if self._shared and link in self._idle:
+            self._idle.remove(link)
+        link.watches.close()
+        if link.idle or not link.wire.open:
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        self._all.discard(link)
+        if self._shared and link in self._idle:
+            self._idle.remove(link)
+        link.wire.close()
+
+    def close(self) -> None:
+        """Close all links; whoever waits on one learns of it."""
+        self._closed = True
+        for link in list(self._all):
+            link.wire.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        for link in self._all:
+            link.wire.forget()
+        self._all, self._idle, self._dialling = set(), [], None

@@ -1,0 +1,118 @@
+"""Looking at what is on etcd, for people: who holds a name and who waits, which names there are, how the members are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from fencelock.backends.etcd.layout import read_about, spot
+from fencelock.backends.etcd.link import Refused
+from fencelock.backends.etcd.messages import (
+    EQUAL,
+    RANGE,
+    STATUS,
+    TIME_TO_LIVE,
+    TXN,
+    Status,
+    below,
+    created,
+    do_delete,
+    do_range,
+    find,
+    of_lease,
+    read_lease,
+    read_range,
+    read_status,
+    read_txn,
+    txn,
+)
+from fencelock.backends.etcd.sessions import LONGEST
+from fencelock.errors import EngineUnavailable
+from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.layout import Layout
+    from fencelock.backends.etcd.links import Links
+
+PAGE = 1000
+"""Keys that are asked for at once."""
+FORCED_AT_ONCE = 60
+"""Holders that are dropped in one transaction: etcd allows 128 steps."""
+
+
+class Looks:
+    """What `inspect`, `names`, `force_release` and `doctor` do on etcd."""
+
+    def __init__(self, links: Links, layout: Layout, ask: Callable[[str, bytes], Coroutine[Any, Any, bytes]]) -> None:
+        self._links = links
+        self._layout = layout
+        self._ask = ask
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look at the line, and ask how long each session has left."""
+        steps = [do_range(find(self._layout.about)), do_range(below(self._layout.queue(name).encode()))]
+        answer = read_txn(await self._ask(TXN, txn([], steps)))
+        pairs = answer.found(1)
+        if not pairs or not answer.found(0):
+            return Snapshot(name)
+        about = read_about(answer.found(0)[0], self._links.address)
+        left: dict[int, float] = {}
+        for lease in {pair.lease for pair in pairs}:
+            left[lease] = float(max(0, read_lease(await self._ask(TIME_TO_LIVE, of_lease(lease)))[1]))
+        places = [spot(pair) for pair in pairs]
+        holders, waiters = [], []
+        for place in places:
+            if isinstance(admit(places, place), Admitted):
+                holders.append(
+                    Holder(place.owner, about.token(place.created), left[place.lease], place.shared, place.limit)
+                )
+            else:
+                waiters.append(Waiter(place.owner, left[place.lease], place.shared, place.limit))
+        return Snapshot(name, tuple(holders), tuple(waiters))
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call, or came into use meanwhile."""
+        start = root = self._layout.queue(prefix).encode()[:-1] if prefix else self._layout.claims.encode()
+        found: set[str] = set()
+        while True:
+            _, page = read_range(await self._ask(RANGE, below(root, limit=PAGE, bare=True, start=start)))
+            found.update(self._layout.name_of(pair.key) for pair in page.pairs)
+            if not page.more or not page.pairs:
+                break
+            start = page.pairs[-1].key + b"\0"
+        for name in sorted(found):
+            if name.startswith(prefix):
+                yield name
+
+    async def force_release(self, name: str) -> int:
+        """Delete the holders' claims; those behind came later, and so have higher tokens."""
+        while True:
+            _, found = read_range(await self._ask(RANGE, below(self._layout.queue(name).encode())))
+            places = [spot(pair) for pair in found.pairs]
+            holders = [place for place in places if isinstance(admit(places, place), Admitted)][:FORCED_AT_ONCE]
+            if not holders:
+                return 0
+            keys = [place.id.encode() for place in holders]
+            compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
+            answer = read_txn(await self._ask(TXN, txn(compares, [do_delete(key) for key in keys])))
+            if answer.succeeded:
+                return len(holders)
+
+    async def health(self) -> list[Status | EngineUnavailable]:
+        """Ask every member how it is: versions, leader, alarms. What was noticed by the way is in `facts`."""
+        answers: list[Status | EngineUnavailable] = []
+        for member in range(self._links.members):
+            try:
+                link = await self._links.visit(member)
+            except EngineUnavailable as error:
+                answers.append(error)
+                continue
+            try:
+                answers.append(read_status(await link.call(STATUS, b"", LONGEST)))
+            except EngineUnavailable as error:
+                answers.append(error)
+            except Refused as refusal:
+                answers.append(EngineUnavailable(str(refusal.told(link.address))))
+            finally:
+                self._links.leave(link)
+        return answers

@@ -1,0 +1,88 @@
+"""Watches: one stream for all of a link's. Each watches a key or a range for deletions, and rings when there is news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fencelock.backends.etcd.http2 import Stream
+from fencelock.backends.etcd.messages import WATCH, read_news, unwatch, watch
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.link import Link
+
+
+class Watcher:
+    """One watch. It is over when something was deleted, or when it was `broken` off: then whoever watches has to look."""
+
+    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring")
+
+    def __init__(self, id: int, ring: Callable[[], object]) -> None:
+        self.id = id
+        self.ring = ring
+        self.deleted: list[bytes] = []
+        self.broken = False
+        """Whether it sees no more: its revision was compacted, or its member lost the others, or the link broke."""
+        self.compacted = False
+        """Whether what it has missed can be told no more."""
+        self.reason = ""
+        """What etcd said to that."""
+
+
+class Watches:
+    """All watches of one link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._stream: Stream | None = None
+        self._watchers: dict[int, Watcher] = {}
+        self._last = 0
+
+    def begin(self, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
+        """Watch a key, or a range up to `end`, from a revision on: what has happened since then counts."""
+        self._last += 1
+        watcher = self._watchers[self._last] = Watcher(self._last, ring)
+        body = watch(self._last, key, end, revision)
+        if self._stream is None or self._stream.closed:
+            stream = self._stream = Stream(self._news)
+            self._link.open(stream, WATCH, body)
+            if stream.closed:
+                self._news()
+        else:
+            self._link.say(self._stream, body)
+        return watcher
+
+    def end(self, watcher: Watcher) -> None:
+        """Watch no longer."""
+        if self._watchers.pop(watcher.id, None) is not None and self._stream is not None:
+            self._link.say(self._stream, unwatch(watcher.id))
+
+    def close(self) -> None:
+        """End them all: whoever watches looks, and watches anew elsewhere."""
+        watchers, self._watchers = self._watchers, {}
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._link.cancel(stream)
+        for watcher in watchers.values():
+            watcher.broken = True
+            watcher.ring()
+
+    def _news(self) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        while stream.messages:
+            news = read_news(stream.messages.popleft())
+            watcher = self._watchers.get(news.id)
+            if watcher is None:
+                if news.canceled and news.id == -1:  # refused, without saying which: those who may have meant it look
+                    self.close()
+                continue
+            watcher.deleted += news.deleted
+            if news.canceled:
+                watcher.broken, watcher.compacted, watcher.reason = True, bool(news.compacted), news.reason
+                del self._watchers[news.id]
+            if news.canceled or news.deleted:
+                watcher.ring()
+        if stream.closed:
+            self.close()

@@ -1,0 +1,231 @@
+"""What must not break it, on real servers: restarts, lost data, lost members, a lost leader, compaction, dead connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fencelock import EngineUnavailable, GuaranteeUnavailable
+from fencelock.model import Reason
+from tests.backends.conftest import Clients
+from tests.backends.etcd_server import compact, keys, own_prefix
+from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.engines.etcd import Etcd, EtcdCluster
+from tests.engines.proxy import Proxy
+
+
+async def test_restart_with_its_data(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Killed and started again with its data, etcd still has the holder and the waiter, and tokens go on rising."""
+    server = own_etcd()
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+    lease = await locks.lock("x", ttl=30).acquire()
+    async with background(other.lock("x", ttl=30).acquire(60)) as (task,):
+        await waiting(locks, "x")
+        server.kill()
+        server.start()
+        lease.check()
+        await lease.renew()
+        assert not task.done()
+        assert await lease.release() is True
+        successor = await task
+        assert successor.token > lease.token
+        await successor.release()
+    assert await take(locks, "x") > successor.token
+
+
+async def test_restart_without_its_data(
+    own_etcd: Callable[..., Etcd], clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wiped, etcd has no holder any more: that one learns of it at its next renewal, tokens still rise, and it is logged."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    first = await take(locks, "y")
+    lease = await locks.lock("x", ttl=6).acquire()
+    server.kill()
+    server.wipe()
+    server.start()
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    with caplog.at_level(logging.WARNING, "fencelock"):
+        assert await take(locks, "y") > first
+        assert await take(locks, "x") > lease.token
+    assert any("not the one that it was" in record.getMessage() for record in caplog.records)
+
+
+async def test_restored_from_a_backup(
+    own_etcd: Callable[..., Etcd], clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cluster that went back in time is noticed, logged, and remembered for whoever asks after its health."""
+    server = own_etcd()
+    backend = clients.on(server.url).backend()
+    from fencelock.model import Claim, Grant
+
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    facts = backend.facts  # type: ignore[attr-defined]
+    facts.revision += 1000  # as if it had seen what the backup does not have
+    with caplog.at_level(logging.WARNING, "fencelock"):
+        await backend.release(grant)
+    assert any("went back from revision" in record.getMessage() for record in caplog.records)
+    assert len(facts.notes) == 1
+    (status,) = await backend.health()  # type: ignore[attr-defined]
+    assert status.version.startswith("3.")
+    assert status.leader
+
+
+async def test_compaction_while_watching(
+    own_etcd: Callable[..., Etcd], proxy: Callable[..., Proxy], clients: Clients
+) -> None:
+    """Waiters and holders whose past was compacted while they were cut off look again, and miss nothing."""
+    server = own_etcd()
+    way = proxy(server)
+    near = own_prefix(way.url)
+    locks, other = clients.connect(near), clients.connect(server.url + "/" + near.rpartition("/")[2])
+    held = await locks.lock("held", ttl=30).acquire()
+    stays = await locks.lock("stays", ttl=30).acquire()
+    lease = await other.lock("x", ttl=30).acquire()
+    async with background(locks.lock("x", ttl=30).acquire(SOON)) as (task,):
+        await waiting(other, "x")
+        await asyncio.sleep(0.3)
+        way.cut("both")
+        assert await other.force_release("held", reason="test") == 1
+        await lease.release()
+        for _ in range(20):
+            await take(other, "y")
+        compact(server)
+        way.disconnect()
+        way.heal()
+        got = await task
+        assert got.token > lease.token
+        assert await held.lost.wait(timeout=SOON)
+        assert held.reason is Reason.GONE
+        stays.check()
+        await got.release()
+    await other.force_release("stays", reason="test")
+    assert await stays.lost.wait(timeout=SOON), "it is watched anew"
+
+
+async def test_one_of_three_is_killed(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+    """With one member of three gone, leader or not, what is held stays held and new locks are granted."""
+    cluster = own_etcd(3)
+    locks = clients.connect(cluster.url)
+    for pick in ("leader", "other"):
+        lease = await locks.lock("x", ttl=15).acquire()
+        async with background(locks.lock("x", ttl=15).acquire(60)) as (task,):
+            await waiting(locks, "x")
+            leader = cluster.leader()
+            gone = leader if pick == "leader" else next(member for member in cluster.members if member is not leader)
+            gone.kill()
+            await take(locks, f"after-{pick}", 60)
+            lease.check()
+            await lease.release()
+            successor = await task
+            assert successor.token > lease.token
+            successor.check()
+            await successor.release()
+        gone.start()
+
+
+async def test_two_of_three_are_killed(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+    """Without a majority there is a clear refusal in time and the holder is lost by its own clock; later all is well."""
+    cluster = own_etcd(3)
+    locks = clients.connect(cluster.url)
+    lease = await locks.lock("x", ttl=4).acquire()
+    before = lease.token
+    for member in cluster.members[:2]:
+        member.kill()
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="etcd"):
+        await locks.lock("y", ttl=4).acquire(timeout=2)
+    assert time.monotonic() - began < 40
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.EXPIRED
+    cluster.start()
+    assert await take(locks, "x", 60) > before
+    await locks.close()
+
+    async def clean() -> bool:
+        return keys(cluster.members[2], "/fencelock/claims/") == []
+
+    await eventually(clean, "nothing is left")
+
+
+async def test_leader_that_was_stopped(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+    """A leader that was stopped, and answers for leases when it goes on, does not make a lost lease live."""
+    cluster = own_etcd(3)
+    old = cluster.leader()
+    locks = clients.connect(old.url)  # nowhere else
+    other = clients.connect(
+        ",".join(member.address for member in cluster.members if member is not old).join(("etcd://", ""))
+    )
+    lease = await locks.lock("x", ttl=3).acquire()
+    old.pause()
+    try:
+        async with other.lock("x", ttl=3, timeout=30) as successor:
+            assert lease.lost.is_set()
+            old.resume()
+            await asyncio.sleep(0.5)
+            successor.check()
+            assert [seen.token for seen in (await other.inspect("x")).holders] == [successor.token]
+    finally:
+        old.resume()
+    assert await take(locks, "x", 30) > successor.token
+
+
+async def test_partition_of_a_member(
+    own_etcd: Callable[..., EtcdCluster], proxy: Callable[..., Proxy], clients: Clients
+) -> None:
+    """A client whose member no longer answers goes to another, keeps what it holds, and what it asked for is done once."""
+    cluster = own_etcd(3)
+    ways = [proxy(member) for member in cluster.members]
+    near = cluster.url_at(",".join(way.address for way in ways))
+    locks = clients.connect(near)
+    lease = await locks.lock("x", ttl=9).acquire()
+    for way in ways:
+        way.cut("to_client")
+        assert await take(locks, "y", 60) > 0
+        lease.check()
+        way.heal()
+    await lease.renew()
+    assert await lease.release() is True
+
+
+async def test_connections_are_cut(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """Connections that are reset, or that the server closes, are made anew without a word: nothing is lost or held twice."""
+    way = proxy(etcd1)
+    locks = clients.connect(own_prefix(way.url))
+    lease = await locks.lock("x", ttl=30).acquire()
+    async with background(locks.lock("x", ttl=30).acquire(SOON)) as (task,):
+        await waiting(locks, "x")
+        for _ in range(3):
+            way.disconnect()
+            await asyncio.sleep(0.05)
+            await lease.renew()
+        await lease.release()
+        successor = await task
+        assert successor.token > lease.token
+        await successor.release()
+
+
+async def test_correctness(etcd1: Etcd, clients: Clients) -> None:
+    """Tokens of etcd are strong enough for `purpose="correctness"`."""
+    locks = clients.connect(own_prefix(etcd1.url))
+    try:
+        async with locks.lock("x", purpose="correctness") as lease:
+            assert lease.token > 0
+    except GuaranteeUnavailable:
+        pytest.fail("etcd's tokens are made by consensus")
+
+
+async def test_unknown_layout(etcd1: Etcd, clients: Clients) -> None:
+    """A namespace that another release has written is refused, and left as it is."""
+    url = own_prefix(etcd1.url)
+    key = "/" + url.rpartition("/")[2] + "/fencelock/about"
+    etcd1.put(key, "7 whatever")
+    with pytest.raises(EngineUnavailable, match=r"another release of fencelock \(layout '7', this one has 1\)"):
+        await clients.connect(url).lock("x").acquire()
+    assert etcd1.get(key) == "7 whatever"

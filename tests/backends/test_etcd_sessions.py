@@ -1,0 +1,216 @@
+"""Sessions on a real etcd: one keep-alive for all, an end of its own for each claim, and what happens when they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from fencelock import InvalidTTL, LeaseLost
+from fencelock.model import Claim, Grant, Reason, Renewal
+from tests.backends.conftest import Clients
+from tests.backends.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
+from tests.contract.colours import client_of, core_of
+from tests.contract.subject import SOON, Subject, background, eventually, is_free, take, waiting
+from tests.engines.etcd import Etcd
+from tests.engines.proxy import Proxy
+
+
+@pytest.fixture
+def url(etcd1: Etcd) -> str:
+    """A prefix of the test's own on the shared server."""
+    return own_prefix(etcd1.url)
+
+
+def prefix_of(url: str) -> str:
+    """Return the keys' prefix that a URL names."""
+    return "/" + url.rpartition("/")[2] + "/"
+
+
+async def test_ten_thousand_held_are_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
+    """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
+    server = own_etcd()
+    subject = Subject(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
+    locks = subject.connect()
+    held = []
+    for start in range(0, 10_000, 500):
+        held += await asyncio.gather(*(locks.lock(f"n{start + i}", ttl=60).acquire() for i in range(500)))
+    assert len(leases(server)) == 1
+    assert len(keys(server, "/fencelock/claims/")) == 10_000
+    before = messages(server, "LeaseKeepAlive")
+    answers = await client_of(locks).backend.renew([core_of(lease)._grant for lease in held])
+    assert answers == [Renewal.RENEWED] * 10_000
+    assert messages(server, "LeaseKeepAlive") - before <= 2  # the keeper may come by meanwhile
+    await locks.close()
+    assert leases(server) == []
+    assert keys(server, "/fencelock/claims/") == []
+
+
+async def test_uncontended_pair_is_two_requests(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Once there is a session, an acquire is one transaction, a release one deletion, and nothing else is sent."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    await take(locks, "x")
+
+    def sent() -> list[float]:
+        return [messages(server, method) for method in ("Txn", "DeleteRange", "Range", "LeaseKeepAlive", "Watch")]
+
+    before = sent()
+    for _ in range(10):
+        await take(locks, "x")
+    assert [after - earlier for after, earlier in zip(sent(), before, strict=True)] == [10, 10, 0, 0, 0]
+
+
+async def test_revoked_while_held(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """A lease whose session an operator revokes is lost at once, as gone, and the next acquire has a new session."""
+    locks = clients.connect(url)
+    before = set(leases(etcd1))
+    lease = await locks.lock("x", ttl=30).acquire()
+    await asyncio.sleep(0.3)  # it is watched
+    (ours,) = set(leases(etcd1)) - before
+    revoke(etcd1, ours)
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    assert await take(locks, "x") > lease.token
+    assert await lease.release() is False
+
+
+async def test_revoked_while_waiting(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """A waiter whose session is revoked lines up anew and is served; it never takes its lost place for a grant."""
+    holder, waiter, other = clients.connect(url), clients.connect(url), clients.connect(url)
+    lease = await holder.lock("x", ttl=30).acquire()
+    before = set(leases(etcd1))
+    async with background(waiter.lock("x", ttl=3).acquire(SOON)) as (task,):
+        await waiting(other, "x")
+        (session,) = set(leases(etcd1)) - before
+        revoke(etcd1, session)
+        await waiting(other, "x", 0)
+        await lease.release()
+        got = await task
+        assert got.token > lease.token
+        got.check()
+        assert [seen.token for seen in (await other.inspect("x")).holders] == [got.token]
+        await got.release()
+
+
+async def test_deleted_by_an_operator(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """A claim whose key somebody deletes is told to its holder at once, although its session lives on."""
+    locks = clients.connect(url)
+    kept = await locks.lock("kept", ttl=30).acquire()
+    lease = await locks.lock("x", ttl=30).acquire()
+    (key,) = keys(etcd1, prefix_of(url) + "fencelock/claims/x/")
+    delete(etcd1, key)
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    kept.check()
+    await kept.renew()
+    with pytest.raises(LeaseLost):
+        await lease.renew()
+    await kept.release()
+
+
+async def test_claim_that_is_not_renewed_goes(url: str, clients: Clients) -> None:
+    """A claim ends with its own ttl although others keep its session alive, also for waiters of the same client."""
+    locks, other = clients.connect(url), clients.connect(url)
+    kept = await locks.lock("kept", ttl=2).acquire()
+    for waiter in (locks, other):
+        lease = await locks.lock("x", ttl=2, renew=False).acquire()
+        async with waiter.lock("x", ttl=2, timeout=SOON) as next:
+            assert next.token > lease.token
+            assert lease.lost.is_set()
+    kept.check()
+    assert not await is_free(other, "kept")
+    await kept.release()
+
+
+async def test_released_keys_leave_nothing(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """All that stays of a namespace is what is true of it as a whole; a closed client takes its sessions along."""
+    locks = clients.connect(url)
+    for name in ("a", "b/c", "ü"):
+        await take(locks, name)
+    lease = await locks.lock("held", ttl=30).acquire()
+    await locks.close()
+    assert lease.reason is Reason.CLOSED
+    assert keys(etcd1, prefix_of(url)) == [prefix_of(url) + "fencelock/about"]
+
+
+async def test_ttl_below_the_servers_own(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """A ttl that the server would stretch is refused with the numbers, and nothing stays behind."""
+    server = own_etcd(settings={"heartbeat-interval": "300", "election-timeout": "3000"})
+    locks = clients.connect(server.url)
+    with pytest.raises(InvalidTTL, match=r"leases for 5 seconds at least, so 2 cannot"):
+        await locks.lock("x", ttl=2).acquire()
+    assert leases(server) == []
+    await take(locks, "x")
+    async with locks.lock("y", ttl=5) as lease:
+        assert lease.ttl == 5
+
+
+async def test_ladder(url: str, clients: Clients) -> None:
+    """A lease's ttl is the rung at or below what was asked for, and ttls between the same rungs share a session."""
+    locks = clients.connect(url)
+    a = await locks.lock("a", ttl=13.5).acquire()
+    b = await locks.lock("b", ttl=14).acquire()
+    assert a.ttl == b.ttl == 12
+    assert core_of(a)._grant.handle.session is core_of(b)._grant.handle.session
+    assert a.remaining <= 12
+    await a.release()
+    await b.release()
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client", "both"])
+async def test_keep_alive_stalls(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients, direction: str) -> None:
+    """With the way to or from the server cut, the holder has lost its lease by its own clock before others can have it."""
+    way = proxy(etcd1)
+    near = own_prefix(way.url)
+    locks, other = clients.connect(near), clients.connect(etcd1.url + "/" + near.rpartition("/")[2])
+    lease = await locks.lock("x", ttl=2).acquire()
+    way.cut(direction)  # type: ignore[arg-type]
+    async with other.lock("x", ttl=2, timeout=SOON) as successor:
+        assert lease.lost.is_set()
+        assert lease.reason is Reason.EXPIRED
+        assert successor.token > lease.token
+    way.heal()
+    assert await take(locks, "x") > successor.token
+
+
+async def test_late_answer_is_abandoned(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """An attempt whose answer never comes leaves nothing behind but a tombstone, which goes with its session."""
+    way = proxy(etcd1)
+    near = own_prefix(way.url)
+    prefix = prefix_of(near)
+    backend = clients.on(near).backend()
+    await backend.attempt(Claim("warm", 3), queue=True)
+    claim = Claim("x", 3)
+    way.drop("to_client")
+    with pytest.raises(ConnectionError):
+        await backend.attempt(claim, queue=True)
+    way.heal()
+    await backend.abandon(claim)
+    assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
+    assert keys(etcd1, f"{prefix}fencelock/tombs/") == [f"{prefix}fencelock/tombs/{claim.id}"]
+    assert not isinstance(await backend.attempt(claim, queue=True), Grant), "a straggler finds the tombstone"
+
+    async def gone() -> bool:
+        return not keys(etcd1, f"{prefix}fencelock/tombs/")
+
+    await eventually(gone, "the tombstone is gone")
+
+
+async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Watches end with what they were for, held or waited for."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    for _ in range(5):
+        lease = await locks.lock("x", ttl=30).acquire()
+        async with background(take(locks, "x")) as (task,):
+            await waiting(locks, "x")
+            await asyncio.sleep(0.2)
+            await lease.release()
+            await task
+
+    async def few() -> bool:
+        return counted(server, "etcd_debugging_mvcc_watcher_total") <= 1
+
+    await eventually(few, "watches have ended")
