@@ -6,11 +6,12 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import EventType, KazooState
 
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.driver import Answer, CreateContainer, Driver
+from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.driver import CreateContainer, Driver
 from fencelock.backends.zookeeper.layout import Layout
 from fencelock.backends.zookeeper.signs import SHARE, Signs
 from fencelock.core.session import Session
@@ -20,7 +21,7 @@ from fencelock.errors import EngineUnavailable, Unanswered
 Listener = Callable[[bool | None], None]
 """Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
 
-BY_LEADER = (Create2, CreateContainer, Delete, Sync)
+BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync)
 
 
 class Link:
