@@ -14,7 +14,9 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable
+from fencelock.backends.zookeeper.address import parse
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
+from fencelock.backends.zookeeper.facts import facts
 from tests.backends.conftest import Clients
 from tests.backends.zookeeper_server import backend_of, bare, chroot, link_of
 from tests.contract.subject import SOON, eventually, take
@@ -221,3 +223,12 @@ def test_backend_is_what_the_url_names() -> None:
         with fencelock.connect(f"{scheme}://127.0.0.1:1") as locks:
             assert isinstance(locks._client.backend, ZooKeeperBackend)
             assert locks.traits.engine == "zookeeper"
+
+
+def test_facts(zookeeper1: ZooKeeper) -> None:
+    """What a member says of itself is there for a later check; one that is down says nothing."""
+    found = facts(parse(f"zookeeper://{zookeeper1.address},127.0.0.1:1"))
+    mine = found[zookeeper1.address]
+    assert (mine["tickTime"], mine["zk_server_state"]) == ("250", "standalone")
+    assert mine["Zookeeper version"].startswith("3.")
+    assert found["127.0.0.1:1"] == {}

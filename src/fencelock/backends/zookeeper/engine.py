@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+from kazoo.protocol.serialization import Create2, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.answers import Answer
 from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
-from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, unescape
+from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
 from fencelock.backends.zookeeper.place import Place
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
@@ -24,12 +23,10 @@ from fencelock.model import (
     Busy,
     Claim,
     Grant,
-    Holder,
     Renewal,
     Snapshot,
     Strength,
     Traits,
-    Waiter,
     admit,
     contradiction,
 )
@@ -40,8 +37,6 @@ TRAITS = Traits(
 
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
-BATCH = 500
-"""Nodes that are asked for at once."""
 
 
 class ZooKeeperBackend:
@@ -55,6 +50,7 @@ class ZooKeeperBackend:
         self._paths = paths(address.chroot, namespace)
         self._places: dict[str, Place] = {}
         self._sessions = Sessions(world, address, self._paths, self._ended, self._clear)
+        self._looks = Looks(self._sessions, self._paths)
         self.records = ZooKeeperRecords(self._sessions, self._paths)
 
     # ------------------------------------------------------------------ the protocol
@@ -78,7 +74,9 @@ class ZooKeeperBackend:
             except Unanswered:
                 raise
             except FencelockError:
-                self._forget(place)  # refused, or never sent
+                if place.node is not None:
+                    await self._remove(place, patience)
+                self._forget(place)
                 raise
         else:
             self._keep(place)
@@ -126,8 +124,14 @@ class ZooKeeperBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """One sync for each session, however many claims hang on it."""
         sent = self._world.now()
-        sessions = {grant.handle.session.handle: grant.claim.ttl for grant in grants if _is_held(grant)}
-        renewed = {link: await self._fresh(link, sent, ttl) for link, ttl in sessions.items()}
+        links: list[Link] = sorted(
+            {grant.handle.session.handle for grant in grants if _is_held(grant)}, key=lambda link: link.seconds
+        )
+        renewed: dict[Link, bool] = {}
+        for link in links:
+            # One that hangs must not cost the leases of another: the shortest come first, and all have to share its time.
+            patience = link.seconds / 3 if len(links) == 1 else _patience(links[0].session.ttl) / len(links)
+            renewed[link] = await self._fresh(link, sent, patience)
         answers = []
         for grant in grants:
             place: Place = grant.handle
@@ -152,44 +156,16 @@ class ZooKeeperBackend:
         return await self._remove(place, _patience(grant.claim.ttl))
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look, by way of the leader: what others have done by now is seen."""
-        session = await self._sessions.any()
-        parent = self._paths.of(name)
-        queue = await self._children(session.handle, parent)
-        holders: list[Holder] = []
-        waiters: list[Waiter] = []
-        for node, (content, stat) in await self._contents(session.handle, parent, queue):
-            ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
-            if isinstance(admit(queue, node), Admitted):
-                token = session.handle.layout.token(stat.czxid)
-                holders.append(Holder(owner, token, float(ttl), node.shared, node.limit))
-            else:
-                waiters.append(Waiter(owner, float(ttl), node.shared, node.limit))
-        return Snapshot(name, tuple(holders), tuple(waiters))
+        """Look."""
+        return await self._looks.inspect(name)
 
-    async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call. A name that nobody uses any more stays for a minute."""
-        link = (await self._sessions.any()).handle
-        _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=LONGEST)
-        names = sorted(name for step in found.get() if (name := unescape(step)).startswith(prefix))
-        for start in range(0, len(names), BATCH):
-            batch = names[start : start + BATCH]
-            answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=LONGEST)
-            for name, answer in zip(batch, answers, strict=True):
-                stat = answer.get()
-                if stat is not None and stat.numChildren:
-                    yield name
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call."""
+        return self._looks.names(prefix)
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders. Whoever comes next has a later node, and so a higher token."""
-        link = (await self._sessions.any()).handle
-        parent = self._paths.of(name)
-        queue = await self._children(link, parent)
-        holders = [node for node in queue if isinstance(admit(queue, node), Admitted)]
-        if not holders:
-            return 0
-        answers = await link.ask(*(Delete(f"{parent}/{node.name}", -1) for node in holders), patience=LONGEST)
-        return sum(not answer.missing and bool(answer.get()) for answer in answers)
+        """Drop the holders."""
+        return await self._looks.force_release(name)
 
     async def close(self) -> None:
         """End the sessions; whoever still waits learns of it."""
@@ -225,6 +201,7 @@ class ZooKeeperBackend:
                 there.get()
         path, stat = made.get()
         place.node, place.czxid = path.rpartition("/")[2], stat.czxid
+        link.layout.token(stat.czxid)  # refused now, if it does not fit
         return found.get()  # type: ignore[no-any-return]
 
     async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
@@ -242,7 +219,7 @@ class ZooKeeperBackend:
             place.node = None
         # After the sync the server has seen all that we ever asked for: one session's requests are carried out in order,
         # over a new connection too.
-        for node in await self._children(link, place.parent, patience):
+        for node in await queue_of(link, place.parent, patience):
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
                 (content,) = await link.ask(GetData(path, None), patience=patience)
@@ -252,7 +229,7 @@ class ZooKeeperBackend:
                 if stat.ephemeralOwner == link.id:
                     place.node, place.czxid = node.name, stat.czxid
                     return await self._find(place, patience, anew)
-                await self._delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
+                await delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
         return await self._enter(place, patience)
 
     async def _decide(self, place: Place, children: list[str], queue: bool) -> Grant | Busy:
@@ -261,7 +238,7 @@ class ZooKeeperBackend:
         nodes = in_order(children)
         for node in [node for node in nodes if node.id == claim.id and node.name != place.node]:
             # Of an earlier session of ours, which may live on for a while: the id is ours alone.
-            await self._delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+            await delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
             nodes.remove(node)
         mine = next((number for number, node in enumerate(nodes) if node.name == place.node), None)
         if mine is None:
@@ -294,29 +271,13 @@ class ZooKeeperBackend:
         link = place.session.handle
         there = False
         if place.node is not None:
-            there = await self._delete(link, place.path, patience)
+            there = await delete(link, place.path, patience)
         else:
-            for node in await self._children(link, place.parent, patience):
+            for node in await queue_of(link, place.parent, patience):
                 if node.id == place.claim.id:
-                    there |= await self._delete(link, f"{place.parent}/{node.name}", patience)
+                    there |= await delete(link, f"{place.parent}/{node.name}", patience)
         self._forget(place)
         return there
-
-    async def _delete(self, link: Link, path: str, patience: float) -> bool:
-        (answer,) = await link.ask(Delete(path, -1), patience=patience)
-        return not answer.missing and bool(answer.get())
-
-    async def _children(self, link: Link, parent: str, patience: float = LONGEST) -> list[Node]:
-        _, found = await link.ask(Sync(parent), GetChildren(parent, None), patience=patience)
-        return [] if found.missing else in_order(found.get())
-
-    async def _contents(self, link: Link, parent: str, nodes: list[Node]) -> list[tuple[Node, Any]]:
-        found: list[tuple[Node, Answer]] = []
-        for start in range(0, len(nodes), BATCH):
-            batch = nodes[start : start + BATCH]
-            asked = (GetData(f"{parent}/{node.name}", None) for node in batch)
-            found += zip(batch, await link.ask(*asked, patience=LONGEST), strict=True)
-        return [(node, answer.get()) for node, answer in found if not answer.missing]
 
     # ------------------------------------------------------------------ claims and their sessions
 
@@ -346,10 +307,10 @@ class ZooKeeperBackend:
             await self._remove(place, _patience(session.ttl))
             place.ring()
 
-    async def _fresh(self, link: Link, sent: float, ttl: float) -> bool:
+    async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
         link.rewatch()  # their answers come before the sync's
         try:
-            return await link.fresh(sent, max(_patience(ttl), link.seconds / 3))
+            return await link.fresh(sent, patience)
         except FencelockError:
             return False
 
