@@ -101,7 +101,7 @@ async def test_many_leases_are_one_renewal(zookeeper1: ZooKeeper, clients: Clien
     grants: list[Grant] = []
     number, at_once = (10_000, 500) if clients.colour == "aio" else (1_000, 1)
     while len(grants) < number:
-        claims = [Claim(f"n{len(grants) + more}", 300) for more in range(at_once)]
+        claims = [Claim(f"n{(len(grants) + more) % 100}", 300, shared=True) for more in range(at_once)]
         outcomes = await asyncio.gather(*(backend.attempt(claim, queue=False) for claim in claims))
         grants += [outcome for outcome in outcomes if isinstance(outcome, Grant)]
     await backend.renew(grants)  # the first sets the watches
