@@ -20,6 +20,8 @@ PARTS = {
     "redlock-pairs": 40,
     "etcd-pairs": 20,
     "etcd-contended": 3,
+    "zookeeper-pairs": 20,
+    "zookeeper-contended": 3,
 }
 
 
