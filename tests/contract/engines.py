@@ -57,5 +57,5 @@ ENGINES = [
     Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
     # Whole seconds; it looks for what is over twice a second.
-    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
+    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
 ]

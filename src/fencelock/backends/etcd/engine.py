@@ -16,6 +16,7 @@ from fencelock.backends.etcd.links import Links
 from fencelock.backends.etcd.looks import Looks
 from fencelock.backends.etcd.messages import Header, Pair, Status
 from fencelock.backends.etcd.place import Place
+from fencelock.backends.etcd.records import EtcdRecords
 from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
 from fencelock.core.clock import wall_us
 from fencelock.core.world import World
@@ -68,6 +69,7 @@ class EtcdBackend:
         self._held = Held(world, self._links, self._tell)
         self._line = Line(world, self._links, self._sessions, self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
+        self.records = EtcdRecords(self._layout, self._ask, self._read_about)
         self._about: About | None = None
         self._doubt: dict[str, Lease] = {}
         """Attempts that were sent and not answered: they may still arrive."""

@@ -20,7 +20,7 @@ AUTHENTICATE, STATUS = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Mainten
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
 EQUAL, LESS = 0, 2
-OF_CREATION = 1
+OF_CREATION, OF_CHANGE = 1, 2
 NO_PUTS = 0
 DELETED = 1
 
@@ -60,6 +60,11 @@ def absent(key: bytes) -> bytes:
 def created(key: bytes, result: int, revision: int) -> bytes:
     """Compare the revision at which a key was created; that of a key that is not there is 0."""
     return _int(1, result) + _int(2, OF_CREATION) + _bytes(3, key) + _int(5, revision)
+
+
+def unchanged(key: bytes, revision: int) -> bytes:
+    """Compare the revision at which a key was last written; that of a key that is not there is 0."""
+    return _int(1, EQUAL) + _int(2, OF_CHANGE) + _bytes(3, key) + _int(6, revision)
 
 
 def none_below(prefix: bytes) -> bytes:
@@ -222,6 +227,7 @@ class Pair(NamedTuple):
     created: int
     value: bytes
     lease: int
+    changed: int
 
 
 class Found(NamedTuple):
@@ -266,7 +272,7 @@ def header(fields: Fields) -> Header:
 
 def _pair(data: bytes) -> Pair:
     fields = _read(data)
-    return Pair(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0))
+    return Pair(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0), fields.get(3, 0))
 
 
 def _found(fields: Fields) -> Found:
