@@ -27,8 +27,8 @@ class About(NamedTuple):
     revision: int
 
     def token(self, created: int) -> int:
-        """Return the token of a claim. In steps of two: what a forced release raises a fence to lies between."""
-        return self.base + 2 * created
+        """Return the token of a claim: it has it from when it lines up, so the order of tokens is that of service."""
+        return self.base + created
 
 
 class Spot(NamedTuple):

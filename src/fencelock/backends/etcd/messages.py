@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from fencelock.errors import Unanswered
+
 TXN, RANGE, DELETE = "/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/DeleteRange"
 WATCH = "/etcdserverpb.Watch/Watch"
 GRANT, REVOKE = "/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevoke"
@@ -139,9 +141,9 @@ def login(user: str, password: str) -> bytes:
 
 
 def watch(id: int, key: bytes, end: bytes, revision: int) -> bytes:
-    """Begin to watch for deletions, from this revision on."""
-    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + _int(3, revision) + _bytes(5, bytes((NO_PUTS,)))
-    return _bytes(1, body + _int(7, id))
+    """Begin to watch for deletions, from this revision on, or from now on if it is 0."""
+    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + (_int(3, revision) if revision else b"")
+    return _bytes(1, body + _bytes(5, bytes((NO_PUTS,))) + _int(7, id))
 
 
 def unwatch(id: int) -> bytes:
@@ -180,16 +182,16 @@ def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
                 value = data[at : at + size]
                 at += size
             else:
-                raise ValueError("no message of etcd's")
+                raise Unanswered("etcd: an answer that cannot be read")
             field = tag >> 3
             if field in lists:
                 fields[field].append(value)
             else:
                 fields[field] = value
     except IndexError as error:
-        raise ValueError("a message that breaks off") from error
+        raise Unanswered("etcd: an answer that breaks off") from error
     if at != end:
-        raise ValueError("a message that breaks off")
+        raise Unanswered("etcd: an answer that breaks off")
     return fields
 
 
@@ -240,7 +242,7 @@ class Answer(NamedTuple):
         """Return what the range at this step found."""
         found = self.steps[step]
         if isinstance(found, int):
-            raise ValueError("a transaction was answered in another order")
+            raise Unanswered("etcd: a transaction that was answered in another order")
         return found.pairs
 
 
