@@ -55,6 +55,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self._patience = patience
         self._tls = tls
+        self.host = ""
+        """Who is being connected to, by the name that a certificate has to have."""
         self.unread = bytearray()
         """What was read from the socket and not yet taken: a look for more would not show it."""
 
@@ -80,12 +82,12 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
         return [s for s in readers if s.fileno() in ready], [s for s in writers if s.fileno() in ready], []
 
-    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> socket.socket:
+    def create_connection(self, address: tuple[str, int], timeout: float, **_: Any) -> socket.socket:
         """Connect; a host that is out of reach must not use up the time that is left for the others."""
         sock = socket.create_connection(address, min(timeout, self._patience))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=hostname)
+            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=self.host)
         except BaseException:
             sock.close()
             raise
@@ -111,6 +113,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         begun = self._now()
+        self.handler.host = host
         self.handler.unread.clear()
         try:
             read_timeout, connect_timeout = super()._connect(host, hostip, port)
