@@ -31,6 +31,7 @@ from fencelock.errors import EngineUnavailable
 EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
 CHUNK = 65536
+AT_ONCE = 64
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two rounds of connecting to all hosts."""
 
@@ -54,6 +55,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self._patience = patience
         self._tls = tls
+        self.host = ""
+        """Who is being connected to, by the name that a certificate has to have."""
         self.unread = bytearray()
         """What was read from the socket and not yet taken: a look for more would not show it."""
 
@@ -79,12 +82,12 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
         return [s for s in readers if s.fileno() in ready], [s for s in writers if s.fileno() in ready], []
 
-    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> socket.socket:
+    def create_connection(self, address: tuple[str, int], timeout: float, **_: Any) -> socket.socket:
         """Connect; a host that is out of reach must not use up the time that is left for the others."""
         sock = socket.create_connection(address, min(timeout, self._patience))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=hostname)
+            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=self.host)
         except BaseException:
             sock.close()
             raise
@@ -97,6 +100,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         super().__init__(client, client._conn_retry.copy(), logger=client.logger)
         self._now = now
         self._made = made
+        self._together: bytearray | None = None
         self.trouble = "it does not answer"
         """Why the last attempt to connect failed, for people."""
 
@@ -109,6 +113,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         begun = self._now()
+        self.handler.host = host
         self.handler.unread.clear()
         try:
             read_timeout, connect_timeout = super()._connect(host, hostip, port)
@@ -134,7 +139,22 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         del unread[:length]
         return message
 
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        """Send all that was asked for by now in one go: a byte has come for each request."""
+        called = len(self._read_sock.recv(AT_ONCE, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        self._together = together = bytearray()
+        try:
+            for _ in range(max(1, min(called, len(self.client._queue)))):
+                super()._send_request(read_timeout, connect_timeout)
+        finally:
+            self._together = None
+        if together:
+            self._write(bytes(together), connect_timeout)
+
     def _write(self, message: bytes, timeout: float) -> None:
+        if self._together is not None:
+            self._together += message
+            return
         left = memoryview(message)
         while left:
             with self._socket_error_handling():

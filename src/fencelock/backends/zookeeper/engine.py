@@ -15,6 +15,7 @@ from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
 from fencelock.backends.zookeeper.place import Place
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
+from fencelock.core.backend import GRACE
 from fencelock.core.session import Session
 from fencelock.core.world import World
 from fencelock.errors import FencelockError, LimitMismatch, Unanswered
@@ -55,16 +56,18 @@ class ZooKeeperBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        return await self._attempt(claim, queue, anew=True)
+        return await self._attempt(claim, queue, patience, anew=True)
 
-    async def _attempt(self, claim: Claim, queue: bool, *, anew: bool) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, queue: bool, within: float | None, *, anew: bool) -> Grant | Busy:
         place = self._places.get(claim.id)
         if place is not None and not self._stands(place):
             self._forget(place)
             place = None
         patience = _patience(claim.ttl)
+        if within is not None:
+            patience = min(patience, max(within, GRACE))
         if place is None:
             session = await self._sessions.get(claim.ttl, claim.name)
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
@@ -103,7 +106,7 @@ class ZooKeeperBackend:
             if children is not None and place.node in children and self._stands(place):
                 self._keep(place)
                 return await self._decide(place, children, True)
-            return await self._attempt(place.claim, True, anew=False)  # the session's pulse is the sign of life
+            return await self._attempt(place.claim, True, None, anew=False)  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
