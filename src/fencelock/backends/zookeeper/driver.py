@@ -110,6 +110,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             super().zk_loop()
         finally:
             self.close()
+            # Else the thread would be garbage in a cycle, collected anywhere: a Ctrl-C in that moment is lost to Python.
+            self._connection_routine = None
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         begun = self._now()

@@ -98,13 +98,13 @@ class Sessions:
                 self._used[seconds] = now
                 return session
             event = self._world.event()
-            with self._mutex:
-                opening = self._opening.setdefault(seconds, event)
-            if opening is not event:
-                if not await opening.wait(max(0.0, until - now)):
-                    raise EngineUnavailable(f"{self.address.name}: another has been connecting for too long")
-                continue
-            try:
+            try:  # from here on: a Ctrl-C in between must not leave it to others to wait for us
+                with self._mutex:
+                    opening = self._opening.setdefault(seconds, event)
+                if opening is not event:
+                    if not await opening.wait(max(0.0, until - now)):
+                        raise EngineUnavailable(f"{self.address.name}: another has been connecting for too long")
+                    continue
                 if session is not None:
                     self._end(session, tell=False)
                 session = await self._make(seconds)
@@ -113,7 +113,8 @@ class Sessions:
                     continue
                 self._end(session, tell=True)
             finally:
-                self._opening.pop(seconds, None)
+                if self._opening.get(seconds) is event:
+                    del self._opening[seconds]
                 event.set()
 
     async def _make(self, seconds: float) -> Session[Link]:
