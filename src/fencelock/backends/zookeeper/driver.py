@@ -218,6 +218,11 @@ class Driver:
         return self._client._session_id  # type: ignore[no-any-return]
 
     @property
+    def last(self) -> int:
+        """The latest number of a change that an answer came with."""
+        return self._client.last_zxid  # type: ignore[no-any-return]
+
+    @property
     def trouble(self) -> str:
         """Why it cannot connect."""
         return self._connection.trouble

@@ -18,7 +18,7 @@ from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.core.backend import GRACE
 from fencelock.core.session import Session
 from fencelock.core.world import World
-from fencelock.errors import FencelockError, LimitMismatch, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
     Busy,
@@ -36,6 +36,8 @@ TRAITS = Traits(
     engine="zookeeper", strength=Strength.CONSENSUS, fair=True, push=True, loss_pushed=True, session=True, ttl_min=0.5
 )
 
+TRIES = 5
+"""How often others may remove what a claim stands on before that is taken for a fault."""
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 
@@ -193,19 +195,33 @@ class ZooKeeperBackend:
         content = f"{place.session.ttl:g} {claim.owner}".encode()
         create = Create2(f"{place.parent}/{prefix(claim)}", content, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
-        made, found = await link.ask(create, look, patience=patience)
-        for _ in range(3):
-            if not made.missing:
-                break
-            # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
-            parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
-            there, made, found = await link.ask(parent, create, look, patience=patience)
-            if not there.existed:
-                there.get()
-        path, stat = made.get()
-        place.node, place.czxid = path.rpartition("/")[2], stat.czxid
-        link.layout.token(stat.czxid)  # refused now, if it does not fit
-        return found.get()  # type: ignore[no-any-return]
+        layout = GetData(self._paths.layout, None)
+        made, found, under = await link.ask(create, look, layout, patience=patience)
+        for _ in range(TRIES):
+            if made.missing:
+                # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
+                parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
+                there, made, found, under = await link.ask(parent, create, look, layout, patience=patience)
+                if there.missing:
+                    await self._sessions.settle(link, patience)
+                elif not there.existed:
+                    there.get()
+                continue
+            path, stat = made.get()
+            place.node = path.rpartition("/")[2]
+            if link.is_under(under, stat.czxid):
+                place.token = link.layout.token(stat.czxid)
+                return found.get()  # type: ignore[no-any-return]
+            # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
+            await self._reject(place, patience)
+            made, found, under = await link.ask(create, look, layout, patience=patience)
+        raise EngineUnavailable(f"{place.parent} cannot be used: somebody keeps removing it")
+
+    async def _reject(self, place: Place, patience: float) -> None:
+        """Take a node away that was made under a layout that is gone, and learn the one that is there now."""
+        await delete(place.session.handle, place.path, patience)
+        place.node = None
+        await self._sessions.settle(place.session.handle, patience)
 
     async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
         """Look again; find out first whether an attempt without an answer has made the node.
@@ -225,12 +241,17 @@ class ZooKeeperBackend:
         for node in await queue_of(link, place.parent, patience):
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
-                (content,) = await link.ask(GetData(path, None), patience=patience)
+                asked = GetData(path, None), GetData(self._paths.layout, None)
+                content, under = await link.ask(*asked, patience=patience)
                 if content.missing:
                     continue
                 stat = content.get()[1]
                 if stat.ephemeralOwner == link.id:
-                    place.node, place.czxid = node.name, stat.czxid
+                    place.node = node.name
+                    if not link.is_under(under, stat.czxid):
+                        await self._reject(place, patience)
+                        continue
+                    place.token = link.layout.token(stat.czxid)
                     return await self._find(place, patience, anew)
                 await delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
         return await self._enter(place, patience)
@@ -264,10 +285,9 @@ class ZooKeeperBackend:
     def _granted(self, place: Place) -> Grant:
         place.leave()
         session = place.session
-        token = session.handle.layout.token(place.czxid)
         session.handle.hold(place.path, partial(self._lost_if, place))
         self._keep(place)
-        return Grant(place.claim._replace(ttl=session.ttl), token, session.since, place)
+        return Grant(place.claim._replace(ttl=session.ttl), place.token, session.since, place)
 
     async def _remove(self, place: Place, patience: float) -> bool:
         """Take the claim's node away, for certain; return whether it was there."""

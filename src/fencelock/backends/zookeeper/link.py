@@ -58,6 +58,15 @@ class Link:
         """What others may do with our nodes: everything without a login, else nothing."""
         return self._driver.acl
 
+    @property
+    def last(self) -> int:
+        """The latest of the ensemble's numbers of changes that was heard of."""
+        return self._driver.last
+
+    def is_under(self, layout: Answer, zxid: int) -> bool:
+        """Return whether a change was made under the layout that we count tokens by, given what was read after it."""
+        return not layout.missing and layout.get()[1].czxid == self.layout.czxid < zxid
+
     def start(self) -> None:
         """Begin to connect."""
         self._driver.start()

@@ -41,6 +41,7 @@ class Looks:
         """Return who holds a name and who waits for it. When a session runs out only the leader knows: their ttl is told."""
         link = (await self._sessions.any()).handle
         parent = self._paths.of(name)
+        await self._sessions.settle(link, PATIENCE)
         queue = await queue_of(link, parent)
         holders: list[Holder] = []
         waiters: list[Waiter] = []
@@ -56,7 +57,9 @@ class Looks:
         """Iterate over the names in use. The node of one that nobody uses any more stays for a minute."""
         link = (await self._sessions.any()).handle
         _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=PATIENCE)
-        names = sorted(name for step in found.get() if (name := unescape(step)).startswith(prefix))
+        names = sorted(
+            name for step in ([] if found.missing else found.get()) if (name := unescape(step)).startswith(prefix)
+        )
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=PATIENCE)

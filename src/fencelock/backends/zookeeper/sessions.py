@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from threading import Lock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, GetData, Sync
+from kazoo.protocol.serialization import Create2, Exists, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.layout import Layout, Paths, ancestors, read, written
@@ -28,6 +28,8 @@ VISIT = 10.0
 """The timeout that is asked for when there is nothing to be held: what the ensemble makes of it does not matter."""
 CONNECT = 5.0
 CLOSE = 1.0
+AHEAD = 2**50
+"""How far in front of the clock, in microseconds, tokens may go on in a namespace that was removed: most of them are left."""
 IDLE = 60.0
 """Seconds that a session is kept for the next claim."""
 
@@ -124,7 +126,7 @@ class Sessions:
         try:
             if not await link.ready(CONNECT):
                 raise link.away()
-            await self._settle(link)
+            await self.settle(link, CONNECT)
             self._pulses[link] = wake
             self._world.spawn(self._pulse(link.session, wake), "fencelock-pulse")
         except BaseException:
@@ -133,20 +135,27 @@ class Sessions:
             raise
         return link.session
 
-    async def _settle(self, link: Link) -> None:
-        """Read the layout, and write it where there is none yet."""
+    async def settle(self, link: Link, patience: float) -> None:
+        """Read the layout, and write it where there is none: not yet, or not any more."""
         for _ in range(3):
-            (found,) = await link.ask(GetData(self._paths.layout, None), patience=CONNECT)
-            if not found.missing:
+            asked = Exists(self._paths.locks, None), GetData(self._paths.layout, None)
+            there, found = await link.ask(*asked, patience=patience)
+            if there.value is not None and not found.missing:
                 content, stat = found.get()
                 link.layout = read(content, stat.czxid, self._paths.layout)
                 if self._layout not in (None, link.layout):
-                    LOGGER.warning("%s is not the ensemble that it was: its data were lost", self.address.name)
+                    LOGGER.warning(
+                        "%s is not the ensemble that it was: its data were lost or removed", self.address.name
+                    )
                 self._layout = link.layout
                 return
             made = [Create2(path, b"", link.acl, 0) for path in ancestors(self._paths.locks)]
-            made.append(Create2(self._paths.layout, written(wall_us()), link.acl, 0))
-            for answer in await link.ask(*made, patience=CONNECT):
+            base = wall_us()
+            if self._layout is not None:
+                # Above all tokens that this client knows of, also if its clock is behind that of whoever began.
+                base = max(base, min(self._layout.base + link.last - self._layout.czxid + 1, base + AHEAD))
+            made.append(Create2(self._paths.layout, written(base), link.acl, 0))
+            for answer in await link.ask(*made, patience=patience):
                 if not answer.existed and not answer.missing:
                     answer.get()
         raise EngineUnavailable(f"{self._paths.layout} cannot be made: somebody keeps removing it")
