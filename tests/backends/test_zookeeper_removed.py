@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.model import Busy, Claim, Grant
 from tests.backends.conftest import Clients
 from tests.backends.zookeeper_server import backend_of, bare, chroot
 from tests.contract.subject import take
 from tests.engines.zookeeper import ZooKeeper
+
+
+def two(server: ZooKeeper, clients: Clients) -> tuple[ZooKeeperBackend, ZooKeeperBackend]:
+    """Return two engines on one namespace."""
+    subject = clients.on(chroot(server))
+    first, second = subject.backend(), subject.backend()
+    assert isinstance(first, ZooKeeperBackend)
+    assert isinstance(second, ZooKeeperBackend)
+    return first, second
 
 
 @pytest.mark.parametrize("what", ["root", "locks", "layout"])
@@ -30,8 +40,7 @@ async def test_namespace_that_is_removed(zookeeper1: ZooKeeper, clients: Clients
 
 async def test_claim_of_a_namespace_that_was_removed(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """A claim whose place went with its namespace lines up in the new one: its token is above those given meanwhile."""
-    subject = clients.on(chroot(zookeeper1))
-    backend, other, claim = subject.backend(), subject.backend(), Claim("x", 30)
+    (backend, other), claim = two(zookeeper1, clients), Claim("x", 30)
     holder = await other.attempt(Claim("x", 30), queue=False)
     assert isinstance(holder, Grant)
     busy = await backend.attempt(claim, queue=True)
@@ -48,8 +57,7 @@ async def test_claim_of_a_namespace_that_was_removed(zookeeper1: ZooKeeper, clie
 
 async def test_node_that_was_made_under_a_layout_that_is_gone(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """An attempt without an answer has left a node, and the layout changed: the node is not taken for a place in line."""
-    subject = clients.on(chroot(zookeeper1))
-    backend, other, claim = subject.backend(), subject.backend(), Claim("x", 30)
+    (backend, other), claim = two(zookeeper1, clients), Claim("x", 30)
     first = await backend.attempt(claim, queue=True)
     assert isinstance(first, Grant)
     with bare(zookeeper1) as kazoo:
@@ -64,8 +72,7 @@ async def test_node_that_was_made_under_a_layout_that_is_gone(zookeeper1: ZooKee
 
 async def test_records_of_a_namespace_that_is_removed(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """Records can be written again, too."""
-    subject = clients.on(chroot(zookeeper1))
-    backend = subject.backend()
+    backend, _ = two(zookeeper1, clients)
     first = await backend.records.write("key", b"one", token=1, ttl=60)
     with bare(zookeeper1) as kazoo:
         kazoo.delete(backend._paths.root, recursive=True)

@@ -122,7 +122,7 @@ class ZooKeeperBackend:
                 self._forget(place)
             place = Place(claim, await self._sessions.any(), self._paths.of(claim.name))
         else:
-            place.session.keep(claim.id, 0.0, 0.0)
+            place.session.give_up(claim.id)
         place.ring()
         await self._remove(place, patience)
 
