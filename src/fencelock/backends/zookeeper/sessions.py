@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from kazoo.protocol.serialization import Create2, Exists, GetData, Sync
@@ -55,7 +55,7 @@ class Sessions:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = Lock()
+        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._open: dict[float, Session[Link]] = {}
         self._used: dict[float, float] = {}
         self._opening: dict[float, Event] = {}
@@ -199,7 +199,7 @@ class Sessions:
 
     def _idle(self, session: Session[Link], now: float) -> bool:
         with self._mutex:
-            for seconds, other in self._open.items():
+            for seconds, other in list(self._open.items()):
                 if other is session and now - self._used[seconds] < IDLE:
                     return False
         return True
@@ -208,7 +208,7 @@ class Sessions:
         with self._mutex:
             for seconds, other in list(self._open.items()):
                 if other is session:
-                    del self._open[seconds]
+                    self._open.pop(seconds, None)
         if not session.ended:
             session.handle.end(tell=tell)
             self._on_end(session)
