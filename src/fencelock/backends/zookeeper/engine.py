@@ -71,7 +71,7 @@ class ZooKeeperBackend:
         if within is not None:
             patience = min(patience, max(within, GRACE))
         if place is None:
-            session = await self._sessions.get(claim.ttl, claim.name)
+            session = await self._sessions.get(claim.ttl, claim.name, None if within is None else max(within, GRACE))
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
             self._keep(place)
             try:
@@ -108,7 +108,9 @@ class ZooKeeperBackend:
             if children is not None and place.node in children and self._stands(place):
                 self._keep(place)
                 return await self._decide(place, children, True)
-            return await self._attempt(place.claim, True, None, anew=False)  # the session's pulse is the sign of life
+            return await self._attempt(
+                place.claim, True, timeout, anew=False
+            )  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
@@ -116,11 +118,11 @@ class ZooKeeperBackend:
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind. What cannot be removed now goes with the next beat of its session, or with the session."""
         place = self._places.get(claim.id)
-        patience = _patience(claim.ttl)
+        patience = min(GRACE, _patience(claim.ttl))
         if place is None or place.session.ended:
             if place is not None:
                 self._forget(place)
-            place = Place(claim, await self._sessions.any(), self._paths.of(claim.name))
+            place = Place(claim, await self._sessions.any(GRACE), self._paths.of(claim.name))
         else:
             place.session.give_up(claim.id)
         place.ring()

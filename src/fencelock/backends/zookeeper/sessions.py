@@ -63,10 +63,10 @@ class Sessions:
 
     # ------------------------------------------------------------------ getting one
 
-    async def get(self, ttl: float, name: str) -> Session[Link]:
+    async def get(self, ttl: float, name: str, patience: float | None = None) -> Session[Link]:
         """Return the session for claims of this ttl; InvalidTTL if the ensemble gives none that is long or short enough."""
         seconds = rung(ttl, LADDER)
-        session = await self._at(seconds)
+        session = await self._at(seconds, patience)
         given = session.handle.seconds
         if given != seconds:
             bound = f"less than {given:g} s" if given > seconds else f"more than {given:g} s"
@@ -78,19 +78,19 @@ class Sessions:
             )
         return session
 
-    async def any(self) -> Session[Link]:
+    async def any(self, patience: float | None = None) -> Session[Link]:
         """Return a session for whoever only looks, or cleans up."""
         now = self._world.now()
         for session in list(self._open.values()):
             if session.handle.connected and self._usable(session, now):
                 return session
-        return await self._at(VISIT)
+        return await self._at(VISIT, patience)
 
     def _usable(self, session: Session[Link], now: float) -> bool:
         return session.alive(now) and session.handle in self._pulses
 
-    async def _at(self, seconds: float) -> Session[Link]:
-        until = self._world.now() + 2 * CONNECT
+    async def _at(self, seconds: float, patience: float | None) -> Session[Link]:
+        until = self._world.now() + (2 * CONNECT if patience is None else patience)
         while True:
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -109,7 +109,7 @@ class Sessions:
                     continue
                 if session is not None:
                     self._end(session, tell=False)
-                session = await self._make(seconds)
+                session = await self._make(seconds, CONNECT if patience is None else min(CONNECT, patience))
                 if not self._closed:
                     self._used[seconds], self._open[seconds] = self._world.now(), session
                     continue
@@ -119,14 +119,14 @@ class Sessions:
                     del self._opening[seconds]
                 event.set()
 
-    async def _make(self, seconds: float) -> Session[Link]:
+    async def _make(self, seconds: float, patience: float) -> Session[Link]:
         link = Link(self._world, self.address, seconds, lambda: self._on_end(link.session))
         link.start()
         wake = self._world.event()
         try:
-            if not await link.ready(CONNECT):
+            if not await link.ready(patience):
                 raise link.away()
-            await self.settle(link, CONNECT)
+            await self.settle(link, patience)
             self._pulses[link] = wake
             self._world.spawn(self._pulse(link.session, wake), "fencelock-pulse")
         except BaseException:
