@@ -9,7 +9,7 @@ from kazoo.protocol.serialization import Create2, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
-from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix
+from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, tell
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
 from fencelock.backends.zookeeper.place import Place
@@ -194,8 +194,8 @@ class ZooKeeperBackend:
     async def _enter(self, place: Place, patience: float) -> list[str]:
         """Make the claim's node and look who else is there, in one wait if the name was used lately."""
         link, claim = place.session.handle, place.claim
-        content = f"{place.session.ttl:g} {claim.owner}".encode()
-        create = Create2(f"{place.parent}/{prefix(claim)}", content, link.acl, EPHEMERAL_SEQUENTIAL)
+        told = tell(place.session.ttl, claim.owner)
+        create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
         layout = GetData(self._paths.layout, None)
         made, found, under = await link.ask(create, look, layout, patience=patience)
@@ -244,10 +244,10 @@ class ZooKeeperBackend:
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
                 asked = GetData(path, None), GetData(self._paths.layout, None)
-                content, under = await link.ask(*asked, patience=patience)
-                if content.missing:
+                found, under = await link.ask(*asked, patience=patience)
+                if found.missing:
                     continue
-                stat = content.get()[1]
+                stat = found.get()[1]
                 if stat.ephemeralOwner == link.id:
                     place.node = node.name
                     if not link.is_under(under, stat.czxid):

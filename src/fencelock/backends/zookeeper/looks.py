@@ -8,7 +8,7 @@ from typing import Any
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.answers import Answer
-from fencelock.backends.zookeeper.layout import Node, Paths, in_order, unescape
+from fencelock.backends.zookeeper.layout import Node, Paths, in_order, said, unescape
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
@@ -46,11 +46,11 @@ class Looks:
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         for node, (content, stat) in await self._contents(link, parent, queue):
-            ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
+            ttl, owner = said(content)
             if isinstance(admit(queue, node), Admitted):
-                holders.append(Holder(owner, link.layout.token(stat.czxid), float(ttl), node.shared, node.limit))
+                holders.append(Holder(owner, link.layout.token(stat.czxid), ttl, node.shared, node.limit))
             else:
-                waiters.append(Waiter(owner, float(ttl), node.shared, node.limit))
+                waiters.append(Waiter(owner, ttl, node.shared, node.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
