@@ -121,9 +121,9 @@ class Sessions:
 
     async def _make(self, seconds: float, patience: float) -> Session[Link]:
         link = Link(self._world, self.address, seconds, lambda: self._on_end(link.session))
-        link.start()
         wake = self._world.event()
         try:
+            link.start()
             if not await link.ready(patience):
                 raise link.away()
             await self.settle(link, patience)
