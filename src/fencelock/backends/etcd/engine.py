@@ -66,7 +66,7 @@ class EtcdBackend:
         self._layout = Layout(place.prefix, namespace)
         self._links = Links(world, place)
         self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
-        self._held = Held(world, self._links, self._tell)
+        self._held = Held(world, self._links, self._layout.about, self._tell)
         self._line = Line(world, self._links, self._sessions, self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
         self.records = EtcdRecords(self._layout, self._ask, self._read_about)
@@ -190,7 +190,7 @@ class EtcdBackend:
         session.keep(key, self._world.now(), session.ttl)
         if isinstance(verdict, Admitted):
             self._holds[claim.id] = hold = Hold(session, key)
-            self._held.add(key, claim.id, revision)
+            self._held.add(key, claim.id, revision, session.ttl)
             return Grant(claim, self._about.token(revision), session.since, hold, straggler=key in self._doubt)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 

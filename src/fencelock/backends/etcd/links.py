@@ -86,7 +86,7 @@ class Links:
             except Unanswered as error:
                 failure: FencelockError = error
                 maybe = True
-                self._forsake(link, began)
+                self.forsake(link, began)
             except Refused as refusal:
                 if refusal.stranger and self._place.user and not stranger:
                     stranger = True
@@ -247,7 +247,7 @@ class Links:
 
     # ------------------------------------------------------------------ leaving them
 
-    def _forsake(self, link: Link, began: float) -> None:
+    def forsake(self, link: Link, began: float) -> None:
         """Take in that a question got no answer: a member that said nothing else since is not to be asked again."""
         if link.wire.open and link.heard > began and len(self._dialers) == 1:
             return  # it is only slow, and there is no other
