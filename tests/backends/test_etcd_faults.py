@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,29 @@ async def test_restored_from_a_backup(
     (status,) = await backend.health()  # type: ignore[attr-defined]
     assert status.version.startswith("3.")
     assert status.leader
+
+
+async def test_rolled_back(own_etcd: Callable[..., Etcd], clients: Clients, tmp_path: Path) -> None:
+    """When etcd comes back with the data of a while ago, in which the session is but not the claim, the holder is told."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    keep = await locks.lock("keep", ttl=9).acquire()
+    server.kill()
+    shutil.copytree(server.data, tmp_path / "backup")
+    server.start()
+    await keep.renew()
+    for _ in range(5):
+        await take(locks, "y")
+    lease = await locks.lock("x", ttl=9).acquire()
+    server.kill()
+    shutil.rmtree(server.data)
+    shutil.copytree(tmp_path / "backup", server.data)
+    server.start()
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    assert await keep.lost.wait(timeout=SOON)
+    assert await take(locks, "x") > lease.token
+    assert await take(clients.connect(server.url), "x") > lease.token, "what others get begins above it as well"
 
 
 async def test_compaction_while_watching(
