@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import shutil
 import time
@@ -275,3 +276,34 @@ async def test_unknown_layout(etcd1: Etcd, clients: Clients) -> None:
     with pytest.raises(EngineUnavailable, match=r"another release of fencelock \(layout '7', this one has 1\)"):
         await clients.connect(url).lock("x").acquire()
     assert etcd1.get(key) == "7 whatever"
+
+
+async def test_server_that_hangs(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Who has half a second is told about a server that hangs long before a third of the ttl has passed."""
+    server = own_etcd()
+    warm, cold = clients.connect(server.url), clients.connect(server.url)
+    await take(warm, "x")
+    server.pause()
+    try:
+        for locks in (warm, cold):
+            async with asyncio.timeout(8):
+                with pytest.raises(EngineUnavailable):
+                    await locks.lock("x", ttl=90).acquire(0.5)
+    finally:
+        server.resume()
+
+
+async def test_key_that_is_no_text(etcd1: Etcd, clients: Clients) -> None:
+    """A key that somebody else has put among the claims is in the way, and can be seen and released by force."""
+    url = own_prefix(etcd1.url)
+    prefix = "/" + url.rpartition("/")[2]
+    locks = clients.connect(url)
+    await take(locks, "x")
+    key = base64.b64encode(prefix.encode() + b"/fencelock/claims/x/\xff\xfe").decode()
+    etcd1.call("/v3/kv/put", {"key": key, "value": base64.b64encode(b"\xff").decode()})
+    with pytest.raises(LockTimeout):
+        await locks.lock("x", ttl=3).acquire(0.3)
+    assert len((await locks.inspect("x")).holders) == 1
+    assert [name async for name in locks.names()] == ["x"]
+    assert await locks.force_release("x", reason="test") == 1
+    await take(locks, "x")

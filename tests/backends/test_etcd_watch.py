@@ -237,3 +237,15 @@ async def test_watches_end_with_what_is_held(own_etcd: Callable[..., Etcd], clie
 
     await eventually(few, "watches are left behind")
     await keep.release()
+
+
+async def test_watches_of_two_links(etcd1: Etcd, clients: Clients) -> None:
+    """To end a watch that was begun on another link ends nothing, though both have the same number."""
+    backend: Any = clients.on(own_prefix(etcd1.url)).backend()
+    old, new = await backend._links.visit(0), await backend._links.visit(0)
+    one, other = (link.watches.begin(b"key", b"", 0, lambda: None) for link in (old, new))
+    assert one.id == other.id
+    new.watches.end(one)
+    assert list(new.watches._watchers.values()) == [other]
+    for link in (old, new):
+        backend._links.leave(link)
