@@ -64,7 +64,6 @@ class Limit:
     """How long an attempt may take. Each of its questions has a third of the ttl; who has less time, that for all."""
 
     def __init__(self, world: World, ttl: float, within: float | None) -> None:
-        self.within = within
         self._world = world
         self._each = patience(ttl)
         self._until = inf if within is None else world.now() + max(within, GRACE)
@@ -174,14 +173,15 @@ class EtcdBackend:
                 session.let_go(key)
                 return None
             if not own:
+                if key in self._doubt:
+                    await self.abandon(claim)  # an earlier try may still arrive
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if own[0].lease != session.handle:
                 session.let_go(key)
                 if self._sessions.given_up(own[0].lease):
-                    await self._delete(
-                        key, limit.left
-                    )  # it hangs on a session that is over by our clock, if not by etcd's
+                    # It hangs on a session that is over by our clock, if not by etcd's.
+                    await self._delete(key, limit.left)
                     return None
                 session = self._sessions.adopt(own[0].lease, session.ttl)
             revision = own[0].created
@@ -298,19 +298,20 @@ class EtcdBackend:
         claim, seat = busy.claim, busy.handle
         now = self._world.now()
         # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        limit = Limit(self._world, claim.ttl, None if timeout >= claim.ttl / 3 else timeout)
+        within = None if timeout >= claim.ttl / 3 else 0.0
         if not isinstance(seat, Seat):
             await self._world.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
         if not isinstance(seat, Seat) or not seat.session.alive(now):
-            return await self.attempt(claim, queue=True, patience=limit.within)
+            return await self.attempt(claim, queue=True, patience=within)
         seat.session.keep(seat.key, now, seat.session.ttl)
-        look = partial(self._look, claim, seat, limit)
+        look = partial(self._look, claim, seat, within)
         outcome = await self._line.watch(seat, timeout, look) or await look()
-        return outcome or await self.attempt(claim, queue=True, patience=limit.within)
+        return outcome or await self.attempt(claim, queue=True, patience=within)
 
-    async def _look(self, claim: Claim, seat: Seat, limit: Limit) -> Grant | Busy | None:
+    async def _look(self, claim: Claim, seat: Seat, within: float | None) -> Grant | Busy | None:
         """Look where we are in line; None if we are no longer in it."""
         self._check_open()
+        limit = Limit(self._world, claim.ttl, within)
         now = self._world.now()
         if not seat.session.alive(now):
             return None
