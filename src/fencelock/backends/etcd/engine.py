@@ -116,6 +116,7 @@ class EtcdBackend:
                 session = await self._sessions.make(claim.ttl, limit.left)
             about = self._about or await self._read_about(limit.left)
             await self._sessions.purge_all(limit.left)
+            self._check_open()  # a session that was made while close() ended the others is ended by nobody
             outcome = await self._claim(claim, key, queue, session, about, limit)
             if outcome is not None:
                 return outcome
