@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 _databases = itertools.count()
 
 
@@ -25,6 +27,19 @@ def _etcd(server: Any, _: Path) -> str:
 def _zookeeper(server: Any, folder: Path) -> str:
     """Return a chroot of its own on a shared server."""
     return f"{server.url}/{folder.parent.name}-{folder.name}"
+
+
+def _postgres(scheme: str) -> Callable[[Any, Path], str]:
+    """Return what empties the schema of a shared server, and ends whatever an earlier test has left there."""
+
+    def url(server: Any, _: Path) -> str:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'")
+            if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
+                connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
+        return str(server.url).replace("postgresql", scheme, 1)
+
+    return url
 
 
 @dataclass(frozen=True)
@@ -58,4 +73,5 @@ ENGINES = [
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
+    Engine("postgres", _postgres("postgresql"), server="postgres"),
 ]

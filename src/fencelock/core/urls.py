@@ -45,16 +45,17 @@ ENGINES: dict[str, Engine] = {
     **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
     **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
+    **dict.fromkeys(
+        ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory"),
+        Engine("fencelock.backends.postgres", "postgres"),
+    ),
 }
 
 CLIENTS = {"redis": ENGINES["redis"]}
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
 
 
-COMING = {
-    "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
-    "mariadb": "mariadb",
-}  # fmt: skip
+COMING = {"mysql": "mysql", "mariadb": "mariadb"}
 """Schemes that later releases will know."""
 
 

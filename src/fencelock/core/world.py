@@ -243,6 +243,14 @@ class World(Protocol):
         """
         ...
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.
+
+        For drivers that speak their protocol without waiting (libpq). One at a time may wait for a descriptor, and nobody
+        closes it meanwhile.
+        """
+        ...
+
     async def close(self) -> None:
         """Give back what the world itself holds: threads, sockets."""
         ...

@@ -1,0 +1,22 @@
+"""PostgreSQL: `postgresql://` keeps locks in rows, `postgresql+advisory://` in the server's own advisory locks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fencelock.backends.postgres.place import ADVISORY, parse
+
+if TYPE_CHECKING:
+    from fencelock.core.backend import Backend
+    from fencelock.core.world import World
+
+
+def connect(world: World, url: str, namespace: str) -> Backend:
+    """Open the engine that the URL's scheme names."""
+    if url.partition(":")[0].lower() in ADVISORY:
+        from fencelock.backends.postgres.advisory import AdvisoryBackend
+
+        return AdvisoryBackend(world, parse(url), namespace)
+    from fencelock.backends.postgres.rows import RowsBackend
+
+    return RowsBackend(world, parse(url), namespace)

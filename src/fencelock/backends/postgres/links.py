@@ -1,0 +1,170 @@
+"""The connections of a client: ready for use, few, and never used by two at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from threading import Lock
+
+from fencelock.backends.postgres.link import Link, Row, Statement, Word, dial
+from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.schema import greet
+from fencelock.backends.postgres.trouble import AGAIN, MISSING, ServerError, translate
+from fencelock.core.world import Event, World
+from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
+
+MOST = 10
+"""Connections of one client that ask at the same time; whoever comes then waits for one."""
+KEPT = 8
+IDLE_SECONDS = 1.0
+"""A link that was not used for so long is looked at before it is used: servers and poolers hang up on the idle."""
+TRIES = 10
+"""How often a step is tried that others' steps make fail; each time nothing was done."""
+
+
+class Links:
+    """All links of a client to its server."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self.address = place.address
+        self.idle_default = "0"
+        """The idle_session_timeout that sessions begin with."""
+        self._world = world
+        self._place = place
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._out = 0
+        self._queue: deque[Event] = deque()
+        self._mutex = Lock()
+        self._closed = False
+
+    # ------------------------------------------------------------------ asking
+
+    async def run(self, statement: Statement, words: Sequence[Word], patience: float) -> list[Row]:
+        """Ask on any link; every step may be repeated, so one that a broken connection has lost is, once."""
+        try:
+            _, rows = await self.timed(statement, words, patience)
+        except Unanswered:
+            _, rows = await self.timed(statement, words, patience)
+        return rows
+
+    async def timed(self, statement: Statement, words: Sequence[Word], patience: float) -> tuple[float, list[Row]]:
+        """Ask on any link; return when that was sent, and the answer."""
+        tries = TRIES
+        while True:
+            link = await self.take(patience)
+            sent = self._world.now()
+            try:
+                return sent, await link.ask(statement, words, patience)
+            except ServerError as error:
+                tries -= 1
+                if error.state in MISSING:
+                    link.close()  # somebody dropped the schema: the next link makes it anew
+                if error.state not in AGAIN or not tries:
+                    raise translate(error, self.address) from error
+                await self._world.sleep(0.01 * self._world.random())
+            finally:
+                self.give(link)
+
+    # ------------------------------------------------------------------ having one
+
+    async def take(self, patience: float) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        while True:
+            with self._mutex:
+                free = self._out < MOST
+                if free:
+                    self._out += 1
+                else:
+                    turn = self._world.event()
+                    self._queue.append(turn)
+            if free:
+                break
+            try:
+                if not await turn.wait(patience):
+                    raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")
+            finally:
+                with self._mutex:
+                    if turn in self._queue:
+                        self._queue.remove(turn)
+        try:
+            while (link := self._pop()) is not None:
+                if self._world.now() - link.used < IDLE_SECONDS or link.alive():
+                    return link
+                self.drop(link)
+            return await self.make()
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _pop(self) -> Link | None:
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        with self._mutex:
+            return self._idle.pop() if self._idle else None
+
+    def _put_back(self) -> None:
+        with self._mutex:
+            self._out -= 1
+            if self._queue:
+                self._queue.popleft().set()
+
+    async def make(self) -> Link:
+        """Connect, and see that the server is one that we can work with."""
+        link = await dial(self._world, self._place)
+        with self._mutex:
+            self._all.add(link)
+        try:
+            self.idle_default = await greet(link, self.address, self._place.seconds)
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+        except BaseException:
+            self.drop(link)
+            raise
+        return link
+
+    def give(self, link: Link) -> None:
+        """Give a link back, for the next who needs one."""
+        self.keep(link)
+        self._put_back()
+
+    def keep(self, link: Link) -> None:
+        """Have a link ready for whoever needs one."""
+        with self._mutex:
+            if link.open and not link.pending and not self._closed and len(self._idle) < KEPT:
+                self._idle.append(link)
+                return
+            if not link.open:
+                for other in self._idle:
+                    other.used = -inf  # what broke this one may have broken them all: look before they are used
+        self.drop(link)
+
+    def drop(self, link: Link) -> None:
+        """Close a link for good."""
+        with self._mutex:
+            self._all.discard(link)
+        if link.open:
+            link.close()
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close all links; those who use one learn of it."""
+        self._closed = True
+        with self._mutex:
+            idle, self._idle = self._idle, []
+            used = self._all.difference(idle)
+            self._all.clear()
+        for link in idle:
+            link.close()
+        for link in used:
+            link.hang_up()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        self._mutex = Lock()
+        links, self._all, self._idle, self._out = self._all, set(), [], 0
+        self._queue.clear()
+        for link in links:
+            link.forget()

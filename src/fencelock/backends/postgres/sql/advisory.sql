@@ -1,0 +1,96 @@
+-- The steps of the advisory engine. A session has one lock at most, for the ttl that idle_session_timeout keeps.
+
+-- Try to take the lock; returns its token, or none. In any case the session ends from now on when it is idle for the ttl.
+-- A label is given when it is not the one that this session has written already.
+CREATE OR REPLACE FUNCTION fencelock.seize(
+  k bigint, ns text, nm text, ttl text, is_shared boolean, label text
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  known fencelock.name;
+  taken boolean;
+  minted bigint;
+BEGIN
+  IF label IS NOT NULL THEN
+    INSERT INTO fencelock.session (pid, owner) VALUES (pg_backend_pid(), label)
+      ON CONFLICT (pid) DO UPDATE SET owner = excluded.owner;
+  END IF;
+  SELECT * INTO known FROM fencelock.name WHERE key = k;
+  IF NOT FOUND THEN
+    INSERT INTO fencelock.name (key, namespace, name) VALUES (k, ns, nm) ON CONFLICT DO NOTHING;
+    SELECT * INTO known FROM fencelock.name WHERE key = k;
+  ELSIF known.seen < current_date THEN
+    UPDATE fencelock.name SET seen = current_date WHERE key = k;
+  END IF;
+  IF known.name <> nm OR known.namespace <> ns THEN
+    RAISE EXCEPTION 'its key % is that of % in the namespace %', k, quote_literal(known.name), quote_literal(known.namespace)
+      USING ERRCODE = 'FL003';
+  END IF;
+  PERFORM set_config('idle_session_timeout', ttl, false);
+  taken := CASE WHEN is_shared THEN pg_try_advisory_lock_shared(k) ELSE pg_try_advisory_lock(k) END;
+  IF taken THEN
+    minted := fencelock.mint();
+    PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
+    IF current_setting('synchronous_commit') = 'off' THEN
+      PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+  ELSE
+    PERFORM set_config('application_name', 'fencelock - ' || ttl, false);
+  END IF;
+  RETURN minted;
+END $$;
+
+-- Wait for the lock, in the server's own queue, for as long as it takes; the session has tried to seize it before.
+CREATE OR REPLACE FUNCTION fencelock.line_up(k bigint, ttl text, is_shared boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  minted bigint;
+BEGIN
+  IF is_shared THEN
+    PERFORM pg_advisory_lock_shared(k);
+  ELSE
+    PERFORM pg_advisory_lock(k);
+  END IF;
+  minted := fencelock.mint();
+  PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
+  PERFORM fencelock.durable(true);
+  RETURN minted;
+END $$;
+
+-- Who holds or waits for a key, in order: what pg_locks knows, with what the sessions say of themselves.
+CREATE OR REPLACE FUNCTION fencelock.sessions(
+  k bigint,
+  OUT pid integer, OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean
+) RETURNS SETOF record LANGUAGE sql VOLATILE AS $$
+  SELECT locks.pid, coalesce(session.owner, ''),
+      CASE WHEN locks.granted THEN coalesce(substring(activity.application_name from '^fencelock (\d+) '), '0')::bigint END,
+      greatest(0, substring(activity.application_name from '^fencelock \S+ (\d+)ms$')::double precision / 1000
+        - CASE WHEN activity.state = 'idle' AND locks.granted
+            THEN date_part('epoch', clock_timestamp() - activity.state_change) ELSE 0 END),
+      locks.mode = 'ShareLock'
+    FROM pg_locks locks
+      JOIN pg_stat_activity activity ON activity.pid = locks.pid
+      LEFT JOIN fencelock.session session ON session.pid = locks.pid
+    WHERE locks.locktype = 'advisory' AND locks.objsubid = 1
+      AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (locks.classid::bigint << 32) | locks.objid::bigint = k
+    ORDER BY locks.granted DESC, locks.waitstart, 3, locks.pid
+$$;
+
+CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql VOLATILE AS $$
+  SELECT DISTINCT known.name FROM fencelock.name known
+      JOIN pg_locks locks ON (locks.classid::bigint << 32) | locks.objid::bigint = known.key
+    WHERE locks.locktype = 'advisory' AND locks.objsubid = 1
+      AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND known.namespace = ns AND starts_with(known.name, beginning) ORDER BY 1
+$$;
+
+-- End the sessions that hold a key; every later token is above every earlier one. Returns how many were ended.
+CREATE OR REPLACE FUNCTION fencelock.evict(k bigint) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  dropped integer;
+BEGIN
+  SELECT count(*) INTO dropped FROM fencelock.sessions(k) AS holder
+    WHERE holder.token IS NOT NULL AND pg_terminate_backend(holder.pid, 5000);
+  PERFORM fencelock.mint();
+  PERFORM fencelock.durable(true);
+  RETURN dropped;
+END $$;
