@@ -60,7 +60,7 @@ class RowsBackend:
         try:
             words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
             sent, rows = await self._links.timed(ATTEMPT, words, _patience(ttl))
-            ((token, retry_in, others),) = rows
+            ((token, retry_in, others, first),) = rows
             granted = token is not None or others is not None
         finally:
             if granted:
@@ -70,7 +70,7 @@ class RowsBackend:
             raise LimitMismatch(f"{name!r}: others use it {how}", name)
         if token is not None:
             return Grant(claim, int(token), sent)
-        return Busy(claim, sent, None if retry_in is None else float(retry_in), handle=seat)
+        return Busy(claim, sent, None if retry_in is None else float(retry_in), first == b"t")
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
@@ -99,7 +99,7 @@ class RowsBackend:
         """Look every now and then; ask again in the end."""
         claim = busy.claim
         until = self._world.now() + timeout
-        pause = POLL_OTHERS if busy.retry_in is None else POLL_FIRST
+        pause = POLL_FIRST if busy.handle else POLL_OTHERS
         while (left := until - self._world.now()) > 0:
             await self._world.sleep(min(left, pause * (0.5 + self._world.random())))
             ((token,),) = await self._links.run(LOOK, (claim.id,), _patience(claim.ttl))

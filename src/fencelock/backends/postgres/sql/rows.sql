@@ -38,11 +38,11 @@ BEGIN
 END $$;
 
 -- Take the lock or a place in line; count anew what is there already. Without a seat, do not queue.
--- Returns the token; or none, and for the first in line the seconds until a holder runs out; or the mode (s: readers, or a
--- number of permits) that others use the name in and that contradicts this one's.
+-- Returns the token; or none, with the seconds until whoever is ahead runs out, and whether that is a holder; or the mode (s:
+-- readers, or a number of permits) that others use the name in and that contradicts this one's.
 CREATE OR REPLACE FUNCTION fencelock.attempt(
   ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, sits text,
-  OUT granted bigint, OUT retry_in double precision, OUT others text
+  OUT granted bigint, OUT retry_in double precision, OUT others text, OUT first boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at timestamptz := fencelock.enter(ns, nm);
@@ -81,10 +81,15 @@ BEGIN
   IF granted IS NULL THEN
     IF sits IS NULL THEN
       DELETE FROM fencelock.claim WHERE id = me;
-    ELSIF me = (SELECT id FROM fencelock.claim
-                WHERE namespace = ns AND name = nm AND token IS NULL ORDER BY ticket LIMIT 1) THEN
-      SELECT greatest(0, date_part('epoch', min(expires) - at)) INTO retry_in FROM fencelock.claim
-        WHERE namespace = ns AND name = nm AND token IS NOT NULL;
+    ELSE
+      -- The first in line watches the holders, everybody else the one ahead: one death wakes one waiter.
+      SELECT ahead.token IS NOT NULL, ahead.expires INTO first, ends FROM fencelock.claim ahead
+        WHERE ahead.namespace = ns AND ahead.name = nm AND ahead.ticket < (SELECT ticket FROM fencelock.claim WHERE id = me)
+        ORDER BY ahead.ticket DESC LIMIT 1;
+      IF first THEN
+        SELECT min(expires) INTO ends FROM fencelock.claim WHERE namespace = ns AND name = nm AND token IS NOT NULL;
+      END IF;
+      retry_in := greatest(0, date_part('epoch', ends - at));
     END IF;
   END IF;
 END $$;
