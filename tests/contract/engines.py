@@ -56,7 +56,9 @@ class Engine:
     fair: bool = True
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
-    """Whether it has readers and permits."""
+    """Whether it has readers."""
+    limit: bool = True
+    """Whether it has permits too."""
     records: bool = False
     """Whether it keeps records."""
     pace: float = 1.0
@@ -70,8 +72,9 @@ ENGINES = [
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
-    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
+    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
     Engine("postgres", _postgres("postgresql"), server="postgres"),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False),
 ]

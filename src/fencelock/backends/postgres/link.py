@@ -89,15 +89,19 @@ class Link:
             raise Unanswered(f"{self._address}: {_words(error)}") from error
 
     def send(self, statement: Statement, words: Sequence[Word]) -> None:
-        """Send a statement, as far as it can be sent now, without waiting for its answer."""
+        """Send a statement, as far as it can be sent now, without waiting for its answer; raise Unanswered."""
         pgconn, name = self._pgconn, statement.name
         values = [None if word is None else _word(word) for word in words]
         self.pending = True
-        if name in self._prepared:
-            pgconn.send_query_prepared(name.encode(), values)
-        else:
-            pgconn.send_query_params(statement.sql.encode(), values)
-        pgconn.flush()
+        try:
+            if name in self._prepared:
+                pgconn.send_query_prepared(name.encode(), values)
+            else:
+                pgconn.send_query_params(statement.sql.encode(), values)
+            pgconn.flush()
+        except OperationalError as error:
+            self.close()
+            raise Unanswered(f"{self._address}: {_words(error)}") from error
 
     async def script(self, sql: str, timeout: float) -> None:
         """Run several statements as one transaction."""
@@ -110,9 +114,9 @@ class Link:
             raise Unanswered(f"{self._address}: {_words(error)}") from error
 
     async def answer(self, timeout: float, *, keep: bool = False) -> list[Row]:
-        """Wait for what the server owes. With `keep`, a link whose server has not answered in time is not closed.
+        """Wait for what the server owes; the link is closed if that does not come, or we are interrupted.
 
-        Whatever else interrupts us: what was asked may still be carried out, and nobody will read the answer.
+        With `keep` it is left open, and the answer can be waited for again.
         """
         world, pgconn = self._world, self._pgconn
         until = world.now() + timeout
@@ -140,7 +144,8 @@ class Link:
         except Unanswered:
             raise
         except BaseException:
-            self.close()
+            if not keep:
+                self.close()
             raise
         self.pending = False
         self.used = world.now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from threading import Lock
 
@@ -26,12 +26,13 @@ TRIES = 10
 class Links:
     """All links of a client to its server."""
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: Place, prepare: Callable[[Link], Awaitable[None]] | None = None) -> None:
         self.address = place.address
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
         self._world = world
         self._place = place
+        self._prepare = prepare
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._out = 0
@@ -89,14 +90,18 @@ class Links:
                     if turn in self._queue:
                         self._queue.remove(turn)
         try:
-            while (link := self._pop()) is not None:
-                if self._world.now() - link.used < IDLE_SECONDS or link.alive():
-                    return link
-                self.drop(link)
-            return await self.make()
+            return await self.borrow()
         except BaseException:
             self._put_back()
             raise
+
+    async def borrow(self) -> Link:
+        """Return a link of which there may be any number; it is given back by `keep`."""
+        while (link := self._pop()) is not None:
+            if self._world.now() - link.used < IDLE_SECONDS or link.alive():
+                return link
+            self.drop(link)
+        return await self.make()
 
     def _pop(self) -> Link | None:
         if self._closed:
@@ -117,6 +122,8 @@ class Links:
             self._all.add(link)
         try:
             self.idle_default = await greet(link, self.address, self._place.seconds)
+            if self._prepare is not None:
+                await self._prepare(link)
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
         except BaseException:

@@ -1,9 +1,23 @@
 -- The steps of the advisory engine. A session has one lock at most, for the ttl that idle_session_timeout keeps.
 
--- Try to take the lock; returns its token, or none. In any case the session ends from now on when it is idle for the ttl.
--- A label is given when it is not the one that this session has written already.
+-- What a session needs once: no limit of somebody else's on how long it waits, and its client's death noticed while it does.
+CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false);
+  IF current_setting('transaction_timeout', true) IS NOT NULL THEN
+    PERFORM set_config('transaction_timeout', '0', false);
+  END IF;
+  BEGIN
+    PERFORM set_config('client_connection_check_interval', '2s', false);
+  EXCEPTION WHEN OTHERS THEN
+    NULL;  -- not every system can: then it is noticed when the lock is granted
+  END;
+END $$;
+
+-- Try to take the lock; returns its token, or none. If it was taken, or will be waited for, the session ends from now on when
+-- it is idle for the ttl. A label is given when it is not the one that this session has written already.
 CREATE OR REPLACE FUNCTION fencelock.seize(
-  k bigint, ns text, nm text, ttl text, is_shared boolean, label text
+  k bigint, ns text, nm text, ttl text, is_shared boolean, label text, waits boolean
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   known fencelock.name;
@@ -25,15 +39,17 @@ BEGIN
     RAISE EXCEPTION 'its key % is that of % in the namespace %', k, quote_literal(known.name), quote_literal(known.namespace)
       USING ERRCODE = 'FL003';
   END IF;
-  PERFORM set_config('idle_session_timeout', ttl, false);
   taken := CASE WHEN is_shared THEN pg_try_advisory_lock_shared(k) ELSE pg_try_advisory_lock(k) END;
+  IF taken OR waits THEN
+    PERFORM set_config('idle_session_timeout', ttl, false);
+  END IF;
   IF taken THEN
     minted := fencelock.mint();
     PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
     IF current_setting('synchronous_commit') = 'off' THEN
       PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-  ELSE
+  ELSIF waits THEN
     PERFORM set_config('application_name', 'fencelock - ' || ttl, false);
   END IF;
   RETURN minted;
