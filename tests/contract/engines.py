@@ -63,6 +63,8 @@ class Engine:
     """Whether it keeps records."""
     pace: float = 1.0
     """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    hangs_up: bool = False
+    """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
     slack: float = 0.0
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
@@ -76,5 +78,5 @@ ENGINES = [
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
     Engine("postgres", _postgres("postgresql"), server="postgres"),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
 ]

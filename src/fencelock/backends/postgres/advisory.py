@@ -33,6 +33,7 @@ TRAITS = Traits(
 LONGEST, SHORTEST = 5.0, 0.5
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 
+PAUSE = 0.05
 SWEEP_AT = 64
 """Sessions of ours among which those are looked for that the server has ended, after their lease was lost."""
 
@@ -49,6 +50,7 @@ END = Statement(
     "fl_end",
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND application_name LIKE 'fencelock%'",
 )
+GRANTED = Statement("fl_granted", "SELECT bool_and(granted) FROM pg_locks WHERE pid = $1 AND locktype = 'advisory'")
 INSPECT = Statement("fl_sessions", "SELECT owner, token, expires_in, shared FROM fencelock.sessions($1)")
 NAMES = Statement("fl_locked_names", "SELECT fencelock.locked_names($1, $2)")
 EVICT = Statement("fl_evict", "SELECT fencelock.evict($1)")
@@ -66,6 +68,8 @@ class AdvisoryBackend:
         self._seats: dict[str, Seat] = {}
         self._doomed: dict[str, int] = {}
         """Sessions that were given up without an answer, by claim: they may yet get the lock."""
+        self._gone: dict[str, None] = {}
+        """Claims that were abandoned under somebody who still asks for them."""
         self._sweep_at = SWEEP_AT
 
     # ------------------------------------------------------------------ the protocol
@@ -76,6 +80,9 @@ class AdvisoryBackend:
             raise GuaranteeUnavailable(
                 f"{claim.name!r}: {TRAITS.engine} has readers and writers but no permits; use postgresql://", claim.name
             )
+        if claim.id in self._gone:
+            self._links.check_open()
+            return Busy(claim, self._world.now())
         seat = self._seats.get(claim.id)
         if seat is not None:
             outcome = await self._again(seat, queue)
@@ -84,68 +91,74 @@ class AdvisoryBackend:
         if len(self._seats) >= self._sweep_at:
             self._sweep()
         link = await self._links.borrow()
-        sent = self._world.now()
-        seat = Seat(self._world, claim, self._key(claim.name), link)
+        seat = self._seats[claim.id] = Seat(self._world, claim, self._key(claim.name), link)
+        seat.try_take()
+        try:
+            return await self._seize(seat, queue)
+        finally:
+            seat.give()
+
+    async def _seize(self, seat: Seat, queue: bool) -> Grant | Busy:
+        claim, link = seat.claim, seat.link
+        sent = seat.sent = self._world.now()
         label = None if link.owner == claim.owner else claim.owner
         words = (seat.key, self._namespace, claim.name, _ms(claim.ttl), claim.shared, label, queue)
         try:
-            ((token,),) = await link.ask(SEIZE, words, _patience(claim.ttl))
+            # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
+            ((token,),) = await link.ask(SEIZE, words, _patience(claim.ttl), keep=True)
         except ServerError as error:
-            self._links.drop(link)
+            self._drop(seat)
             raise translate(error, self._links.address) from error
-        except BaseException:
-            self._doom(claim, link)
+        except Unanswered:
+            self._drop(seat)
+            self._doomed[claim.id] = link.pid
             raise
         link.owner = claim.owner
-        seat.sent = sent
         if token is not None:
             seat.token = int(token)
-            self._seats[claim.id] = seat
             return Grant(claim, seat.token, sent)
         if queue:
-            seat.sent = self._world.now()
+            seat.lined_up, seat.sent = True, self._world.now()
             link.send(LINE_UP, (seat.key, _ms(claim.ttl), claim.shared))
-            self._seats[claim.id] = seat
         else:
+            self._seats.pop(claim.id, None)
             self._links.keep(link)
         return Busy(claim, sent)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for the server's answer, for so long; it goes on waiting for the lock."""
-        seat = self._seats.get(busy.claim.id)
-        if seat is None or seat.token is not None or not await seat.take(timeout):
-            return await self.attempt(busy.claim, queue=True)
-        try:
-            return await self._granted(seat, timeout) or busy
-        finally:
-            seat.give()
+        claim = busy.claim
+        if claim.id in self._gone:
+            await self._world.sleep(min(timeout, PAUSE))
+        seat = self._seats.get(claim.id)
+        if seat is not None and seat.token is None and await seat.take(timeout):
+            try:
+                return await self._granted(seat, timeout) or busy
+            except Unanswered:
+                self._drop(seat)  # the server has ended the session, and with it the claim: line up anew
+            finally:
+                seat.give()
+        return await self.attempt(claim, queue=True)
 
     async def _granted(self, seat: Seat, timeout: float) -> Grant | None:
         """Wait for the answer to LINE_UP; return None if it is still to come."""
         link, claim = seat.link, seat.claim
         try:
             ((token,),) = await link.answer(timeout, keep=True)
+            seat.token = int(token or 0)
+            if self._world.now() - seat.sent > claim.ttl / 3:
+                # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
+                seat.sent = self._world.now()
+                await link.ask(ALIVE, (), _patience(claim.ttl))
         except Unanswered:
             if link.open:
                 return None
-            self._drop(seat)
             raise
         except ServerError as error:
+            if claim.id in self._gone:
+                return None  # it was cancelled by `abandon`, which waits for its turn
             self._drop(seat)
             raise translate(error, self._links.address) from error
-        seat.token = int(token or 0)
-        if self._world.now() - seat.sent > claim.ttl / 3:
-            # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
-            sent = self._world.now()
-            try:
-                await link.ask(ALIVE, (), _patience(claim.ttl))
-            except ServerError as error:
-                self._drop(seat)
-                raise translate(error, self._links.address) from error
-            except BaseException:
-                self._drop(seat)
-                raise
-            seat.sent = sent
         return Grant(claim, seat.token, seat.sent)
 
     async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
@@ -155,11 +168,12 @@ class AdvisoryBackend:
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
         try:
             if seat.token is None:
-                grant = await self._granted(seat, 0.0)
-                if grant is not None or queue:
-                    return grant or Busy(claim, self._world.now())
-                await self._leave(seat)
-                return Busy(claim, self._world.now())
+                sent = self._world.now()
+                rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
+                grant = await self._granted(seat, _patience(claim.ttl) if rows == [(b"t",)] else 0.0)
+                if grant is None and not queue:
+                    await self._leave(seat)
+                return grant or Busy(claim, sent)
             sent = self._world.now()
             if await self._renew_one(seat, _patience(claim.ttl)) is Renewal.RENEWED:
                 seat.sent = sent
@@ -175,15 +189,17 @@ class AdvisoryBackend:
         """Leave the server's queue, or give back the lock, and end what may still be on its way."""
         seat = self._seats.get(claim.id)
         if seat is not None:
-            if await seat.take(_patience(claim.ttl)):
-                try:
-                    await self._leave(seat)
-                finally:
-                    seat.give()
-            else:
-                self._doom(claim, seat.link)
-                seat.link.hang_up()
-                self._seats.pop(claim.id, None)
+            if not seat.try_take():
+                # Somebody waits there, as the client is being closed: have the server send it away.
+                self._gone[claim.id] = None
+                await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
+                if not await seat.take(_patience(claim.ttl)):
+                    seat.link.hang_up()
+                    raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
+            try:
+                await self._leave(seat)
+            finally:
+                seat.give()
         pid = self._doomed.get(claim.id)
         if pid is not None:
             await self._links.run(END, (pid,), LONGEST)
@@ -254,7 +270,9 @@ class AdvisoryBackend:
     async def close(self) -> None:
         """End all sessions, and with them whatever they still have."""
         self._links.close()
-        self._seats.clear()
+        for seat in list(self._seats.values()):
+            if seat.try_take():
+                self._drop(seat)
 
     def before_fork(self) -> None:
         """Nothing that must not be copied."""
@@ -264,6 +282,7 @@ class AdvisoryBackend:
         if child:
             self._seats.clear()
             self._doomed.clear()
+            self._gone.clear()
             self._links.forget()
 
     # ------------------------------------------------------------------ sessions; the turn is had
@@ -346,7 +365,7 @@ class AdvisoryBackend:
         if not link.open:
             return
         try:
-            if link.pending and seat.token is None:
+            if link.pending and seat.token is None and seat.lined_up:
                 await self._links.run(CANCEL, (link.pid,), SHORTEST)
             if link.pending:
                 try:

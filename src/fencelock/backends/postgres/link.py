@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -71,44 +71,41 @@ class Link:
 
     # ------------------------------------------------------------------ asking
 
-    async def ask(self, statement: Statement, words: Sequence[Word], timeout: float) -> list[Row]:
-        """Ask and return the rows; raise what the server says, or Unanswered, after which the link is closed."""
+    async def ask(
+        self, statement: Statement, words: Sequence[Word], timeout: float, *, keep: bool = False
+    ) -> list[Row]:
+        """Ask and return the rows; raise what the server says, or Unanswered.
+
+        Unless `keep`, the link is closed if there is no answer, or we are interrupted.
+        """
         until = self._world.now() + timeout
-        try:
-            if self.direct and statement.name not in self._prepared:
-                if statement.name in self._seen:
-                    self._pgconn.send_prepare(statement.name.encode(), statement.sql.encode())
-                    self.pending = True
-                    await self.answer(until - self._world.now())
-                    self._prepared.add(statement.name)
-                self._seen.add(statement.name)  # short-lived processes do without preparing
-            self.send(statement, words)
-            return await self.answer(until - self._world.now())
-        except OperationalError as error:
-            self.close()
-            raise Unanswered(f"{self._address}: {_words(error)}") from error
+        if self.direct and statement.name not in self._prepared:
+            if statement.name in self._seen:
+                self._prepared.add(statement.name)
+                self._send(self._pgconn.send_prepare, statement.name.encode(), statement.sql.encode())
+                await self.answer(until - self._world.now(), keep=keep)
+            self._seen.add(statement.name)  # short-lived processes do without preparing
+        self.send(statement, words)
+        return await self.answer(until - self._world.now(), keep=keep)
 
     def send(self, statement: Statement, words: Sequence[Word]) -> None:
         """Send a statement, as far as it can be sent now, without waiting for its answer; raise Unanswered."""
-        pgconn, name = self._pgconn, statement.name
         values = [None if word is None else _word(word) for word in words]
-        self.pending = True
-        try:
-            if name in self._prepared:
-                pgconn.send_query_prepared(name.encode(), values)
-            else:
-                pgconn.send_query_params(statement.sql.encode(), values)
-            pgconn.flush()
-        except OperationalError as error:
-            self.close()
-            raise Unanswered(f"{self._address}: {_words(error)}") from error
+        if statement.name in self._prepared:
+            self._send(self._pgconn.send_query_prepared, statement.name.encode(), values)
+        else:
+            self._send(self._pgconn.send_query_params, statement.sql.encode(), values)
 
     async def script(self, sql: str, timeout: float) -> None:
         """Run several statements as one transaction."""
+        self._send(self._pgconn.send_query, sql.encode())
+        await self.answer(timeout)
+
+    def _send(self, send: Callable[..., None], *words: object) -> None:
+        self.pending = True
         try:
-            self.pending = True
-            self._pgconn.send_query(sql.encode())
-            await self.answer(timeout)
+            send(*words)
+            self._pgconn.flush()
         except OperationalError as error:
             self.close()
             raise Unanswered(f"{self._address}: {_words(error)}") from error

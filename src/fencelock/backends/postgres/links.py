@@ -101,11 +101,29 @@ class Links:
             if self._world.now() - link.used < IDLE_SECONDS or link.alive():
                 return link
             self.drop(link)
-        return await self.make()
+        made: list[Link] = []
+        try:
+            # To its end even if the caller is cancelled: whoever is in such a hurry again finds it made.
+            await self._world.shield(self._make_for(made), 3 * self._place.seconds)
+        except TimeoutError as error:
+            self.check_open()
+            raise EngineUnavailable(f"{self.address}: no connection in time") from error
+        except BaseException:
+            for link in made:
+                self.keep(link)
+            raise
+        return made[0]
 
-    def _pop(self) -> Link | None:
+    async def _make_for(self, made: list[Link]) -> None:
+        made.append(await self.make())
+
+    def check_open(self) -> None:
+        """Raise if the client is closed."""
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
+
+    def _pop(self) -> Link | None:
+        self.check_open()
         with self._mutex:
             return self._idle.pop() if self._idle else None
 
@@ -124,8 +142,7 @@ class Links:
             self.idle_default = await greet(link, self.address, self._place.seconds)
             if self._prepare is not None:
                 await self._prepare(link)
-            if self._closed:
-                raise ClientClosed("this client is closed; connect again")
+            self.check_open()
         except BaseException:
             self.drop(link)
             raise

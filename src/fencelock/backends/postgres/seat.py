@@ -12,7 +12,7 @@ from fencelock.model import Claim
 class Seat:
     """A claim's own session. The keeper renews on it while its holder may be releasing it: they take turns."""
 
-    __slots__ = ("_free", "_mutex", "_taken", "_world", "claim", "key", "late", "link", "sent", "token")
+    __slots__ = ("_free", "_mutex", "_taken", "_world", "claim", "key", "late", "lined_up", "link", "sent", "token")
 
     def __init__(self, world: World, claim: Claim, key: int, link: Link) -> None:
         self.claim = claim
@@ -22,6 +22,8 @@ class Seat:
         """None while it waits."""
         self.sent = 0.0
         """When the statement that took the lock, or is to take it, was sent."""
+        self.lined_up = False
+        """Whether the server was asked to wait for the lock."""
         self.late = False
         """Whether the server still owes an answer to an earlier renewal."""
         self._world = world
