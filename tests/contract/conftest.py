@@ -12,7 +12,6 @@ from tests.contract.pace import Pace
 from tests.contract.subject import Subject
 from tests.engines.plugin import Session
 
-
 MARKS = {"processes", "fair", "shared", "limit", "records"}
 
 

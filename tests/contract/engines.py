@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 _databases = itertools.count()
+_OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
 def _redis(server: Any, _: Path) -> str:
@@ -34,7 +35,7 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
 
     def url(server: Any, _: Path) -> str:
         with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'")
+            connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
                 connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
         return str(server.url).replace("postgresql", scheme, 1)

@@ -25,7 +25,10 @@ async def test_traits(engine: Engine, locks: LocksView) -> None:
 async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) -> None:
     """An engine without readers and permits says so, and takes nothing."""
     backend = subject.backend()
-    for claim, can, what in ((reader(), backend.traits.shared, "readers"), (permit(3), backend.traits.limit, "permits")):
+    for claim, can, what in (
+        (reader(), backend.traits.shared, "readers"),
+        (permit(3), backend.traits.limit, "permits"),
+    ):
         if can:
             assert isinstance(await backend.attempt(claim, queue=False), Grant)
             await backend.abandon(claim)

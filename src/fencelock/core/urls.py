@@ -11,7 +11,7 @@ from fencelock.errors import InvalidURL, MissingDependency
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fencelock.core.backend import Backend
+    from fencelock.core.backend import Backend, Schema
     from fencelock.core.world import World
 
 
@@ -102,6 +102,15 @@ def open_backend(world: World, url: object, namespace: str) -> Backend:
         ) from error
     connect = cast("Callable[[World, str, str], Backend]", module.connect)
     return connect(world, url, namespace)
+
+
+def open_schema(world: World, url: str) -> Schema | None:
+    """Return what makes the tables of the engine that the URL names, or None if it needs none."""
+    engine = ENGINES.get(url.partition(":")[0].lower())
+    if engine is None:
+        raise InvalidURL(_unknown(url))
+    module = None if engine.extra != "postgres" else import_module(engine.module)
+    return None if module is None else cast("Callable[[World, str], Schema]", module.schema)(world, url)
 
 
 def shown(url: object, backend: Backend) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fencelock.backends.postgres.place import ADVISORY, parse
 
 if TYPE_CHECKING:
-    from fencelock.core.backend import Backend
+    from fencelock.core.backend import Backend, Schema
     from fencelock.core.world import World
 
 
@@ -20,3 +20,10 @@ def connect(world: World, url: str, namespace: str) -> Backend:
     from fencelock.backends.postgres.rows import RowsBackend
 
     return RowsBackend(world, parse(url), namespace)
+
+
+def schema(world: World, url: str) -> Schema:
+    """Return what makes the schema in the database that the URL names."""
+    from fencelock.backends.postgres.schema import DatabaseSchema
+
+    return DatabaseSchema(world, parse(url))

@@ -1,4 +1,4 @@
-"""PostgreSQL, advisory: the server's own locks, each on a session of its own, which the server ends when it is idle for the ttl.
+"""PostgreSQL, advisory: the server's own locks, each on a session that the server ends when it is idle for the ttl.
 
 Advisory locks are re-entrant within a session, so every lease and every waiter has one. A waiter's statement blocks in the
 server and stays open over many calls of `wait`: asking anew would lose its place in line.
@@ -253,7 +253,9 @@ class AdvisoryBackend:
                 if token is not None
             ),
             tuple(
-                Waiter(_text(owner), float(left or 0), shared == b"t") for owner, token, left, shared in rows if token is None
+                Waiter(_text(owner), float(left or 0), shared == b"t")
+                for owner, token, left, shared in rows
+                if token is None
             ),
         )
 
@@ -290,7 +292,9 @@ class AdvisoryBackend:
     async def _begin(self, link: Link) -> None:
         """Refuse a server that cannot keep a ttl, and a pooler, which would give our session to others."""
         if link.version < ADVISORY_SINCE:
-            raise EngineUnavailable(f"{self._links.address}: advisory locks need PostgreSQL 14 or later; use postgresql://")
+            raise EngineUnavailable(
+                f"{self._links.address}: advisory locks need PostgreSQL 14 or later; use postgresql://"
+            )
         if not link.direct:
             raise EngineUnavailable(
                 f"{self._links.address}: there is a pooler between, and advisory locks belong to a session; connect to the "

@@ -60,12 +60,13 @@ class Ear:
 
     async def open(self, patience: float) -> None:
         """Listen, from now on; whoever comes while that is being seen to waits for it."""
+        mine = self._world.event()
         with self._mutex:
+            if self.channel is not None or self.deaf or self._closed:
+                return
             other = self._opening
             if other is None:
-                if self.channel is not None or self.deaf or self._closed:
-                    return
-                mine = self._opening = self._world.event()
+                self._opening = mine
         if other is not None:
             await other.wait(patience)
             return
@@ -130,5 +131,3 @@ class Ear:
         self._mutex = Lock()
         self.channel = self._link = self._opening = None
         self.seats.clear()
-
-

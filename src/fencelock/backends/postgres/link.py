@@ -7,7 +7,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
@@ -17,6 +17,9 @@ from fencelock.backends.postgres.trouble import HINTS, ServerError
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn as Connection
 
 Row = tuple[bytes | None, ...]
 Word = str | int | float | bool | None
@@ -32,9 +35,21 @@ class Statement(NamedTuple):
 class Link:
     """One connection. It belongs to one task or thread at a time; only `hang_up` may be called by any."""
 
-    __slots__ = ("_address", "_pgconn", "_prepared", "_seen", "_world", "direct", "open", "owner", "pending", "pid", "used")
+    __slots__ = (
+        "_address",
+        "_pgconn",
+        "_prepared",
+        "_seen",
+        "_world",
+        "direct",
+        "open",
+        "owner",
+        "pending",
+        "pid",
+        "used",
+    )
 
-    def __init__(self, world: World, pgconn: PGconn, address: str) -> None:
+    def __init__(self, world: World, pgconn: Connection, address: str) -> None:
         pgconn.nonblocking = 1
         self._world = world
         self._pgconn = pgconn
@@ -148,9 +163,7 @@ class Link:
         self.used = world.now()
         if found is None or found.status == ExecStatus.FATAL_ERROR:
             raise self._refused(found)
-        return [
-            tuple(found.get_value(row, column) for column in range(found.nfields)) for row in range(found.ntuples)
-        ]
+        return [tuple(found.get_value(row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
 
     def _silent(self, timeout: float, keep: bool) -> Unanswered:
         if not keep:
@@ -193,7 +206,7 @@ class Link:
         if poll.poll(0):
             # A notice, perhaps; or the end.
             self.take_in()
-            return self.open and not poll.poll(0)
+            return self._pgconn.status == ConnStatus.OK and not poll.poll(0)
         return True
 
     # ------------------------------------------------------------------ the end
@@ -238,7 +251,7 @@ async def dial(world: World, place: Place) -> Link:
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
 
 
-async def _dial(world: World, conninfo: bytes, seconds: float) -> PGconn:
+async def _dial(world: World, conninfo: bytes, seconds: float) -> Connection:
     until = world.now() + seconds
     pgconn = await world.block(PGconn.connect_start, conninfo)  # it looks names up, and waits for that
     try:
@@ -265,4 +278,3 @@ def _word(word: str | int | float | bool) -> bytes:
 
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())
-

@@ -74,14 +74,11 @@ class Links:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
         while True:
             with self._mutex:
-                free = self._out < MOST
-                if free:
+                if self._out < MOST:
                     self._out += 1
-                else:
-                    turn = self._world.event()
-                    self._queue.append(turn)
-            if free:
-                break
+                    break
+                turn = self._world.event()
+                self._queue.append(turn)
             try:
                 if not await turn.wait(patience):
                     raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")

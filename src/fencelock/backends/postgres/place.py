@@ -1,4 +1,4 @@
-"""Which server a URL names, as libpq reads it: every parameter that it knows may be given, PG* variables and pgpass included."""
+"""Which server a URL names, as libpq reads it: with all parameters that it knows, PG* variables and pgpass included."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def parse(url: str) -> Place:
     number = max(len(hosts), len(addresses))
     if len(ports) == 1:
         ports *= number
+    if not all(port.isdigit() or not port for port in ports):
+        raise InvalidURL(f"{redact(url)!r}: a port is a number")
     if len(ports) != number or (len(addresses) not in (1, number)) or (len(hosts) not in (1, number)):
         raise InvalidURL(f"{redact(url)!r}: as many ports as hosts, please")
     if number > 1:

@@ -54,8 +54,8 @@ class RowsBackend:
             seat = "" if channel is None else f"{channel}:{round}"
             if channel is not None:
                 self._ear.sit(id, round)
-        elif id in self._ear.seats:
-            self._ear.rise(id)
+        if not seat and id in self._ear.seats:
+            self._ear.rise(id)  # nobody would hear it being called
         granted = True
         try:
             words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
@@ -133,7 +133,9 @@ class RowsBackend:
         return Snapshot(
             name,
             tuple(
-                Holder(_text(owner), int(token), float(left or 0), shared == b"t", None if limit is None else int(limit))
+                Holder(
+                    _text(owner), int(token), float(left or 0), shared == b"t", None if limit is None else int(limit)
+                )
                 for owner, token, left, shared, limit in rows
                 if token is not None
             ),

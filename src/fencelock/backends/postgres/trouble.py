@@ -43,6 +43,8 @@ def translate(error: ServerError, address: str) -> FencelockError:
     if error.fatal:
         return Unanswered(words)
     if error.state == COLLISION:
-        return InvalidName(f"this name and another one in use cannot be told apart by their hash: {error}; use another name")
+        return InvalidName(
+            f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
+        )
     hint = HINTS.get(error.state)
     return EngineUnavailable(f"{words} ({hint})" if hint else words)
