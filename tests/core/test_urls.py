@@ -28,7 +28,7 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("redsi://x", "did you mean redis://x?"),
         ("redlok://a,b,c", "did you mean redlock://a,b,c?"),
         ("etdc://h", "did you mean etcd://h?"),
-        ("postgrsql://h", "did you mean postgresql://? It is still to come"),
+        ("postgrsql://h", "did you mean postgresql://h?"),
         ("redlock://", "takes the addresses of its nodes"),
         ("redlock://a,,b", "takes the addresses of its nodes"),
         ("redlock://a:1,b:1,a:1", "names a:1 twice"),
@@ -41,7 +41,7 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("mysql://h/db", "mysql is still to come"),
         (
             "nosuch://x",
-            "names no engine of this release; this release has etcd://, etcds://, memory://, redis://, redis+sentinel://",
+            "names no engine of this release; this release has etcd://, etcds://, memory://, postgres://, postgres+advisory://",
         ),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),
