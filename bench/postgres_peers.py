@@ -79,7 +79,7 @@ class BareRow:
 
 def sqlalchemy_dlock(url: str) -> Run:
     from sqlalchemy import create_engine
-    from sqlalchemy_dlock import create_sadlock
+    from sqlalchemy_dlock.factory import create_sadlock
 
     connection = create_engine(url.replace("postgresql", "postgresql+psycopg", 1)).connect()
 

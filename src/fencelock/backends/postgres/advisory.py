@@ -108,6 +108,8 @@ class AdvisoryBackend:
             ((token,),) = await link.ask(SEIZE, words, _patience(claim.ttl), keep=True)
         except ServerError as error:
             self._drop(seat)
+            if claim.id in self._gone:
+                return Busy(claim, sent)  # `abandon` had it cancelled
             raise translate(error, self._links.address) from error
         except Unanswered:
             self._drop(seat)

@@ -13,7 +13,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
 from fencelock.backends.postgres.place import Place
-from fencelock.backends.postgres.trouble import HINTS, ServerError
+from fencelock.backends.postgres.trouble import HINTS, UNPREPARED, ServerError
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -89,10 +89,7 @@ class Link:
     async def ask(
         self, statement: Statement, words: Sequence[Word], timeout: float, *, keep: bool = False
     ) -> list[Row]:
-        """Ask and return the rows; raise what the server says, or Unanswered.
-
-        Unless `keep`, the link is closed if there is no answer, or we are interrupted.
-        """
+        """Ask and return the rows; raise what the server says, or Unanswered (as `answer` does)."""
         until = self._world.now() + timeout
         if self.direct and statement.name not in self._prepared:
             if statement.name in self._seen:
@@ -126,9 +123,9 @@ class Link:
             raise Unanswered(f"{self._address}: {_words(error)}") from error
 
     async def answer(self, timeout: float, *, keep: bool = False) -> list[Row]:
-        """Wait for what the server owes; the link is closed if that does not come, or we are interrupted.
+        """Wait for what the server owes; unless `keep`, the link is closed if that does not come in time.
 
-        With `keep` it is left open, and the answer can be waited for again.
+        If we are interrupted, or it is kept, the answer is still to come, and can be waited for again.
         """
         world, pgconn = self._world, self._pgconn
         until = world.now() + timeout
@@ -153,12 +150,6 @@ class Link:
             if found is not None and found.status == ExecStatus.FATAL_ERROR:
                 raise self._refused(found) from error
             raise Unanswered(f"{self._address}: {_words(error)}") from error
-        except Unanswered:
-            raise
-        except BaseException:
-            if not keep:
-                self.close()
-            raise
         self.pending = False
         self.used = world.now()
         if found is None or found.status == ExecStatus.FATAL_ERROR:
@@ -182,6 +173,17 @@ class Link:
         return ServerError(state, words)
 
     # ------------------------------------------------------------------ listening
+
+    async def settle(self, timeout: float) -> bool:
+        """Take in an answer that nobody waits for any more; return whether the link can be used again."""
+        try:
+            await self.answer(timeout)
+        except ServerError as error:
+            if error.state in UNPREPARED:
+                self.close()
+        except Unanswered:
+            pass
+        return self.open
 
     def take_in(self) -> list[str]:
         """Read what is there, without waiting; return what was called out. Closes a link that is broken."""

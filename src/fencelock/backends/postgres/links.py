@@ -10,7 +10,7 @@ from threading import Lock
 from fencelock.backends.postgres.link import Link, Row, Statement, Word, dial
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.schema import greet
-from fencelock.backends.postgres.trouble import AGAIN, MISSING, ServerError, translate
+from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -19,6 +19,8 @@ MOST = 10
 KEPT = 8
 IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used: servers and poolers hang up on the idle."""
+SETTLE_SECONDS = 0.1
+"""How long an answer that nobody wants any more is waited for, before another link is made."""
 TRIES = 10
 """How often a step is tried that others' steps make fail; each time nothing was done."""
 
@@ -60,9 +62,9 @@ class Links:
                 return sent, await link.ask(statement, words, patience)
             except ServerError as error:
                 tries -= 1
-                if error.state in MISSING:
-                    link.close()  # somebody dropped the schema: the next link makes it anew
-                if error.state not in AGAIN or not tries:
+                if error.state in MISSING | UNPREPARED:
+                    link.close()  # if somebody dropped the schema, the next link makes it anew
+                if error.state not in AGAIN | UNPREPARED or not tries:
                     raise translate(error, self.address) from error
                 await self._world.sleep(0.01 * self._world.random())
             finally:
@@ -95,9 +97,14 @@ class Links:
     async def borrow(self) -> Link:
         """Return a link of which there may be any number; it is given back by `keep`."""
         while (link := self._pop()) is not None:
-            if self._world.now() - link.used < IDLE_SECONDS or link.alive():
+            usable = False
+            try:
+                usable = await self._usable(link)
+            finally:
+                if not usable:
+                    self.drop(link)
+            if usable:
                 return link
-            self.drop(link)
         made: list[Link] = []
         try:
             # To its end even if the caller is cancelled: whoever is in such a hurry again finds it made.
@@ -110,6 +117,11 @@ class Links:
                 self.keep(link)
             raise
         return made[0]
+
+    async def _usable(self, link: Link) -> bool:
+        if link.pending:
+            return await link.settle(SETTLE_SECONDS)  # whoever used it before was interrupted
+        return self._world.now() - link.used < IDLE_SECONDS or link.alive()
 
     async def _make_for(self, made: list[Link]) -> None:
         made.append(await self.make())
@@ -153,7 +165,7 @@ class Links:
     def keep(self, link: Link) -> None:
         """Have a link ready for whoever needs one."""
         with self._mutex:
-            if link.open and not link.pending and not self._closed and len(self._idle) < KEPT:
+            if link.open and not self._closed and len(self._idle) < KEPT:
                 self._idle.append(link)
                 return
             if not link.open:
