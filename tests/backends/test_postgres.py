@@ -435,10 +435,10 @@ async def test_listener_is_ended(pg: Postgres, clients: Clients) -> None:
 
 def test_collision_is_noticed(pg: Postgres) -> None:
     """Two names with one key never share a lock: the second is told."""
+    with fencelock.connect(advisory(pg)) as locks, locks.lock("x"):
+        pass
+    ask(pg, "UPDATE fencelock.name SET name = 'y'")
     with fencelock.connect(advisory(pg)) as locks:
-        with locks.lock("x"):
-            pass
-        ask(pg, "UPDATE fencelock.name SET name = 'y'")
         with pytest.raises(fencelock.InvalidName, match="cannot be told apart") as caught:
             locks.lock("x").acquire()
         assert caught.value.name == "x"

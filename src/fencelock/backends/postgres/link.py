@@ -21,6 +21,9 @@ from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn as Connection
 
+KNOWN_SECONDS = 86400.0
+KNOWN_KEPT = 10000
+
 Row = tuple[bytes | None, ...]
 Word = str | int | float | bool | None
 
@@ -42,6 +45,7 @@ class Link:
         "_seen",
         "_world",
         "direct",
+        "known",
         "open",
         "owner",
         "pending",
@@ -65,6 +69,8 @@ class Link:
         self.used = world.now()
         self.owner: str | None = None
         """The label that this session last wrote down."""
+        self.known: dict[int, float] = {}
+        """The advisory keys that it was introduced with, and when."""
 
     def fileno(self) -> int:
         """Return its descriptor."""
@@ -79,6 +85,18 @@ class Link:
     def claimed_pid(self) -> int:
         """The process that the server says it is; a pooler says something else than the process behind it."""
         return self._pgconn.backend_pid
+
+    def knows(self, owner: str, key: int) -> bool:
+        """Return whether this session was introduced with this owner and key, today."""
+        when = self.known.get(key)
+        return self.owner == owner and when is not None and self._world.now() - when < KNOWN_SECONDS
+
+    def learn(self, owner: str, key: int) -> None:
+        """Note that it was."""
+        if len(self.known) >= KNOWN_KEPT:
+            self.known.clear()
+        self.owner = owner
+        self.known[key] = self._world.now()
 
     def setting(self, name: str) -> str:
         """Return a setting that the server reports by itself."""

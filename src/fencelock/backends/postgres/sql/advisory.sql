@@ -4,6 +4,9 @@
 CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false);
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', false);  -- a token must not come again after a crash
+  END IF;
   IF current_setting('transaction_timeout', true) IS NOT NULL THEN
     PERFORM set_config('transaction_timeout', '0', false);
   END IF;
@@ -14,45 +17,21 @@ BEGIN
   END;
 END $$;
 
--- Try to take the lock; returns its token, or none. If it was taken, or will be waited for, the session ends from now on when
--- it is idle for the ttl. A label is given when it is not the one that this session has written already.
-CREATE OR REPLACE FUNCTION fencelock.seize(
-  k bigint, ns text, nm text, ttl text, is_shared boolean, label text, waits boolean
-) RETURNS bigint LANGUAGE plpgsql AS $$
+-- See that a key stands for this name and no other; called once by each session for each owner and name that it is used for.
+CREATE OR REPLACE FUNCTION fencelock.introduce(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   known fencelock.name;
-  taken boolean;
-  minted bigint;
 BEGIN
-  IF label IS NOT NULL THEN
-    INSERT INTO fencelock.session (pid, owner) VALUES (pg_backend_pid(), label)
-      ON CONFLICT (pid) DO UPDATE SET owner = excluded.owner;
-  END IF;
+  PERFORM set_config('synchronous_commit', 'off', true);
+  INSERT INTO fencelock.session (pid, owner) VALUES (pg_backend_pid(), label)
+    ON CONFLICT (pid) DO UPDATE SET owner = excluded.owner WHERE session.owner <> excluded.owner;
+  INSERT INTO fencelock.name (key, namespace, name) VALUES (k, ns, nm)
+    ON CONFLICT (key) DO UPDATE SET seen = current_date WHERE name.seen < current_date;
   SELECT * INTO known FROM fencelock.name WHERE key = k;
-  IF NOT FOUND THEN
-    INSERT INTO fencelock.name (key, namespace, name) VALUES (k, ns, nm) ON CONFLICT DO NOTHING;
-    SELECT * INTO known FROM fencelock.name WHERE key = k;
-  ELSIF known.seen < current_date THEN
-    UPDATE fencelock.name SET seen = current_date WHERE key = k;
-  END IF;
   IF known.name <> nm OR known.namespace <> ns THEN
     RAISE EXCEPTION 'its key % is that of % in the namespace %', k, quote_literal(known.name), quote_literal(known.namespace)
       USING ERRCODE = 'FL003';
   END IF;
-  taken := CASE WHEN is_shared THEN pg_try_advisory_lock_shared(k) ELSE pg_try_advisory_lock(k) END;
-  IF taken OR waits THEN
-    PERFORM set_config('idle_session_timeout', ttl, false);
-  END IF;
-  IF taken THEN
-    minted := fencelock.mint();
-    PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
-    IF current_setting('synchronous_commit') = 'off' THEN
-      PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
-  ELSIF waits THEN
-    PERFORM set_config('application_name', 'fencelock - ' || ttl, false);
-  END IF;
-  RETURN minted;
 END $$;
 
 -- Wait for the lock, in the server's own queue, for as long as it takes; the session has tried to seize it before.
@@ -67,7 +46,6 @@ BEGIN
   END IF;
   minted := fencelock.mint();
   PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
-  PERFORM fencelock.durable(true);
   RETURN minted;
 END $$;
 
