@@ -48,7 +48,13 @@ SEIZE = Statement(
     "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
     "THEN nextval('fencelock.token') END AS token OFFSET 0) AS tried",
 )
-LINE_UP = Statement("fl_line_up", "SELECT fencelock.line_up($1, $2, $3)")
+# The session has tried to seize it before: if this is cancelled, what that has set is still there.
+LINE_UP = Statement(
+    "fl_line_up",
+    "SELECT token, set_config('application_name', 'fencelock ' || token || ' ' || $2, false) "
+    "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_advisory_lock_shared($1)::text ELSE pg_advisory_lock($1)::text END "
+    "IS NOT NULL THEN nextval('fencelock.token') END AS token OFFSET 0) AS waited",
+)
 _FORGET = "set_config('idle_session_timeout', $2, false)"
 UNLOCK = Statement("fl_unlock", f"SELECT pg_advisory_unlock($1), {_FORGET}")
 UNLOCK_SHARED = Statement("fl_unlock_shared", f"SELECT pg_advisory_unlock_shared($1), {_FORGET}")
@@ -119,6 +125,8 @@ class AdvisoryBackend:
             # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
             words = (seat.key, _ms(claim.ttl), claim.shared, queue)
             ((token, _),) = await link.ask(SEIZE, words, patience, keep=True)
+            if token is None and queue:
+                await link.prepare(LINE_UP, patience, keep=True)
         except ServerError as error:
             self._drop(seat)
             if claim.id in self._gone:
@@ -158,7 +166,7 @@ class AdvisoryBackend:
         """Wait for the answer to LINE_UP; return None if it is still to come."""
         link, claim = seat.link, seat.claim
         try:
-            ((token,),) = await link.answer(timeout, keep=True)
+            ((token, _),) = await link.answer(timeout, keep=True)
             seat.token = int(token or 0)
             if self._world.now() - seat.sent > claim.ttl / 3:
                 # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.

@@ -109,14 +109,21 @@ class Link:
     ) -> list[Row]:
         """Ask and return the rows; raise what the server says, or Unanswered (as `answer` does)."""
         until = self._world.now() + timeout
-        if self.direct and statement.name not in self._prepared:
-            if statement.name in self._seen:
-                self._prepared.add(statement.name)
-                self._send(self._pgconn.send_prepare, statement.name.encode(), statement.sql.encode())
-                await self.answer(until - self._world.now(), keep=keep)
-            self._seen.add(statement.name)  # short-lived processes do without preparing
+        if statement.name not in self._prepared:
+            await self.prepare(statement, timeout, keep=keep)
         self.send(statement, words)
         return await self.answer(until - self._world.now(), keep=keep)
+
+    async def prepare(self, statement: Statement, timeout: float, *, keep: bool = False) -> None:
+        """Have a statement prepared if it is used for the second time: short-lived processes do without."""
+        name = statement.name
+        if not self.direct or name in self._prepared:
+            return
+        if name in self._seen:
+            self._prepared.add(name)
+            self._send(self._pgconn.send_prepare, name.encode(), statement.sql.encode())
+            await self.answer(timeout, keep=keep)
+        self._seen.add(name)
 
     def send(self, statement: Statement, words: Sequence[Word]) -> None:
         """Send a statement, as far as it can be sent now, without waiting for its answer; raise Unanswered."""

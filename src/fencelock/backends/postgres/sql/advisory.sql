@@ -1,4 +1,5 @@
--- The steps of the advisory engine. A session has one lock at most, for the ttl that idle_session_timeout keeps.
+-- What the advisory engine needs beside plain statements. A session has one lock at most, for the ttl that
+-- idle_session_timeout keeps.
 
 -- What a session needs once: no limit of somebody else's on how long it waits, and its client's death noticed while it does.
 CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql AS $$
@@ -32,21 +33,6 @@ BEGIN
     RAISE EXCEPTION 'its key % is that of % in the namespace %', k, quote_literal(known.name), quote_literal(known.namespace)
       USING ERRCODE = 'FL003';
   END IF;
-END $$;
-
--- Wait for the lock, in the server's own queue, for as long as it takes; the session has tried to seize it before.
-CREATE OR REPLACE FUNCTION fencelock.line_up(k bigint, ttl text, is_shared boolean) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  minted bigint;
-BEGIN
-  IF is_shared THEN
-    PERFORM pg_advisory_lock_shared(k);
-  ELSE
-    PERFORM pg_advisory_lock(k);
-  END IF;
-  minted := fencelock.mint();
-  PERFORM set_config('application_name', 'fencelock ' || minted || ' ' || ttl, false);
-  RETURN minted;
 END $$;
 
 -- Who holds or waits for a key, in order: what pg_locks knows, with what the sessions say of themselves.
