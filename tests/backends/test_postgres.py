@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -134,6 +134,18 @@ def test_first_host_is_dead(pg: Postgres) -> None:
         locks.lock("x") as lease,
     ):
         lease.check()
+
+
+def test_connection_of_the_application(pg: Postgres, user: str) -> None:
+    """A psycopg connection says where the locks are; it is not used itself, and its password is not shown."""
+    with fencelock.connect(pg.url) as owner, owner.lock("x"):
+        pass
+    ask(pg, GRANTS)
+    with psycopg.connect(user) as connection, fencelock.connect(cast(Any, connection)) as locks:
+        assert "s3cret" not in repr(locks)
+        with locks.lock("x"):
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            assert ask(pg, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'")[0][0] >= 2
 
 
 def test_read_only(pg: Postgres, url: str) -> None:
@@ -295,6 +307,46 @@ async def test_restored_from_a_backup(pg: Postgres, url: str, clients: Clients) 
     assert await take(clients.connect(url), "x") > last
 
 
+async def test_hung_server(pg: Postgres, url: str, clients: Clients) -> None:
+    """A server that hangs: the holder knows in time, others give up in time, and nothing is left when it goes on."""
+    locks, other = clients.connect(url), clients.connect(url)
+    lease = await locks.lock("x", ttl=1).acquire()
+    await take(other, "y")
+    pg.pause()
+    try:
+        with pytest.raises((EngineUnavailable, fencelock.LockTimeout)):
+            await other.lock("x", ttl=1).acquire(timeout=0.5)
+        assert await lease.lost.wait(SOON)
+        assert lease.reason is Reason.EXPIRED
+    finally:
+        pg.resume()
+    await nobody(locks, "x")
+    assert await take(other, "x") > lease.token
+
+
+async def test_idle_timeout_of_the_role(pg: Postgres, url: str, clients: Clients) -> None:
+    """Where idle sessions are ended early by default, leases last and the next lock is had all the same."""
+    locks = clients.connect(f"{url}?options=-c%20idle_session_timeout%3D300")
+    lease = await locks.lock("x", ttl=3).acquire()
+    await asyncio.sleep(1.5)
+    lease.check()
+    assert await lease.release() is True
+    await asyncio.sleep(0.6)
+    assert await take(locks, "x") > lease.token
+
+
+async def test_statement_timeout_of_the_role(pg: Postgres, clients: Clients) -> None:
+    """Where statements are ended early by default, an advisory waiter waits for as long as it was asked to."""
+    locks = clients.connect(f"{advisory(pg)}?options=-c%20statement_timeout%3D200%20-c%20lock_timeout%3D200")
+    lease = await locks.lock("x").acquire()
+    async with background(locks.lock("x", timeout=SOON).acquire()) as (task,):
+        await waiting(locks, "x")
+        await asyncio.sleep(0.6)
+        assert not task.done()
+        await lease.release()
+        await (await asyncio.wait_for(task, SOON)).release()
+
+
 async def test_too_many_connections(own_postgres: Callable[..., Postgres], clients: Clients) -> None:
     """A server that has no connection left is named as such, in its own words."""
     server = own_postgres(settings={"max_connections": "8", "superuser_reserved_connections": "0"})
@@ -405,8 +457,14 @@ async def test_one_notification_for_each_grant(pg: Postgres, clients: Clients) -
 
         async with background(*(work() for _ in range(100))) as tasks:
             await waiting(locks, "x", 100)
-            ((before,),) = connection.execute("SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND seat <> ''")
-            assert before == 100
+
+            async def all_can_be_called() -> bool:
+                ((seated,),) = connection.execute(
+                    "SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND seat <> ''"
+                )
+                return bool(seated == 100)
+
+            await eventually(all_can_be_called, "all waiters can be called")
             await first.release()
             await asyncio.gather(*tasks)
     assert len(sessions(pg)) <= 12

@@ -51,7 +51,10 @@ ENGINES: dict[str, Engine] = {
     ),
 }
 
-CLIENTS = {"redis": ENGINES["redis"]}
+CLIENTS = {
+    "redis": ENGINES["redis"],
+    **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
+}
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
 
 

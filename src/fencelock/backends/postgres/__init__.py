@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.backends.postgres.place import ADVISORY, parse
+from fencelock.backends.postgres.place import ADVISORY, adopted, parse
 
 if TYPE_CHECKING:
     from fencelock.core.backend import Backend, Schema
@@ -20,6 +20,14 @@ def connect(world: World, url: str, namespace: str) -> Backend:
     from fencelock.backends.postgres.rows import RowsBackend
 
     return RowsBackend(world, parse(url), namespace)
+
+
+def adopt(world: World, client: object, namespace: str) -> Backend:
+    """Keep locks in rows of the database that a psycopg connection or pool is connected to, over connections of our own."""
+    from fencelock.backends.postgres.rows import RowsBackend
+
+    place, url = adopted(client)
+    return RowsBackend(world, place, namespace, url)
 
 
 def schema(world: World, url: str) -> Schema:

@@ -32,6 +32,8 @@ TRAITS = Traits(
 
 LONGEST, SHORTEST = 5.0, 0.5
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+GRACE = 1.0
+"""Seconds that an answer is waited for however little time the caller has."""
 
 PAUSE = 0.05
 SWEEP_AT = 64
@@ -81,7 +83,7 @@ class AdvisoryBackend:
         self._namespace = namespace
         self._links = Links(world, place, self._begin)
         self._seats: dict[str, Seat] = {}
-        self._doomed: dict[str, int] = {}
+        self._doomed: dict[str, list[int]] = {}
         """Sessions that were given up without an answer, by claim: they may yet get the lock."""
         self._gone: dict[str, None] = {}
         """Claims that were abandoned under somebody who still asks for them."""
@@ -89,7 +91,7 @@ class AdvisoryBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Try to take the lock; if somebody has it, ask the server to wait for it."""
         if claim.limit is not None:
             raise GuaranteeUnavailable(
@@ -109,14 +111,13 @@ class AdvisoryBackend:
         seat = self._seats[claim.id] = Seat(self._world, claim, self._key(claim.name), link)
         seat.try_take()
         try:
-            return await self._seize(seat, queue)
+            return await self._seize(seat, queue, _patience(claim.ttl, patience))
         finally:
             seat.give()
 
-    async def _seize(self, seat: Seat, queue: bool) -> Grant | Busy:
+    async def _seize(self, seat: Seat, queue: bool, patience: float) -> Grant | Busy:
         claim, link = seat.claim, seat.link
         sent = seat.sent = self._world.now()
-        patience = _patience(claim.ttl)
         try:
             if not link.knows(claim.owner, seat.key):
                 await link.ask(INTRODUCE, (seat.key, self._namespace, claim.name, claim.owner), patience, keep=True)
@@ -134,7 +135,7 @@ class AdvisoryBackend:
             raise translate(error, self._links.address) from error
         except Unanswered:
             self._drop(seat)
-            self._doomed[claim.id] = link.pid
+            self._doomed.setdefault(claim.id, []).append(link.pid)
             raise
         if token is not None:
             seat.token = int(token)
@@ -211,21 +212,25 @@ class AdvisoryBackend:
         """Leave the server's queue, or give back the lock, and end what may still be on its way."""
         seat = self._seats.get(claim.id)
         if seat is not None:
-            if not seat.try_take():
+            if seat.try_take():
+                seat.give()
+            else:
                 # Somebody waits there, as the client is being closed: have the server send it away.
                 self._gone[claim.id] = None
                 await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
-                if not await seat.take(_patience(claim.ttl)):
-                    seat.link.hang_up()
-                    raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
-            try:
-                await self._leave(seat)
-            finally:
-                seat.give()
-        pid = self._doomed.get(claim.id)
-        if pid is not None:
+            if await seat.take(_patience(claim.ttl)):
+                try:
+                    await self._leave(seat)
+                finally:
+                    seat.give()
+            else:
+                # Whoever has the turn does not let go of it, or was interrupted just as it would have.
+                self._seats.pop(claim.id, None)
+                self._doomed.setdefault(claim.id, []).append(seat.link.pid)
+                seat.link.hang_up()
+        for pid in self._doomed.get(claim.id, ()):
             await self._links.run(END, (pid,), LONGEST)
-            self._doomed.pop(claim.id, None)
+        self._doomed.pop(claim.id, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
@@ -421,7 +426,7 @@ class AdvisoryBackend:
 
     def _doom(self, claim: Claim, link: Link) -> None:
         """Give up a session that may still get the lock; `abandon` ends it, else the server at the end of the ttl."""
-        self._doomed[claim.id] = link.pid
+        self._doomed.setdefault(claim.id, []).append(link.pid)
         self._links.drop(link)
 
     def _key(self, name: str) -> int:
@@ -430,8 +435,10 @@ class AdvisoryBackend:
         return int.from_bytes(digest, "big", signed=True)
 
 
-def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 3))
+def _patience(ttl: float, within: float | None = None) -> float:
+    """Return how long to wait for an answer, if the caller has so many seconds left."""
+    patience = min(LONGEST, max(SHORTEST, ttl / 3))
+    return patience if within is None else min(patience, max(within, GRACE))
 
 
 def _ms(ttl: float) -> str:

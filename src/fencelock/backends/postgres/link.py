@@ -39,6 +39,7 @@ class Link:
     """One connection. It belongs to one task or thread at a time; only `hang_up` may be called by any."""
 
     __slots__ = (
+        "__weakref__",
         "_address",
         "_pgconn",
         "_prepared",
@@ -50,6 +51,7 @@ class Link:
         "owner",
         "pending",
         "pid",
+        "ticket",
         "used",
     )
 
@@ -63,6 +65,8 @@ class Link:
         self.direct = False
         """Whether it is known that there is no pooler between: what is set or prepared in this session stays there."""
         self.pid = 0
+        self.ticket: object = None
+        """What counts it among those that are in use, for whoever keeps count."""
         self.open = True
         self.pending = False
         """Whether the server owes an answer."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from threading import Lock
+from weakref import WeakSet
 
 from fencelock.backends.postgres.link import Link, Row, Statement, Word, dial
 from fencelock.backends.postgres.place import Place
@@ -25,6 +26,12 @@ TRIES = 10
 """How often a step is tried that others' steps make fail; each time nothing was done."""
 
 
+class Ticket:
+    """The right to use one of the links."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Links:
     """All links of a client to its server."""
 
@@ -36,8 +43,9 @@ class Links:
         self._place = place
         self._prepare = prepare
         self._idle: list[Link] = []
-        self._all: set[Link] = set()
-        self._out = 0
+        # Weak, both: what an interrupt has made us lose in the middle of a step must not count for ever.
+        self._all: WeakSet[Link] = WeakSet()
+        self._tickets: WeakSet[Ticket] = WeakSet()
         self._queue: deque[Event] = deque()
         self._mutex = Lock()
         self._closed = False
@@ -74,10 +82,11 @@ class Links:
 
     async def take(self, patience: float) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        ticket = Ticket()
         while True:
             with self._mutex:
-                if self._out < MOST:
-                    self._out += 1
+                if len(self._tickets) < MOST:
+                    self._tickets.add(ticket)
                     break
                 turn = self._world.event()
                 self._queue.append(turn)
@@ -89,10 +98,12 @@ class Links:
                     if turn in self._queue:
                         self._queue.remove(turn)
         try:
-            return await self.borrow()
+            link = await self.borrow()
         except BaseException:
-            self._put_back()
+            self._put_back(ticket)
             raise
+        link.ticket = ticket
+        return link
 
     async def borrow(self) -> Link:
         """Return a link of which there may be any number; it is given back by `keep`."""
@@ -136,9 +147,9 @@ class Links:
         with self._mutex:
             return self._idle.pop() if self._idle else None
 
-    def _put_back(self) -> None:
+    def _put_back(self, ticket: object) -> None:
         with self._mutex:
-            self._out -= 1
+            self._tickets.discard(ticket)  # type: ignore[arg-type]
             if self._queue:
                 self._queue.popleft().set()
 
@@ -159,8 +170,9 @@ class Links:
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""
+        ticket, link.ticket = link.ticket, None
         self.keep(link)
-        self._put_back()
+        self._put_back(ticket)
 
     def keep(self, link: Link) -> None:
         """Have a link ready for whoever needs one."""
@@ -187,7 +199,7 @@ class Links:
         self._closed = True
         with self._mutex:
             idle, self._idle = self._idle, []
-            used = self._all.difference(idle)
+            used = set(self._all).difference(idle)
             self._all.clear()
         for link in idle:
             link.close()
@@ -197,7 +209,7 @@ class Links:
     def forget(self) -> None:
         """Begin anew in a forked child."""
         self._mutex = Lock()
-        links, self._all, self._idle, self._out = self._all, set(), [], 0
+        links, self._all, self._idle, self._tickets = self._all, WeakSet(), [], WeakSet()
         self._queue.clear()
-        for link in links:
+        for link in list(links):
             link.forget()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from psycopg import Error
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
 from fencelock.core.urls import redact
@@ -14,7 +15,8 @@ from fencelock.errors import InvalidURL
 DIAL_SECONDS = 5.0
 """How long connecting may take, unless the URL has a connect_timeout."""
 
-ROWS = ("postgresql", "postgres")
+KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
+"""All that libpq can be told; a pool's other arguments are psycopg's own."""
 ADVISORY = ("postgresql+advisory", "postgres+advisory")
 
 
@@ -75,6 +77,18 @@ def parse(url: str) -> Place:
     port = words.get("port") or _text(defaults.get("port"))
     database = words.get("dbname") or _text(defaults.get("dbname")) or ""
     return Place(tuple(attempts), f"postgresql at {host}{f':{port}' if port else ''}/{database}", seconds)
+
+
+def adopted(client: Any) -> tuple[Place, str]:
+    """Return the place that a psycopg connection or pool is connected to, and its URL without the password."""
+    if hasattr(client, "conninfo"):
+        words = conninfo_to_dict(client.conninfo, **{k: v for k, v in (client.kwargs or {}).items() if k in KEYWORDS})
+    else:
+        words = {**client.info.get_parameters(), "password": client.info.password}
+    given = {word: str(value) for word, value in words.items() if value not in (None, "")}
+    query = "&".join(f"{word}={quote(value, safe='')}" for word, value in given.items())
+    place = parse(f"postgresql://?{query}")
+    return place, f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}"
 
 
 def _text(value: bytes | None) -> str:

@@ -17,6 +17,8 @@ TRAITS = Traits(engine="postgresql", strength=Strength.DURABLE, fair=True, push=
 
 LONGEST, SHORTEST = 5.0, 0.5
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+GRACE = 1.0
+"""Seconds that an answer is waited for however little time the caller has."""
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
 """Seconds between two looks of a waiter that cannot be called, as there is a pooler between: first in line, and others."""
 
@@ -35,7 +37,9 @@ class RowsBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, place: Place, namespace: str) -> None:
+    def __init__(self, world: World, place: Place, namespace: str, url: str | None = None) -> None:
+        self.url = url
+        """What a user's own connection stands for; None if a URL was given."""
         self._world = world
         self._namespace = namespace
         self._links = Links(world, place)
@@ -44,7 +48,7 @@ class RowsBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
         name, ttl, owner, shared, limit, id = claim
         round = next(self._rounds)
@@ -59,7 +63,7 @@ class RowsBackend:
         granted = True
         try:
             words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
-            sent, rows = await self._links.timed(ATTEMPT, words, _patience(ttl))
+            sent, rows = await self._links.timed(ATTEMPT, words, _patience(ttl, patience))
             ((token, retry_in, others, first),) = rows
             granted = token is not None or others is not None
         finally:
@@ -172,8 +176,10 @@ class RowsBackend:
             self._links.forget()
 
 
-def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 3))
+def _patience(ttl: float, within: float | None = None) -> float:
+    """Return how long to wait for an answer, if the caller has so many seconds left."""
+    patience = min(LONGEST, max(SHORTEST, ttl / 3))
+    return patience if within is None else min(patience, max(within, GRACE))
 
 
 def _text(value: bytes | None) -> str:
