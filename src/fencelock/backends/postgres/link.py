@@ -267,13 +267,40 @@ class Link:
             self._pgconn.finish()
 
 
-async def dial(world: World, place: Place) -> Link:
-    """Connect and log in, at one host after the other."""
+class Halfway:
+    """A connection that is being made. Whoever is interrupted meanwhile leaves it to the next: it cannot be hurried."""
+
+    __slots__ = ("conninfo", "pgconn")
+
+    def __init__(self, conninfo: bytes, pgconn: Connection) -> None:
+        self.conninfo = conninfo
+        self.pgconn = pgconn
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self.pgconn.socket
+
+    def forget(self) -> None:
+        """Let go of it in a forked child."""
+        with suppress(OperationalError):
+            silence(self)
+        self.pgconn.finish()
+
+
+async def dial(world: World, place: Place, left: list[Halfway]) -> Link:
+    """Connect and log in, at one host after the other; go on with what was left halfway."""
     failed: list[str] = []
     cause: Exception | None = None
     for conninfo in place.attempts:
         try:
-            return Link(world, await _dial(world, conninfo, place.seconds), place.address)
+            halfway = next((each for each in left if each.conninfo == conninfo), None)
+            if halfway is not None:
+                left.remove(halfway)
+                with suppress(OperationalError, TimeoutError):  # the server may have lost its patience with it
+                    return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
+            # It looks names up, and waits for that.
+            halfway = Halfway(conninfo, await world.block(PGconn.connect_start, conninfo))
+            return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
         except (OperationalError, TimeoutError) as error:
             failed.append(_words(error))
             cause = error
@@ -282,13 +309,15 @@ async def dial(world: World, place: Place) -> Link:
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
 
 
-async def _dial(world: World, conninfo: bytes, seconds: float) -> Connection:
+async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfway]) -> Connection:
     until = world.now() + seconds
-    pgconn = await world.block(PGconn.connect_start, conninfo)  # it looks names up, and waits for that
+    pgconn = halfway.pgconn
     try:
         while True:
             if pgconn.status == ConnStatus.BAD:
                 raise OperationalError(pgconn.get_error_message())
+            if pgconn.status == ConnStatus.OK:
+                return pgconn
             state = pgconn.connect_poll()
             if state == PollingStatus.OK:
                 return pgconn
@@ -296,8 +325,11 @@ async def _dial(world: World, conninfo: bytes, seconds: float) -> Connection:
                 raise OperationalError(pgconn.get_error_message())
             if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
                 raise TimeoutError(f"no connection within {seconds:g} s")
-    except BaseException:
+    except Exception:
         pgconn.finish()
+        raise
+    except BaseException:
+        left.append(halfway)
         raise
 
 

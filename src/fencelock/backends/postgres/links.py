@@ -8,7 +8,7 @@ from math import inf
 from threading import Lock
 from weakref import WeakSet
 
-from fencelock.backends.postgres.link import Link, Row, Statement, Word, dial
+from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word, dial
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
@@ -47,6 +47,9 @@ class Links:
         self._all: WeakSet[Link] = WeakSet()
         self._tickets: WeakSet[Ticket] = WeakSet()
         self._queue: deque[Event] = deque()
+        self._halfway: list[Halfway] = []
+        self._left: list[Link] = []
+        """Links that nobody was there for when they were made, or greeted."""
         self._mutex = Lock()
         self._closed = False
 
@@ -155,16 +158,21 @@ class Links:
 
     async def make(self) -> Link:
         """Connect, and see that the server is one that we can work with."""
-        link = await dial(self._world, self._place)
+        link = self._left.pop() if self._left else await dial(self._world, self._place, self._halfway)
         with self._mutex:
             self._all.add(link)
         try:
+            if link.pending and not await link.settle(self._place.seconds):
+                raise Unanswered(f"{self.address}: no answer to a greeting")
             self.idle_default = await greet(link, self.address, self._place.seconds)
             if self._prepare is not None:
                 await self._prepare(link)
             self.check_open()
-        except BaseException:
+        except Exception:
             self.drop(link)
+            raise
+        except BaseException:
+            self._left.append(link)  # greeted anew by the next who needs one
             raise
         return link
 
@@ -201,6 +209,10 @@ class Links:
             idle, self._idle = self._idle, []
             used = set(self._all).difference(idle)
             self._all.clear()
+        for halfway in self._halfway:
+            halfway.pgconn.finish()
+        self._halfway.clear()
+        self._left.clear()
         for link in idle:
             link.close()
         for link in used:
@@ -211,5 +223,8 @@ class Links:
         self._mutex = Lock()
         links, self._all, self._idle, self._tickets = self._all, WeakSet(), [], WeakSet()
         self._queue.clear()
+        for halfway in self._halfway:
+            halfway.forget()
+        self._halfway, self._left = [], []
         for link in list(links):
             link.forget()

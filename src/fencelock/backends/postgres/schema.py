@@ -48,7 +48,7 @@ class DatabaseSchema:
 
     async def apply(self) -> None:
         """Make the schema."""
-        link = await dial(self._world, self._place)
+        link = await dial(self._world, self._place, [])
         try:
             await apply(link, self._place.address, APPLY_SECONDS)
             await greet(link, self._place.address, APPLY_SECONDS)
