@@ -27,6 +27,18 @@ def _zookeeper(server: Any, folder: Path) -> str:
     return f"{server.url}/{folder.parent.name}-{folder.name}"
 
 
+def _mysql(server: Any, _: Path) -> str:
+    """Return a database of its own on a shared server."""
+    name = f"contract_{os.getpid()}_{next(_databases)}"
+    server.query(f"CREATE DATABASE {name}")
+    return str(server.url).removesuffix("/fencelock") + f"/{name}"
+
+
+def _mysql_counter(server: Any, folder: Path) -> str:
+    """Return the same, with tokens as MySQL has them, which knows no sequences."""
+    return f"{_mysql(server, folder)}?tokens=counter"
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the suite gets at an engine."""
@@ -46,6 +58,8 @@ class Engine:
     """Whether it keeps records."""
     pace: float = 1.0
     """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    hangs_up: bool = False
+    """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
     slack: float = 0.0
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
@@ -58,4 +72,6 @@ ENGINES = [
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
+    # Whole seconds; a lock goes with its connection.
+    Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]

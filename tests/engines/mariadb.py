@@ -63,7 +63,7 @@ class MariaDB(Server):
             f"--bind-address={self.host}",
             f"--port={self.port}",
             "--skip-name-resolve",
-            "--max-connections=200",
+            "--max-connections=1000",
             "--performance-schema=off",
             *self._options(),
         ], program

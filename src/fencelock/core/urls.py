@@ -45,16 +45,14 @@ ENGINES: dict[str, Engine] = {
     **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
     **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
+    **dict.fromkeys(("mysql", "mariadb"), Engine("fencelock.backends.mysql", "mysql")),
 }
 
 CLIENTS = {"redis": ENGINES["redis"]}
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
 
 
-COMING = {
-    "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
-    "mariadb": "mariadb",
-}  # fmt: skip
+COMING = {"postgresql": "postgresql", "postgres": "postgresql"}
 """Schemes that later releases will know."""
 
 

@@ -292,10 +292,23 @@ def reach(host: Host) -> socket.socket:
     sock = socket.create_connection((host.name, host.port), host.seconds)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if host.greet is not None:
+            _greet(sock, host.greet)
         return sock if host.tls is None else host.tls.wrap_socket(sock, server_hostname=host.name)
     except BaseException:
         sock.close()
         raise
+
+
+def _greet(sock: socket.socket, greet: Callable[[bytes], bytes | None]) -> None:
+    """Say what comes before TLS; the server says no more until it is answered."""
+    heard = b""
+    while (answer := greet(heard)) is None:
+        data = sock.recv(CHUNK)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        heard += data
+    sock.sendall(answer)
 
 
 def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: int | None = None) -> bool:

@@ -1,0 +1,363 @@
+"""MySQL and MariaDB: GET_LOCK on a connection of its own for each claim, which the server ends when it falls silent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from enum import Enum
+from math import ceil
+from typing import Any
+
+from fencelock.backends.mysql import statements as sql
+from fencelock.backends.mysql.link import Link, Reply, hear_all
+from fencelock.backends.mysql.links import Links
+from fencelock.backends.mysql.looks import Looks
+from fencelock.backends.mysql.packets import Ok, Rows, ServerError
+from fencelock.backends.mysql.place import Place
+from fencelock.core.world import NO_ANSWER, World
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
+
+TRAITS = Traits(
+    engine="mysql",
+    strength=Strength.DURABLE,
+    fair=True,
+    push=True,
+    loss_pushed=False,
+    shared=False,
+    limit=False,
+    session=True,
+    ttl_min=1.0,
+)
+
+LONGEST, SHORTEST = 5.0, 0.3
+"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+IN_LINE = 3600
+"""Seconds for which a place in line is asked for at most; then it is asked for again, behind the others."""
+
+
+class Stage(Enum):
+    """How far a claim has come."""
+
+    TRYING = "trying"
+    WAITING = "waiting"
+    HELD = "held"
+
+
+class Seat:
+    """A claim and its connection. Whatever becomes of the claim, the end of the connection is its end."""
+
+    __slots__ = ("claim", "heard", "key", "link", "replies", "sent", "stage", "taking", "token")
+
+    def __init__(self, claim: Claim, link: Link, taking: sql.Taking, now: float) -> None:
+        self.claim = claim
+        self.link = link
+        self.taking = taking
+        self.key = taking.key
+        self.stage = Stage.TRYING
+        self.replies: list[Reply] = []
+        self.token = 0
+        self.sent = self.heard = now
+
+    @property
+    def patience(self) -> float:
+        """How long an answer is waited for."""
+        return min(LONGEST, max(SHORTEST, self.claim.ttl / 3))
+
+    def grant(self, since: float) -> Grant:
+        """Return what is held."""
+        return Grant(self.claim, self.token, since, self)
+
+    def busy(self) -> Busy:
+        """Return that it has to wait."""
+        return Busy(self.claim, self.sent, None, self)
+
+
+class MysqlBackend:
+    """`fencelock.core.backend.Backend` on one MySQL or MariaDB server."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, place: Place, namespace: str) -> None:
+        self._world = world
+        self._namespace = namespace
+        self._links = Links(world, place)
+        self._looks = Looks(world, self._links, self._names)
+        self._seats: dict[str, Seat] = {}
+
+    # ------------------------------------------------------------------ taking it
+
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        """Take the lock or a place in line."""
+        if claim.shared:
+            raise GuaranteeUnavailable(f"{claim.name!r}: GET_LOCK has neither readers nor permits", claim.name)
+        self._links.check_open()
+        seat = self._seats.get(claim.id)
+        if seat is not None:
+            outcome = await self._again(seat, queue)
+            if outcome is not None:
+                return outcome
+        ttl = int(claim.ttl)
+        link = await self._links.take(ttl)
+        outcome = await self._take(claim, ttl, link, queue, patience)
+        if outcome is None:  # the server had hung up on an idle connection, and nothing was answered on it
+            outcome = await self._take(claim, ttl, await self._links.make(ttl), queue, patience)
+        if outcome is None:
+            raise Unanswered(f"{self._links.address}: the connection broke before the answer came")
+        return outcome
+
+    async def _take(
+        self, claim: Claim, ttl: int, link: Link, queue: bool, patience: float | None
+    ) -> Grant | Busy | None:
+        """Try it on this link; None if that turns out to be broken."""
+        names = self._names()
+        taking = sql.Taking(claim, ttl, names.key(claim.name), names.space, self._links.counter)
+        kept = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
+        seat = Seat(kept, link, taking, self._world.now())
+        self._seats[claim.id] = seat
+        await link.turn.take(0)
+        try:
+            asked = taking.at_once()
+            if link.ttl != ttl:
+                asked = [sql.keep_for(ttl), *asked]
+                link.ttl = ttl
+            seat.replies = link.say(asked)
+            if not await link.hear(seat.replies, seat.patience):
+                if link.open:
+                    raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
+                await self._end(seat)
+                return None
+            return await self._tried(seat, queue, patience)
+        finally:
+            link.turn.give()
+
+    async def _tried(self, seat: Seat, queue: bool, patience: float | None) -> Grant | Busy:
+        """Take in the answer to a try; line up if it was in vain."""
+        token = await self._minted(seat)
+        if token:
+            return seat.grant(seat.sent)
+        if not queue:
+            self._let_go(seat)
+            return seat.busy()
+        self._line_up(seat, patience)
+        return seat.busy()
+
+    def _line_up(self, seat: Seat, patience: float | None) -> None:
+        seconds = IN_LINE if patience is None else min(IN_LINE, ceil(patience) + 1)
+        seat.stage = Stage.WAITING
+        seat.sent = seat.heard = self._world.now()
+        seat.replies = seat.link.say(seat.taking.in_line(seconds))
+
+    async def _minted(self, seat: Seat) -> int:
+        """Return the token if the answers say that the lock is ours, else 0; raise what the server refuses with."""
+        answers = [reply.answer for reply in seat.replies]
+        for answer in answers:
+            if isinstance(answer, ServerError):
+                await self._end(seat)
+                self._links.check(answer)
+        last = answers[-1]
+        if isinstance(last, Ok) and last.affected and last.insert_id:
+            seat.stage, seat.token = Stage.HELD, last.insert_id
+            return seat.token
+        return 0
+
+    async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
+        """Go on with what an earlier attempt of the same claim has left; None if that is nothing."""
+        if not await seat.link.turn.take(seat.patience):
+            raise Unanswered(f"{self._links.address}: an earlier attempt is still under way")
+        try:
+            if not seat.link.open:
+                await self._end(seat)
+                return None
+            if seat.stage is Stage.HELD:
+                return await self._confirm(seat)
+            if not await seat.link.hear(seat.replies, seat.patience if seat.stage is Stage.TRYING else 0.0):
+                if not seat.link.open:
+                    await self._end(seat)
+                    return None
+                if seat.stage is Stage.TRYING:
+                    raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
+                if not queue:
+                    await self._end(seat)
+                return seat.busy()
+            if seat.stage is Stage.TRYING:
+                return await self._tried(seat, queue, None)
+            return await self._called(seat)
+        finally:
+            seat.link.turn.give()
+
+    async def _confirm(self, seat: Seat) -> Grant | None:
+        """Make sure of a lock that we should hold, and count its ttl anew; None if it is gone."""
+        sent = self._world.now()
+        replies = seat.link.say([sql.is_mine(seat.key)])
+        if not await seat.link.hear(replies, seat.patience) and seat.link.open:
+            raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
+        if self._is_held(seat, replies[0]):
+            return seat.grant(sent)
+        await self._end(seat)
+        return None
+
+    # ------------------------------------------------------------------ waiting for it
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait for the server to answer what was asked when we lined up: for that, it is never asked anew."""
+        seat = self._seats.get(busy.claim.id)
+        if seat is None or seat.stage is not Stage.WAITING or not await seat.link.turn.take(timeout):
+            return await self.attempt(busy.claim, queue=True)
+        try:
+            if await seat.link.hear(seat.replies, timeout):
+                outcome = await self._called(seat)
+                if outcome is not None:
+                    return outcome
+            elif seat.link.open:
+                now = self._world.now()
+                if now - seat.heard < seat.claim.ttl / 4 or await self._links.lives(seat.link, seat.heard):
+                    seat.heard = now if now - seat.heard >= seat.claim.ttl / 4 else seat.heard
+                    return seat.busy()
+                await self._end(seat)
+            else:
+                await self._end(seat)
+        finally:
+            seat.link.turn.give()
+        return await self.attempt(busy.claim, queue=True)
+
+    async def _called(self, seat: Seat) -> Grant | Busy | None:
+        """Take in the answer to a wait; None if the lock was ours but is gone again."""
+        said = seat.replies[0].answer
+        if isinstance(said, ServerError) and said.code in sql.INTERRUPTED:
+            await self._end(seat)
+            raise EngineUnavailable(f"{self._links.address} broke off the wait: {said}")
+        if await self._minted(seat):
+            # The server counts from when it let us have the lock, which may have been long before we came to see it.
+            if self._world.now() - seat.sent <= seat.claim.ttl / 3:
+                return seat.grant(seat.sent)
+            return await self._confirm(seat)
+        if isinstance(said, Rows) and said.rows == [(b"0",)]:
+            self._line_up(seat, None)
+            return seat.busy()
+        # NULL: killed, a deadlock, out of memory. Never a grant.
+        await self._end(seat)
+        raise EngineUnavailable(f"{self._links.address} broke off the wait: GET_LOCK answered NULL")
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind: the session ends, and with it whatever it has or waits for."""
+        seat = self._seats.get(claim.id)
+        if seat is None:
+            return
+        if seat.stage is Stage.HELD and await seat.link.turn.take(seat.patience):
+            try:
+                if seat.link.open and await self._given_back(seat) is not None:
+                    return
+            finally:
+                seat.link.turn.give()
+        await self._end(seat)
+
+    # ------------------------------------------------------------------ keeping it, giving it back
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
+        answers = [Renewal.LOST] * len(grants)
+        asked: list[tuple[int, Seat, Reply]] = []
+        patience = SHORTEST
+        try:
+            for place, grant in enumerate(grants):
+                seat = self._seats.get(grant.claim.id)
+                if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
+                    continue
+                answers[place] = Renewal.UNKNOWN
+                if await seat.link.turn.take(seat.patience):
+                    patience = max(patience, seat.patience)
+                    asked.append((place, seat, Reply()))
+            asked = [(place, seat, seat.link.say([sql.is_mine(seat.key)])[0]) for place, seat, _ in asked]
+            await hear_all(self._world, [(seat.link, reply) for _, seat, reply in asked], patience)
+        finally:
+            for _, seat, _ in asked:
+                seat.link.turn.give()
+        for place, seat, reply in asked:
+            if reply.answer is NO_ANSWER and seat.link.open:
+                continue
+            answers[place] = Renewal.RENEWED if self._is_held(seat, reply) else Renewal.LOST
+            if answers[place] is Renewal.LOST:
+                self._seats.pop(seat.claim.id, None)
+                self._links.drop(seat.link)
+        return answers
+
+    def _is_held(self, seat: Seat, reply: Reply) -> bool:
+        """Return whether the server says that the lock is this session's: not one that something in between has made."""
+        answer = reply.answer
+        return isinstance(answer, Rows) and answer.rows == [(str(seat.link.id).encode(),)]
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock; the server lets the next in."""
+        seat = self._seats.get(grant.claim.id)
+        if seat is None or seat.token != grant.token:
+            return False
+        if not await seat.link.turn.take(seat.patience):
+            raise Unanswered(f"{self._links.address}: a renewal is still under way")
+        try:
+            ours = await self._given_back(seat) if seat.link.open else None
+        finally:
+            seat.link.turn.give()
+        if ours is None:
+            await self._end(seat)
+            return False
+        return ours
+
+    async def _given_back(self, seat: Seat) -> bool | None:
+        """Release on the claim's own connection; None if that cannot be told, and the session has to end."""
+        link = seat.link
+        for statement in (sql.release(seat.key, link.id), sql.RELEASE_ALL):
+            (reply,) = link.say([statement])
+            if not await link.hear([reply], seat.patience):
+                return None
+            answer: Any = reply.answer
+            if isinstance(answer, Ok) and answer.affected:
+                self._let_go(seat)
+                return True
+            # Else nobody has written down that we hold it, or it cannot be written now: that is no reason to keep it.
+        if not isinstance(answer, Rows):
+            return None
+        self._let_go(seat)
+        return answer.rows != [(b"0",)]
+
+    def _let_go(self, seat: Seat) -> None:
+        """Forget a claim that has nothing on the server any more; its connection is for others."""
+        if self._seats.pop(seat.claim.id, None) is not None:
+            self._links.give(seat.link)
+
+    async def _end(self, seat: Seat) -> None:
+        """End a claim together with its session."""
+        await self._links.end(seat.link)
+        if self._seats.get(seat.claim.id) is seat:
+            del self._seats[seat.claim.id]
+
+    # ------------------------------------------------------------------ looking, forcing, ending
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look."""
+        return await self._looks.inspect(name)
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call."""
+        for name in await self._looks.names(prefix):
+            yield name
+
+    async def force_release(self, name: str) -> int:
+        """End the session that holds the lock."""
+        return await self._looks.force_release(name)
+
+    async def close(self) -> None:
+        """Close all connections; whoever still waits on one learns of it."""
+        self._links.close()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and makes its own."""
+        if child:
+            self._seats.clear()
+            self._links.forget()
+
+    def _names(self) -> sql.Names:
+        """Return how names are written; there was a connection before."""
+        return sql.Names(self._links.database or "", self._namespace)
