@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fencelock.backends.mysql.login import Greeting, ask_for_tls, read_greeting
 from fencelock.backends.mysql.login import TLS as CAN_TLS
+from fencelock.backends.mysql.login import Greeting, ask_for_tls, read_greeting
 from fencelock.backends.mysql.packets import Messages, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.core.world import Command, Host
@@ -71,7 +71,7 @@ HINTS = {
     1045: "the user or the password is wrong",
     1049: "create the database first",
     1114: "raise max_heap_table_size, or the tables' engine",
-    1142: "grant the user SELECT, INSERT, UPDATE, DELETE and CREATE on the database, or have an administrator make the tables",
+    1142: "the user needs SELECT, INSERT, UPDATE, DELETE and CREATE here, or tables that an administrator made",
     1203: "every lease and every waiter has a connection of its own; raise max_user_connections",
     1226: "every lease and every waiter has a connection of its own; raise the user's limit",
     1290: "connect to the server that takes writes",

@@ -304,20 +304,26 @@ class MysqlBackend:
 
     async def _given_back(self, seat: Seat) -> bool | None:
         """Release on the claim's own connection; None if that cannot be told, and the session has to end."""
-        link = seat.link
-        for statement in (sql.release(seat.key, link.id), sql.RELEASE_ALL):
-            (reply,) = link.say([statement])
-            if not await link.hear([reply], seat.patience):
+        ours = False
+        answer = await self._asked(seat, sql.release(seat.key, seat.link.id))
+        if isinstance(answer, Ok) and answer.affected:
+            ours = True
+        elif answer is not NO_ANSWER:
+            # Nobody has written down that we hold it, or nothing can be written now: that is no reason to keep it.
+            answer = await self._asked(seat, sql.RELEASE_ALL)
+            if not isinstance(answer, Rows):
                 return None
-            answer: Any = reply.answer
-            if isinstance(answer, Ok) and answer.affected:
-                self._let_go(seat)
-                return True
-            # Else nobody has written down that we hold it, or it cannot be written now: that is no reason to keep it.
-        if not isinstance(answer, Rows):
+            ours = answer.rows != [(b"0",)]
+        else:
             return None
         self._let_go(seat)
-        return answer.rows != [(b"0",)]
+        return ours
+
+    async def _asked(self, seat: Seat, statement: str) -> Any:
+        """Return the answer, or NO_ANSWER."""
+        (reply,) = seat.link.say([statement])
+        await seat.link.hear([reply], seat.patience)
+        return reply.answer
 
     def _let_go(self, seat: Seat) -> None:
         """Forget a claim that has nothing on the server any more; its connection is for others."""

@@ -140,7 +140,7 @@ class Links:
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, clock, flush, read_only),) = who.rows
-        self._refuse_clusters({name: value for name, value in cluster.rows})
+        self._refuse_clusters(dict(cluster.rows))
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
         if isinstance(version, ServerError) and version.code in sql.MISSING:

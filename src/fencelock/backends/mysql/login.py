@@ -94,8 +94,8 @@ class Login:
         if not self._password:
             return b""
         if self._plugin == NATIVE:
-            once = sha1(self._password).digest()  # noqa: S324
-            return _xor(once, sha1(self._nonce + sha1(once).digest()).digest())  # noqa: S324
+            once = sha1(self._password).digest()
+            return _xor(once, sha1(self._nonce + sha1(once).digest()).digest())
         if self._plugin == CACHING:
             once = sha256(self._password).digest()
             return _xor(once, sha256(sha256(once).digest() + self._nonce).digest())
@@ -133,4 +133,4 @@ def _sealed(secret: bytes, key: bytes) -> bytes:
     public = load_pem_public_key(key)
     if not isinstance(public, rsa.RSAPublicKey):
         raise ValueError("the server's key is not an RSA key")
-    return public.encrypt(secret, padding.OAEP(padding.MGF1(SHA1()), SHA1(), None))  # noqa: S303
+    return public.encrypt(secret, padding.OAEP(padding.MGF1(SHA1()), SHA1(), None))

@@ -36,9 +36,7 @@ class Looks:
         ((connection,),) = rows_of(user)
         if connection is not None and not holders:
             # It was let in a moment ago, or its row is gone: there is a holder, and that is all that can be said.
-            again, held = await self._links.run(
-                sql.is_mine(key), sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb)
-            )
+            again, held = await self._links.run(sql.is_mine(key), sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb))
             ((connection,),) = rows_of(again)
             holders = [
                 Holder(sql_words(owner), int(token or 0), max(0.0, float(ttl or 0) - float(idle or 0)))

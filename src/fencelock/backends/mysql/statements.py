@@ -157,9 +157,7 @@ def release(key: str, connection: int) -> str:
 
 def session(connection: int, host: str) -> str:
     """Ask whether a session is still there: after a restart of the server its number may be somebody else's."""
-    return (
-        f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID = {connection} AND HOST = X'{host.encode().hex()}'"
-    )
+    return f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID = {connection} AND HOST = X'{host.encode().hex()}'"
 
 
 def kill(connection: int) -> str:
