@@ -153,6 +153,8 @@ class MysqlBackend:
         for answer in answers:
             if isinstance(answer, ServerError):
                 await self._end(seat)
+                if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
+                    raise Unanswered(f"{self._links.address} broke it off: {answer}") from answer
                 self._links.check(answer)
         last = answers[-1]
         if isinstance(last, Ok) and last.affected and last.insert_id:
@@ -223,9 +225,6 @@ class MysqlBackend:
     async def _called(self, seat: Seat) -> Grant | Busy | None:
         """Take in the answer to a wait; None if the lock was ours but is gone again."""
         said = seat.replies[0].answer
-        if isinstance(said, ServerError) and said.code in sql.INTERRUPTED:
-            await self._end(seat)
-            raise EngineUnavailable(f"{self._links.address} broke off the wait: {said}")
         if await self._minted(seat):
             # The server counts from when it let us have the lock, which may have been long before we came to see it.
             if self._world.now() - seat.sent <= seat.claim.ttl / 3:

@@ -99,10 +99,13 @@ class Links:
             self.counter = self._place.counter or not greeting.mariadb
             link.ttl = ttl
             await self._introduce(link, max(0.5, until - self._world.now()))
-            self.check_open()
         except BaseException:
             self.drop(link)
+            self.check_open()  # then that is why
             raise
+        if self._closed:
+            self.drop(link)
+            self.check_open()
         link.used = self._world.now()
         return link
 
@@ -143,7 +146,7 @@ class Links:
         self._refuse_clusters(dict(cluster.rows))
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
-        if isinstance(version, ServerError) and version.code in sql.MISSING:
+        if version.code in sql.MISSING if isinstance(version, ServerError) else not version.rows:
             await self._make_schema(link, patience)
             (version,) = await self.ask(link, [sql.VERSION], patience)
         self.check(version)

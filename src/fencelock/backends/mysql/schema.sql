@@ -6,8 +6,6 @@ CREATE TABLE IF NOT EXISTS fencelock_layout (
   version INT NOT NULL
 ) ENGINE=InnoDB;
 
-INSERT IGNORE INTO fencelock_layout (id, version) VALUES (1, 1);
-
 -- Who holds what, for people to see; what keeps others out is GET_LOCK alone. In memory: a restart ends all locks, too.
 CREATE TABLE IF NOT EXISTS fencelock_holders (
   connection BIGINT UNSIGNED NOT NULL PRIMARY KEY,
@@ -20,3 +18,6 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
   KEY by_lock (lock_key),
   KEY by_space (space)
 ) ENGINE=MEMORY;
+
+-- Last, so that whoever finds it finds all the rest.
+INSERT IGNORE INTO fencelock_layout (id, version) VALUES (1, 1);
