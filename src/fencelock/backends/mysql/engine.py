@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from fencelock.backends.mysql import statements as sql
-from fencelock.backends.mysql.link import Link, Reply, hear_all
+from fencelock.backends.mysql.link import Link, Reply, Turn, hear_all
 from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Ok, Rows, ServerError
@@ -46,9 +46,9 @@ class Stage(Enum):
 class Seat:
     """A claim and its connection. Whatever becomes of the claim, the end of the connection is its end."""
 
-    __slots__ = ("claim", "heard", "key", "link", "replies", "sent", "stage", "taking", "token")
+    __slots__ = ("claim", "heard", "key", "link", "replies", "sent", "stage", "taking", "token", "turn")
 
-    def __init__(self, claim: Claim, link: Link, taking: sql.Taking, now: float) -> None:
+    def __init__(self, claim: Claim, link: Link, taking: sql.Taking, world: World) -> None:
         self.claim = claim
         self.link = link
         self.taking = taking
@@ -56,7 +56,8 @@ class Seat:
         self.stage = Stage.TRYING
         self.replies: list[Reply] = []
         self.token = 0
-        self.sent = self.heard = now
+        self.turn = Turn(world)
+        self.sent = self.heard = world.now()
 
     @property
     def patience(self) -> float:
@@ -110,11 +111,11 @@ class MysqlBackend:
     ) -> Grant | Busy | None:
         """Try it on this link; None if that turns out to be broken."""
         names = self._names()
-        taking = sql.Taking(claim, ttl, names.key(claim.name), names.space, self._links.counter)
+        taking = sql.Taking(claim, ttl, names.key(claim.name), names.space)
         kept = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
-        seat = Seat(kept, link, taking, self._world.now())
+        seat = Seat(kept, link, taking, self._world)
+        await seat.turn.take(0)
         self._seats[claim.id] = seat
-        await link.turn.take(0)
         try:
             asked = taking.at_once()
             if link.ttl != ttl:
@@ -128,7 +129,7 @@ class MysqlBackend:
                 return None
             return await self._tried(seat, queue, patience)
         finally:
-            link.turn.give()
+            seat.turn.give()
 
     async def _tried(self, seat: Seat, queue: bool, patience: float | None) -> Grant | Busy:
         """Take in the answer to a try; line up if it was in vain."""
@@ -152,21 +153,28 @@ class MysqlBackend:
         answers = [reply.answer for reply in seat.replies]
         for answer in answers:
             if isinstance(answer, ServerError):
-                await self._end(seat)
+                if await self._given_back(seat) is None:
+                    await self._end(seat)
                 if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
                     raise Unanswered(f"{self._links.address} broke it off: {answer}") from answer
                 self._links.check(answer)
-        last = answers[-1]
-        if isinstance(last, Ok) and last.affected and last.insert_id:
-            seat.stage, seat.token = Stage.HELD, last.insert_id
-            return seat.token
-        return 0
+        locked, minted = answers[-3:-1]
+        if not isinstance(locked, Rows) or locked.rows != [(b"1",)]:
+            return 0
+        if not isinstance(minted, Ok) or not minted.affected:
+            await self._end(seat)
+            raise EngineUnavailable(f"{self._links.address}: somebody has emptied fencelock_counter; it is filled anew")
+        await self._links.reserve(seat.link, minted.insert_id, seat.patience)
+        seat.stage, seat.token = Stage.HELD, minted.insert_id
+        return seat.token
 
     async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
         """Go on with what an earlier attempt of the same claim has left; None if that is nothing."""
-        if not await seat.link.turn.take(seat.patience):
+        if not await seat.turn.take(seat.patience):
             raise Unanswered(f"{self._links.address}: an earlier attempt is still under way")
         try:
+            if self._seats.get(seat.claim.id) is not seat:
+                return None
             if not seat.link.open:
                 await self._end(seat)
                 return None
@@ -185,7 +193,7 @@ class MysqlBackend:
                 return await self._tried(seat, queue, None)
             return await self._called(seat)
         finally:
-            seat.link.turn.give()
+            seat.turn.give()
 
     async def _confirm(self, seat: Seat) -> Grant | None:
         """Make sure of a lock that we should hold, and count its ttl anew; None if it is gone."""
@@ -203,10 +211,12 @@ class MysqlBackend:
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for the server to answer what was asked when we lined up: for that, it is never asked anew."""
         seat = self._seats.get(busy.claim.id)
-        if seat is None or seat.stage is not Stage.WAITING or not await seat.link.turn.take(timeout):
+        if seat is None or seat.stage is not Stage.WAITING or not await seat.turn.take(timeout):
             return await self.attempt(busy.claim, queue=True)
         try:
-            if await seat.link.hear(seat.replies, timeout):
+            if self._seats.get(seat.claim.id) is not seat:
+                pass  # abandoned meanwhile
+            elif await seat.link.hear(seat.replies, timeout):
                 outcome = await self._called(seat)
                 if outcome is not None:
                     return outcome
@@ -219,7 +229,7 @@ class MysqlBackend:
             else:
                 await self._end(seat)
         finally:
-            seat.link.turn.give()
+            seat.turn.give()
         return await self.attempt(busy.claim, queue=True)
 
     async def _called(self, seat: Seat) -> Grant | Busy | None:
@@ -242,12 +252,14 @@ class MysqlBackend:
         seat = self._seats.get(claim.id)
         if seat is None:
             return
-        if seat.stage is Stage.HELD and await seat.link.turn.take(seat.patience):
+        if seat.stage is Stage.HELD and await seat.turn.take(seat.patience):
             try:
+                if self._seats.get(claim.id) is not seat:
+                    return
                 if seat.link.open and await self._given_back(seat) is not None:
                     return
             finally:
-                seat.link.turn.give()
+                seat.turn.give()
         await self._end(seat)
 
     # ------------------------------------------------------------------ keeping it, giving it back
@@ -263,14 +275,16 @@ class MysqlBackend:
                 if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
                     continue
                 answers[place] = Renewal.UNKNOWN
-                if await seat.link.turn.take(seat.patience):
-                    patience = max(patience, seat.patience)
+                if await seat.turn.take(seat.patience):
                     asked.append((place, seat, Reply()))
-            asked = [(place, seat, seat.link.say([sql.is_mine(seat.key)])[0]) for place, seat, _ in asked]
+                    patience = max(patience, seat.patience)
+            for number, (place, seat, _) in enumerate(asked):
+                if self._seats.get(seat.claim.id) is seat:
+                    asked[number] = place, seat, seat.link.say([sql.is_mine(seat.key)])[0]
             await hear_all(self._world, [(seat.link, reply) for _, seat, reply in asked], patience)
         finally:
             for _, seat, _ in asked:
-                seat.link.turn.give()
+                seat.turn.give()
         for place, seat, reply in asked:
             if reply.answer is NO_ANSWER and seat.link.open:
                 continue
@@ -290,12 +304,15 @@ class MysqlBackend:
         seat = self._seats.get(grant.claim.id)
         if seat is None or seat.token != grant.token:
             return False
-        if not await seat.link.turn.take(seat.patience):
-            raise Unanswered(f"{self._links.address}: a renewal is still under way")
+        if not await seat.turn.take(seat.patience):  # a renewal that is not answered
+            await self._end(seat)
+            return False
         try:
+            if self._seats.get(grant.claim.id) is not seat:
+                return False
             ours = await self._given_back(seat) if seat.link.open else None
         finally:
-            seat.link.turn.give()
+            seat.turn.give()
         if ours is None:
             await self._end(seat)
             return False

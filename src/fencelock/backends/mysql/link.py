@@ -21,7 +21,7 @@ class Reply:
 
 
 class Turn:
-    """Whose turn it is to speak on a link: the keeper's, who renews, or the holder's, who releases."""
+    """Whose turn it is to speak for a claim: the keeper's, who renews, or the holder's, who releases."""
 
     __slots__ = ("_busy", "_line", "_mutex", "_world")
 
@@ -69,14 +69,13 @@ class Turn:
 class Link:
     """One session of the server's."""
 
-    __slots__ = ("_due", "_world", "bell", "greeting", "host", "id", "pooled", "ttl", "turn", "used", "wire")
+    __slots__ = ("_due", "_world", "bell", "greeting", "host", "id", "pooled", "ttl", "used", "wire")
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.greeting = Reply()
         self._due: deque[Reply] = deque((self.greeting,))
         self.bell = world.bell()
-        self.turn = Turn(world)
         self.id = 0
         self.host = ""
         """Where the server sees us: with the number of the session, what tells it from all others there ever were."""
@@ -157,5 +156,7 @@ async def hear_all(world: World, asked: Sequence[tuple[Link, Reply]], timeout: f
         left = [(link, reply) for link, reply in left if reply.answer is NO_ANSWER and link.open]
         if left:
             await world.listen([link.wire for link, _ in left], bell, rest)
-    for link, _ in left:
-        link.wire.alive()
+    for link, reply in asked:
+        if reply.answer is NO_ANSWER:
+            link.wire.alive()  # if the process was stopped meanwhile, it is there
+        link.bell = world.bell()  # not to be shared any longer: whoever clears it would clear it for the others

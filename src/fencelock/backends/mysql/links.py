@@ -32,8 +32,8 @@ class Links:
     def __init__(self, world: World, place: Place) -> None:
         self.address = place.address
         self.mariadb = True
-        self.counter = place.counter
-        """Whether tokens come from a counter's row."""
+        self.reserved = 0
+        """No token above this may be granted before it is reserved, on disk."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
         self._world = world
@@ -96,7 +96,6 @@ class Links:
             until = self._world.now() + self._place.seconds
             greeting = await self._log_in(link, dialer, until)
             self.mariadb = greeting.mariadb
-            self.counter = self._place.counter or not greeting.mariadb
             link.ttl = ttl
             await self._introduce(link, max(0.5, until - self._world.now()))
         except BaseException:
@@ -138,49 +137,39 @@ class Links:
 
     async def _introduce(self, link: Link, patience: float) -> None:
         """Settle the session, and learn what has to be known of the server."""
-        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION]
-        settled, who, host, cluster, version = await self.ask(link, asked, patience, check=False)
+        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.COUNTER]
+        settled, who, host, cluster, version, counter = await self.ask(link, asked, patience, check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
-        ((id, database, clock, flush, read_only),) = who.rows
+        ((id, database, flush, read_only),) = who.rows
         self._refuse_clusters(dict(cluster.rows))
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
-        if version.code in sql.MISSING if isinstance(version, ServerError) else not version.rows:
-            await self._make_schema(link, patience)
-            (version,) = await self.ask(link, [sql.VERSION], patience)
+        if (isinstance(counter, ServerError) and counter.code == sql.NO_SUCH_TABLE) or not rows_of(version):
+            for statement in sql.schema():
+                await self.ask(link, [statement], patience)
+            version, counter = await self.ask(link, [sql.VERSION, sql.COUNTER], patience)
         self.check(version)
-        if [row[0] for row in version.rows] != [str(sql.LAYOUT).encode()]:
-            found = ", ".join(sql_words(row[0]) for row in version.rows) or "none"
+        self.check(counter)
+        ((layout, reserved),) = rows_of(version)
+        if layout != str(sql.LAYOUT).encode():
             raise EngineUnavailable(
                 f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
-                f"{found}, this one has {sql.LAYOUT}); use another database, or upgrade"
+                f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
-        await self._ready_tokens(link, int(clock), patience)
+        if not rows_of(counter):  # the server was started since
+            await self.ask(link, [sql.seed(int(reserved or 0))], patience)
+        self.reserved = max(self.reserved, int(reserved or 0))
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
-        if flush != b"1" and not self._warned:
+        warned, self._warned = self._warned, True
+        if flush != b"1" and not warned:
             logging.getLogger("fencelock").warning(
                 "%s does not wait for its disk (innodb_flush_log_at_trx_commit is %s, and should be 1): after a crash of "
                 "the machine only its clock keeps tokens from repeating",
                 self.address,
                 sql_words(flush),
             )
-        self._warned = True
-
-    async def _make_schema(self, link: Link, patience: float) -> None:
-        for statement in sql.ddl("schema"):
-            await self.ask(link, [statement], patience)
-
-    async def _ready_tokens(self, link: Link, clock: int, patience: float) -> None:
-        """Have the source of tokens there, and not behind the clock."""
-        statement = sql.counters() if self.counter else sql.catch_up(clock)
-        (answer,) = await self.ask(link, [statement], patience, check=False)
-        if isinstance(answer, ServerError) and answer.code in sql.MISSING:
-            for each in sql.ddl("counter" if self.counter else "sequence"):
-                await self.ask(link, [each], patience)
-            (answer,) = await self.ask(link, [statement], patience)
-        self.check(answer)
 
     def _refuse_clusters(self, known: dict[bytes | None, bytes | None]) -> None:
         """Refuse servers whose locks are not those of the other members."""
@@ -224,6 +213,13 @@ class Links:
             return await self.ask(link, asked, LONGEST, check=check)
         finally:
             self.give(link)
+
+    async def reserve(self, link: Link, token: int, patience: float) -> None:
+        """See to it that a token may be granted: whatever happens to the server, none will be granted twice."""
+        if token > self.reserved:
+            ahead = token + sql.AHEAD
+            await self.ask(link, [sql.reserve(ahead)], patience)
+            self.reserved = max(self.reserved, ahead)
 
     def check(self, answer: Any) -> None:
         """Raise what is to be raised for a server's error."""
@@ -283,6 +279,10 @@ class Links:
         self._all, self._idle, self._counting = set(), [], None
 
 
+def _missing(answer: Any) -> bool:
+    return isinstance(answer, ServerError) and answer.code == sql.NO_SUCH_TABLE
+
+
 _WRITES = "connect to the server that takes writes"
 
 
@@ -293,5 +293,4 @@ def sql_words(value: bytes | None) -> str:
 
 def rows_of(answer: Any) -> list[tuple[bytes | None, ...]]:
     """Return what a query found."""
-    assert isinstance(answer, Rows)
-    return answer.rows
+    return answer.rows if isinstance(answer, Rows) else []

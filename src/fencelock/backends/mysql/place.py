@@ -16,7 +16,7 @@ DIAL_SECONDS = 5.0
 """How long connecting and logging in may take, unless the URL says otherwise."""
 
 HELP = "a MySQL URL is mysql://user:password@host:3306/database"
-OPTIONS = {"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "connect_timeout", "tokens"}
+OPTIONS = {"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "connect_timeout"}
 MODES = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 
 
@@ -30,8 +30,6 @@ class Place(NamedTuple):
     database: str
     tls: SSLContext | None = None
     seconds: float = DIAL_SECONDS
-    counter: bool = False
-    """Whether tokens come from a counter's row even where there are sequences."""
 
     @property
     def address(self) -> str:
@@ -56,12 +54,7 @@ def parse(url: str) -> Place:
         raise InvalidURL(f"{redact(url)!r}: name the database that fencelock's tables are in; {HELP}")
     if "\0" in user + password + database:
         raise InvalidURL(f"{redact(url)!r}: a NUL cannot be in a user, a password or a database; {HELP}")
-    if options.get("tokens", "sequence") not in ("sequence", "counter"):
-        raise InvalidURL(f"{redact(url)!r}: tokens is sequence (the default, where there are any) or counter")
-    return Place(
-        host, port, user, password, database, _tls(url, options), _seconds(url, options),
-        options.get("tokens") == "counter",
-    )  # fmt: skip
+    return Place(host, port, user, password, database, _tls(url, options), _seconds(url, options))
 
 
 def _split(url: str) -> tuple[str, int, str, str, str, dict[str, str]] | None:

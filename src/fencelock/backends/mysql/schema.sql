@@ -1,10 +1,18 @@
 -- What fencelock keeps in a database of MySQL or MariaDB. Every statement may be repeated, by several at once.
 
--- The version of this layout; releases that disagree about it must not share a database.
+-- The version of this layout (releases that disagree about it must not share a database), and the only promise that is kept on
+-- disk: no token above `reserved` has ever been granted. So a server that crashed goes on above it.
 CREATE TABLE IF NOT EXISTS fencelock_layout (
   id TINYINT NOT NULL PRIMARY KEY,
-  version INT NOT NULL
+  version INT NOT NULL,
+  reserved BIGINT NOT NULL
 ) ENGINE=InnoDB;
+
+-- Where tokens come from, in memory: a grant does not wait for the disk. Empty after a restart, and filled from the above.
+CREATE TABLE IF NOT EXISTS fencelock_counter (
+  id TINYINT NOT NULL PRIMARY KEY,
+  token BIGINT NOT NULL
+) ENGINE=MEMORY;
 
 -- Who holds what, for people to see; what keeps others out is GET_LOCK alone. In memory: a restart ends all locks, too.
 CREATE TABLE IF NOT EXISTS fencelock_holders (
@@ -20,4 +28,4 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
 ) ENGINE=MEMORY;
 
 -- Last, so that whoever finds it finds all the rest.
-INSERT IGNORE INTO fencelock_layout (id, version) VALUES (1, 1);
+INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 1, 0);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b32encode
-from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from typing import NamedTuple
@@ -11,35 +10,33 @@ from typing import NamedTuple
 from fencelock.model import Claim
 
 LAYOUT = 1
-COUNTERS = 16
-"""Rows that the names are spread over where tokens come from counters."""
+AHEAD = 60_000_000
+"""Tokens that are reserved at a time. They follow the clock in µs: a client at work goes to the disk once a minute."""
 LABEL = "fencelock-waiter"
 CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
 """The server's clock in µs."""
 
-WHO = f"SELECT CONNECTION_ID(), DATABASE(), {CLOCK}, @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.read_only"
+WHO = "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.read_only"
 CLUSTER = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
     "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
 )
-VERSION = "SELECT version FROM fencelock_layout"
+VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
+COUNTER = "SELECT token FROM fencelock_counter WHERE id = 1"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
-NO_SUCH_THREAD, NOT_THE_OWNER = 1094, 1095
-MISSING = frozenset({1146, 4091})
-"""There is no such table, no such sequence."""
+NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE = 1094, 1095, 1146
 INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
 """A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
 
 
-@cache
-def ddl(file: str) -> tuple[str, ...]:
-    """Return the statements of a file."""
-    text = (files(__package__) / f"{file}.sql").read_text("utf-8")
+def schema() -> list[str]:
+    """Return what makes the tables."""
+    text = (files(__package__) / "schema.sql").read_text("utf-8")
     plain = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
-    return tuple(statement.strip() for statement in plain.split(";") if statement.strip())
+    return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
 def settle(ttl: int, *, mariadb: bool) -> str:
@@ -78,71 +75,52 @@ def _hash(size: int, *words: str) -> bytes:
 
 
 class Taking(NamedTuple):
-    """The statements that take one lock for one claim; the last of them says whether it was granted, and the token."""
+    """The statements that take one lock for one claim: the lock, the token, and a line that says who has it.
+
+    They are sent together and answered together; of the last two nothing comes if the first was in vain.
+    """
 
     claim: Claim
     ttl: int
     key: str
     space: str
-    counter: bool
 
     def at_once(self) -> list[str]:
         """Take it if it is free."""
-        if self.counter:
-            return [f"SELECT GET_LOCK('{self.key}', 0)", *self._mint()]
-        return [self._insert(f"LAST_INSERT_ID(NEXTVAL({SEQUENCE}))", f"GET_LOCK('{self.key}', 0) = 1")]
+        return [f"SELECT GET_LOCK('{self.key}', 0)", *self._mint()]
 
     def in_line(self, seconds: int) -> list[str]:
-        """Wait for it, then mint the token: in a statement of its own, for one that waits must not have tables open."""
-        name, owner = self.claim.name.encode().hex(), self.claim.owner.encode().hex()
+        """Wait for it. No table is open meanwhile: that would hold up whoever makes a backup, and all others with it."""
+        name, owner = self._hex()
         label = f"/* {LABEL} {self.space} {self.ttl} {name} {owner or '-'} */"
         return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", *self._mint()]
 
     def _mint(self) -> list[str]:
-        """Mint a token and write down who holds the lock, if this session does."""
+        name, owner = self._hex()
         mine = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
-        if not self.counter:
-            return [self._insert(f"LAST_INSERT_ID(NEXTVAL({SEQUENCE}))", mine)]
-        raised = f"UPDATE fencelock_counters SET token = LAST_INSERT_ID(GREATEST(token + 1, {CLOCK})) WHERE bucket = "
         return [
-            f"{raised}{bucket(self.key)} AND {mine}",
-            # Without the first the second must not be: its token would be an earlier one of this session's.
-            self._insert("LAST_INSERT_ID(LAST_INSERT_ID())", f"ROW_COUNT() = 1 AND {mine}"),
+            f"UPDATE fencelock_counter SET token = LAST_INSERT_ID(GREATEST(token + 1, {CLOCK})) WHERE id = 1 AND {mine}",
+            "REPLACE INTO fencelock_holders (connection, lock_key, space, name, owner, ttl, token) "
+            f"SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', X'{owner}', {self.ttl}, LAST_INSERT_ID() "
+            f"FROM DUAL WHERE {mine}",
         ]
 
-    def _insert(self, token: str, condition: str) -> str:
-        name, owner = self.claim.name.encode().hex(), self.claim.owner.encode().hex()
-        return (
-            "REPLACE INTO fencelock_holders (connection, lock_key, space, name, owner, ttl, token) "
-            f"SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', X'{owner}', {self.ttl}, {token} "
-            f"FROM DUAL WHERE {condition}"
-        )
+    def _hex(self) -> tuple[str, str]:
+        return self.claim.name.encode().hex(), self.claim.owner.encode().hex()
 
 
-SEQUENCE = "fencelock_tokens"
+def seed(reserved: int) -> str:
+    """Have the counter there, not below the clock, nor below what was ever granted."""
+    return f"INSERT IGNORE INTO fencelock_counter (id, token) VALUES (1, GREATEST({CLOCK}, {reserved}))"
 
 
-def bucket(key: str) -> int:
-    """Return which counter a lock's tokens come from."""
-    return ord(key[-1]) % COUNTERS
+def reserve(token: int) -> str:
+    """Promise, on disk, that nothing above was granted."""
+    return f"UPDATE fencelock_layout SET reserved = GREATEST(reserved, {token}) WHERE id = 1"
 
 
-def counters() -> str:
-    """Make the counters, unless they are there."""
-    rows = ", ".join(f"({number}, {CLOCK})" for number in range(COUNTERS))
-    return f"INSERT IGNORE INTO fencelock_counters (bucket, token) VALUES {rows}"
-
-
-def catch_up(clock: int) -> str:
-    """Move the sequence up to the clock; it never goes back. Data that were restored from a copy would else repeat tokens."""
-    return f"SELECT SETVAL({SEQUENCE}, {clock}, 0)"
-
-
-def skip(key: str, *, counter: bool) -> str:
-    """Use up a token."""
-    if counter:
-        return f"UPDATE fencelock_counters SET token = GREATEST(token + 1, {CLOCK}) WHERE bucket = {bucket(key)}"
-    return f"SELECT NEXTVAL({SEQUENCE})"
+SKIP = f"UPDATE fencelock_counter SET token = GREATEST(token + 1, {CLOCK}) WHERE id = 1"
+"""Use up a token."""
 
 
 def is_mine(key: str) -> str:
