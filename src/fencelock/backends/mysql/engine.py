@@ -31,6 +31,8 @@ TRAITS = Traits(
 
 LONGEST, SHORTEST = 5.0, 0.3
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+SOON = 0.002
+"""Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
 IN_LINE = 3600
 """Seconds for which a place in line is asked for at most; then it is asked for again, behind the others."""
 
@@ -84,6 +86,7 @@ class MysqlBackend:
         self._links = Links(world, place)
         self._looks = Looks(world, self._links, self._names)
         self._seats: dict[str, Seat] = {}
+        self._contended = False
 
     # ------------------------------------------------------------------ taking it
 
@@ -121,6 +124,9 @@ class MysqlBackend:
             if link.ttl != ttl:
                 asked = [sql.keep_for(ttl), *asked]
                 link.ttl = ttl
+            elif queue and self._contended:
+                self._line_up(seat, patience)
+                return seat.busy()
             seat.replies = link.say(asked)
             if not await link.hear(seat.replies, seat.patience):
                 if link.open:
@@ -139,6 +145,7 @@ class MysqlBackend:
         if not queue:
             self._let_go(seat)
             return seat.busy()
+        self._contended = True
         self._line_up(seat, patience)
         return seat.busy()
 
@@ -158,13 +165,16 @@ class MysqlBackend:
                 if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
                     raise Unanswered(f"{self._links.address} broke it off: {answer}") from answer
                 self._links.check(answer)
-        locked, minted = answers[-3:-1]
-        if not isinstance(locked, Rows) or locked.rows != [(b"1",)]:
-            return 0
+        minted = answers[-1]
         if not isinstance(minted, Ok) or not minted.affected:
+            return 0
+        try:
+            await self._links.reserve(seat.link, minted.insert_id, seat.patience)
+        except Unanswered:
+            raise
+        except EngineUnavailable:
             await self._end(seat)
-            raise EngineUnavailable(f"{self._links.address}: somebody has emptied fencelock_counter; it is filled anew")
-        await self._links.reserve(seat.link, minted.insert_id, seat.patience)
+            raise
         seat.stage, seat.token = Stage.HELD, minted.insert_id
         return seat.token
 
@@ -237,7 +247,9 @@ class MysqlBackend:
         said = seat.replies[0].answer
         if await self._minted(seat):
             # The server counts from when it let us have the lock, which may have been long before we came to see it.
-            if self._world.now() - seat.sent <= seat.claim.ttl / 3:
+            waited = self._world.now() - seat.sent
+            self._contended = waited > SOON
+            if waited <= seat.claim.ttl / 3:
                 return seat.grant(seat.sent)
             return await self._confirm(seat)
         if isinstance(said, Rows) and said.rows == [(b"0",)]:
@@ -267,31 +279,31 @@ class MysqlBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
         answers = [Renewal.LOST] * len(grants)
-        asked: list[tuple[int, Seat, Reply]] = []
-        patience = SHORTEST
+        ours: list[tuple[int, Seat]] = []
         try:
             for place, grant in enumerate(grants):
                 seat = self._seats.get(grant.claim.id)
                 if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
                     continue
-                answers[place] = Renewal.UNKNOWN
-                if await seat.turn.take(seat.patience):
-                    asked.append((place, seat, Reply()))
-                    patience = max(patience, seat.patience)
-            for number, (place, seat, _) in enumerate(asked):
-                if self._seats.get(seat.claim.id) is seat:
-                    asked[number] = place, seat, seat.link.say([sql.is_mine(seat.key)])[0]
-            await hear_all(self._world, [(seat.link, reply) for _, seat, reply in asked], patience)
+                if not await seat.turn.take(seat.patience):
+                    answers[place] = Renewal.UNKNOWN
+                elif self._seats.get(grant.claim.id) is seat:
+                    ours.append((place, seat))
+                else:
+                    seat.turn.give()  # released meanwhile
+            asked = [(seat.link, seat.link.say([sql.is_mine(seat.key)])[0]) for _, seat in ours]
+            await hear_all(self._world, asked, max((seat.patience for _, seat in ours), default=0.0))
+            for (place, seat), (link, reply) in zip(ours, asked, strict=True):
+                if reply.answer is NO_ANSWER and link.open:
+                    answers[place] = Renewal.UNKNOWN
+                elif self._is_held(seat, reply):
+                    answers[place] = Renewal.RENEWED
+                else:
+                    self._seats.pop(seat.claim.id, None)
+                    self._links.drop(link)
         finally:
-            for _, seat, _ in asked:
+            for _, seat in ours:
                 seat.turn.give()
-        for place, seat, reply in asked:
-            if reply.answer is NO_ANSWER and seat.link.open:
-                continue
-            answers[place] = Renewal.RENEWED if self._is_held(seat, reply) else Renewal.LOST
-            if answers[place] is Renewal.LOST:
-                self._seats.pop(seat.claim.id, None)
-                self._links.drop(seat.link)
         return answers
 
     def _is_held(self, seat: Seat, reply: Reply) -> bool:

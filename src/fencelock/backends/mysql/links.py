@@ -34,6 +34,8 @@ class Links:
         self.mariadb = True
         self.reserved = 0
         """No token above this may be granted before it is reserved, on disk."""
+        self._first = 0
+        """Where the server began with tokens: there are none below, unless somebody has emptied the table."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
         self._world = world
@@ -137,28 +139,29 @@ class Links:
 
     async def _introduce(self, link: Link, patience: float) -> None:
         """Settle the session, and learn what has to be known of the server."""
-        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.COUNTER]
-        settled, who, host, cluster, version, counter = await self.ask(link, asked, patience, check=False)
+        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.FIRST]
+        settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
         self._refuse_clusters(dict(cluster.rows))
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
-        if (isinstance(counter, ServerError) and counter.code == sql.NO_SUCH_TABLE) or not rows_of(version):
+        if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
             for statement in sql.schema():
                 await self.ask(link, [statement], patience)
-            version, counter = await self.ask(link, [sql.VERSION, sql.COUNTER], patience)
+            version, first = await self.ask(link, [sql.VERSION, sql.FIRST], patience)
         self.check(version)
-        self.check(counter)
+        self.check(first)
         ((layout, reserved),) = rows_of(version)
         if layout != str(sql.LAYOUT).encode():
             raise EngineUnavailable(
                 f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
-        if not rows_of(counter):  # the server was started since
-            await self.ask(link, [sql.seed(int(reserved or 0))], patience)
+        if not rows_of(first):  # the server was started anew
+            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], patience)
+        self._first = int(rows_of(first)[0][0] or 0)
         self.reserved = max(self.reserved, int(reserved or 0))
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
@@ -216,6 +219,10 @@ class Links:
 
     async def reserve(self, link: Link, token: int, patience: float) -> None:
         """See to it that a token may be granted: whatever happens to the server, none will be granted twice."""
+        if token <= self._first:
+            raise EngineUnavailable(
+                f"{self.address}: somebody has emptied fencelock_holders, which has the tokens' number"
+            )
         if token > self.reserved:
             ahead = token + sql.AHEAD
             await self.ask(link, [sql.reserve(ahead)], patience)

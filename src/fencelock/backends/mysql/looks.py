@@ -62,7 +62,7 @@ class Looks:
         """End the session that holds a name; a token is used up first, so that every later one is above."""
         await self._know()
         key = self._names().key(name)
-        _, found = await self._links.run(sql.SKIP, sql.is_mine(key))
+        *_, found = await self._links.run(*sql.SKIP, sql.is_mine(key))
         ((connection,),) = rows_of(found)
         if connection is None:
             return 0

@@ -8,21 +8,18 @@ CREATE TABLE IF NOT EXISTS fencelock_layout (
   reserved BIGINT NOT NULL
 ) ENGINE=InnoDB;
 
--- Where tokens come from, in memory: a grant does not wait for the disk. Empty after a restart, and filled from the above.
-CREATE TABLE IF NOT EXISTS fencelock_counter (
-  id TINYINT NOT NULL PRIMARY KEY,
-  token BIGINT NOT NULL
-) ENGINE=MEMORY;
-
--- Who holds what, for people to see; what keeps others out is GET_LOCK alone. In memory: a restart ends all locks, too.
+-- Who holds what, for people to see (what keeps others out is GET_LOCK alone), and where tokens come from. In memory, so that a
+-- grant does not wait for the disk: a restart ends all locks, too, and whoever comes first then begins above what was reserved,
+-- with the line of connection 0.
 CREATE TABLE IF NOT EXISTS fencelock_holders (
-  connection BIGINT UNSIGNED NOT NULL PRIMARY KEY,
+  token BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  connection BIGINT UNSIGNED NOT NULL,
   lock_key CHAR(42) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   space CHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   name VARBINARY(1024) NOT NULL,
   owner VARBINARY(1024) NOT NULL,
   ttl INT NOT NULL,
-  token BIGINT NOT NULL,
+  UNIQUE KEY by_connection (connection),
   KEY by_lock (lock_key),
   KEY by_space (space)
 ) ENGINE=MEMORY;

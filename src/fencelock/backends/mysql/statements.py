@@ -10,8 +10,8 @@ from typing import NamedTuple
 from fencelock.model import Claim
 
 LAYOUT = 1
-AHEAD = 60_000_000
-"""Tokens that are reserved at a time. They follow the clock in µs: a client at work goes to the disk once a minute."""
+AHEAD = 1_000_000
+"""Tokens that are reserved at a time: a second of the clock, in µs, by which they are begun after a restart."""
 LABEL = "fencelock-waiter"
 CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
 """The server's clock in µs."""
@@ -22,7 +22,8 @@ CLUSTER = (
     "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
 )
 VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
-COUNTER = "SELECT token FROM fencelock_counter WHERE id = 1"
+FIRST = "SELECT token FROM fencelock_holders WHERE connection = 0"
+COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
@@ -75,10 +76,7 @@ def _hash(size: int, *words: str) -> bytes:
 
 
 class Taking(NamedTuple):
-    """The statements that take one lock for one claim: the lock, the token, and a line that says who has it.
-
-    They are sent together and answered together; of the last two nothing comes if the first was in vain.
-    """
+    """The statements that take one lock for one claim; the last of them says whether it is ours, and the token."""
 
     claim: Claim
     ttl: int
@@ -87,31 +85,36 @@ class Taking(NamedTuple):
 
     def at_once(self) -> list[str]:
         """Take it if it is free."""
-        return [f"SELECT GET_LOCK('{self.key}', 0)", *self._mint()]
+        return [self._mint(f"GET_LOCK('{self.key}', 0) = 1")]
 
     def in_line(self, seconds: int) -> list[str]:
-        """Wait for it. No table is open meanwhile: that would hold up whoever makes a backup, and all others with it."""
+        """Wait for it, and mint the token in a statement of its own.
+
+        No table may be open while we wait: that would hold up whoever makes a backup, and all others behind it.
+        """
         name, owner = self._hex()
         label = f"/* {LABEL} {self.space} {self.ttl} {name} {owner or '-'} */"
-        return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", *self._mint()]
-
-    def _mint(self) -> list[str]:
-        name, owner = self._hex()
         mine = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
-        return [
-            f"UPDATE fencelock_counter SET token = LAST_INSERT_ID(GREATEST(token + 1, {CLOCK})) WHERE id = 1 AND {mine}",
-            "REPLACE INTO fencelock_holders (connection, lock_key, space, name, owner, ttl, token) "
-            f"SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', X'{owner}', {self.ttl}, LAST_INSERT_ID() "
-            f"FROM DUAL WHERE {mine}",
-        ]
+        return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(mine)]
+
+    def _mint(self, condition: str) -> str:
+        """Write down who has the lock, if the condition holds; the line's number is the token."""
+        name, owner = self._hex()
+        return (
+            f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', "
+            f"X'{owner}', {self.ttl} FROM DUAL WHERE {condition}"
+        )
 
     def _hex(self) -> tuple[str, str]:
         return self.claim.name.encode().hex(), self.claim.owner.encode().hex()
 
 
-def seed(reserved: int) -> str:
-    """Have the counter there, not below the clock, nor below what was ever granted."""
-    return f"INSERT IGNORE INTO fencelock_counter (id, token) VALUES (1, GREATEST({CLOCK}, {reserved}))"
+def begin(reserved: int) -> str:
+    """Begin with tokens that are not below the clock, nor below what was ever granted."""
+    return (
+        f"INSERT IGNORE INTO fencelock_holders (token, {COLUMNS[1:]} "
+        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', '', 0)"
+    )
 
 
 def reserve(token: int) -> str:
@@ -119,7 +122,10 @@ def reserve(token: int) -> str:
     return f"UPDATE fencelock_layout SET reserved = GREATEST(reserved, {token}) WHERE id = 1"
 
 
-SKIP = f"UPDATE fencelock_counter SET token = GREATEST(token + 1, {CLOCK}) WHERE id = 1"
+SKIP = (
+    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '', '', '', '', 0)",
+    "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
+)
 """Use up a token."""
 
 
