@@ -18,6 +18,10 @@ PARTS = {
     "redis-waiters": 1,
     "redis-names": 1,
     "redlock-pairs": 40,
+    "etcd-pairs": 20,
+    "etcd-contended": 3,
+    "zookeeper-pairs": 20,
+    "zookeeper-contended": 3,
 }
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fencelock import EngineUnavailable, GuaranteeUnavailable
+from fencelock import EngineUnavailable, GuaranteeUnavailable, LockTimeout
 from fencelock.model import Reason
 from tests.backends.conftest import Clients
-from tests.backends.etcd_server import compact, keys, own_prefix
+from tests.backends.etcd_server import compact, counted, keys, own_prefix
 from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.etcd import Etcd, EtcdCluster
 from tests.engines.proxy import Proxy
@@ -152,6 +152,27 @@ async def test_two_of_three_are_killed(own_etcd: Callable[..., EtcdCluster], cli
         return keys(cluster.members[2], "/fencelock/claims/") == []
 
     await eventually(clean, "nothing is left")
+
+
+async def test_no_leader_is_not_asked_over_and_over(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+    """A member that has lost the others breaks off every watch at once; it is asked again a few times a second, no more."""
+    cluster = own_etcd(3)
+    left = cluster.members[2]
+    locks = clients.connect(left.url)
+    lease = await locks.lock("x", ttl=20).acquire()
+    async with background(locks.lock("x", ttl=20).acquire(5)) as (task,):
+        await waiting(locks, "x")
+        await asyncio.sleep(0.5)
+        for member in cluster.members[:2]:
+            member.kill()
+        before = counted(left, "grpc_server_started_total", grpc_method="Watch")
+        await asyncio.sleep(3)
+        assert counted(left, "grpc_server_started_total", grpc_method="Watch") - before <= 40
+        lease.check()
+        cluster.start()
+        with pytest.raises((LockTimeout, EngineUnavailable)):
+            await task
+    assert await lease.release() is True
 
 
 async def test_leader_that_was_stopped(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:

@@ -8,6 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from fencelock import InvalidTTL, LeaseLost
+from fencelock.backends.etcd.engine import EtcdBackend
+from fencelock.backends.etcd.messages import RANGE, count, read_range
+from fencelock.backends.etcd.watch import UNSAID
+from fencelock.errors import Unanswered
 from fencelock.model import Claim, Grant, Reason, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
@@ -198,19 +202,65 @@ async def test_late_answer_is_abandoned(etcd1: Etcd, proxy: Callable[..., Proxy]
     await eventually(gone, "the tombstone is gone")
 
 
+async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """An attempt that was held up, and arrives after the lock was had over another way and given back, takes nothing."""
+    way = proxy(etcd1)
+    near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
+    prefix = prefix_of(near)
+    backend = clients.on(near).backend()
+    assert isinstance(backend, EtcdBackend)
+    backend._links._at = 0  # by the proxy
+    warm = await backend.attempt(Claim("warm", 3), queue=True)
+    assert isinstance(warm, Grant)
+    claim = Claim("x", 3)
+    way.cut("to_server")
+    with pytest.raises(Unanswered):
+        await backend.attempt(claim, queue=True)
+    grant = await backend.attempt(claim, queue=True)
+    assert isinstance(grant, Grant)
+    assert grant.straggler
+    assert await backend.release(grant) is True
+    await backend.abandon(claim)
+    way.heal()
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
+    assert await backend.release(warm) is True
+
+
 async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
     """Watches end with what they were for, held or waited for."""
     server = own_etcd()
     locks = clients.connect(server.url)
-    for _ in range(5):
+    for _ in range(3 * UNSAID):
         lease = await locks.lock("x", ttl=30).acquire()
         async with background(take(locks, "x")) as (task,):
             await waiting(locks, "x")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.15)
             await lease.release()
             await task
 
     async def few() -> bool:
-        return counted(server, "etcd_debugging_mvcc_watcher_total") <= 1
+        return counted(server, "etcd_debugging_mvcc_watcher_total") <= UNSAID
 
     await eventually(few, "watches have ended")
+
+
+async def test_answer_of_an_old_leader(url: str, clients: Clients) -> None:
+    """A keep-alive counts only if a majority answered in the same term: a leader that was deposed may not know it yet."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    sessions, session, since = backend._sessions, grant.handle.session, grant.since
+    link = await backend._links.take()
+    try:
+        header, _ = read_range(await link.call(RANGE, count(b"x"), 5))
+        knock = sessions.knock(session, link)
+        assert await sessions.heard(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
+        assert session.since == since
+        knock = sessions.knock(session, link)
+        assert await sessions.heard(session, link, knock, header.term, 5) is Renewal.RENEWED
+        assert session.since > since
+    finally:
+        backend._links.give(link)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from fencelock import EngineUnavailable
+from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
-from tests.contract.subject import eventually, is_free, take
+from tests.contract.subject import background, eventually, is_free, take, waiting
 from tests.engines.redis import Redis
 
 
@@ -31,3 +32,46 @@ async def test_nothing_is_left_of_what_a_hung_server_was_asked(
             return False
 
     await eventually(free, "the lock is free")
+
+
+async def test_timeout_while_the_server_hangs(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """Whoever has a second is told after little more than that; a whole ttl's patience would be 5 s, more than once."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    await take(locks, "x")
+    server.pause()
+    begun = boottime()
+    with pytest.raises(EngineUnavailable):
+        await locks.lock("x", timeout=1).acquire()
+    assert boottime() - begun < 4
+    server.resume()
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+async def test_timeout_of_a_waiter_whose_server_fails(
+    own_redis: Callable[..., Redis], clients: Clients, how: str
+) -> None:
+    """A waiter whose time is over is told so, whether its server no longer answers or is no longer there."""
+    server = own_redis()
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+    lease = await other.lock("x").acquire()
+
+    async def wait() -> float:
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x", timeout=2).acquire()
+        return boottime()
+
+    begun = boottime()
+    async with background(wait()) as (waiter,):
+        await waiting(other, "x")
+        if how == "hangs":
+            server.pause()
+        else:
+            server.kill()
+        assert await waiter - begun < 6
+    if how == "hangs":
+        server.resume()
+        assert await lease.release()
+    else:
+        with pytest.raises(EngineUnavailable):
+            await lease.release()

@@ -121,7 +121,7 @@ async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, cl
         await asyncio.sleep(0.7)  # longer than a node has for its answer
         await lease.renew()
         left = [tell(node, "PTTL", "fencelock:redlock:lock:x") for node in nodes]
-        assert min(left) > 4700, left
+        assert min(left) > 4350, left  # one that was not renewed has 4300 at most
     assert await lease.release()
 
 

@@ -60,8 +60,10 @@ async def test_restart_with_its_data(own_zookeeper: Callable[..., ZooKeeper], cl
     assert await take(other, "x") > lease.token
 
 
-async def test_restart_without_its_data(own_zookeeper: Callable[..., ZooKeeper], clients: Clients) -> None:
-    """A server that comes back empty: the lease ends by its own clock, and tokens still rise, as the clock does.
+async def test_restart_without_its_data(
+    own_zookeeper: Callable[..., ZooKeeper], clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that comes back empty: the lease ends by its own clock, tokens still rise as the clock does, and it is logged.
 
     The server does not say that it knows nothing of the session: it refuses whoever has seen more than it has.
     """
@@ -74,6 +76,7 @@ async def test_restart_without_its_data(own_zookeeper: Callable[..., ZooKeeper],
     assert await lease.lost.wait(SOON)
     assert lease.reason is Reason.EXPIRED
     assert await goes_on(locks, "x") > lease.token
+    assert "its data were lost" in caplog.text
 
 
 @pytest.mark.parametrize("which", ["leader", "other"])

@@ -182,3 +182,17 @@ async def test_ttl_that_the_ensemble_does_not_give(own_zookeeper: Callable[..., 
         assert caught.value.name == "x"  # type: ignore[attr-defined]
     async with locks.lock("x", ttl=5) as lease:
         assert lease.ttl == pytest.approx(4 * 2 / 3)
+
+
+async def test_session_that_hangs_does_not_cost_another_its_leases(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Leases of two sessions are renewed together; if one does not answer, the other's are renewed all the same."""
+    backend = clients.on(chroot(zookeeper1)).backend()
+    short, long = Claim("short", 3), Claim("long", 60)
+    grants = [await backend.attempt(claim, queue=False) for claim in (long, short)]
+    assert all(isinstance(grant, Grant) for grant in grants)
+    link = grants[0].handle.session.handle
+    link.connected = False  # as if it were being made anew
+    held = [grant for grant in grants if isinstance(grant, Grant)]
+    assert await backend.renew(held) == [Renewal.UNKNOWN, Renewal.RENEWED]
+    link.connected = True
+    assert await backend.renew(held) == [Renewal.RENEWED, Renewal.RENEWED]

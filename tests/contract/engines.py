@@ -68,10 +68,10 @@ ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis", records=True),
-    Engine("zookeeper", _zookeeper, server="zookeeper1", pace=4.0, slack=0.5),
+    Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
     # Whole seconds; it looks for what is over twice a second.
-    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5),
+    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
     # Whole seconds; a lock goes with its connection.
     Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]

@@ -265,6 +265,7 @@ async def test_renew_by_hand_fails(locks: LocksView) -> None:
     """`renew()` says that it was not answered; the deadline does not move, and renew=False stays what it is."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
+    so_far = faulty.calls["renew"]  # one, if the answer took so long that the grant had to be renewed
     faulty.drop("renew")
     before = lease.remaining
     with pytest.raises(EngineUnavailable) as caught:
@@ -272,7 +273,7 @@ async def test_renew_by_hand_fails(locks: LocksView) -> None:
     assert caught.value.name == "x"
     assert lease.remaining < before
     assert await lease.lost.wait(SOON)
-    assert faulty.calls["renew"] == 1
+    assert faulty.calls["renew"] == so_far + 1
 
 
 async def test_unknown_renewal_by_hand(locks: LocksView) -> None:

@@ -27,19 +27,24 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("memroy://x", "did you mean memory://x?"),
         ("redsi://x", "did you mean redis://x?"),
         ("redlok://a,b,c", "did you mean redlock://a,b,c?"),
-        ("etdc://h", "did you mean etcd://? It is still to come"),
+        ("etdc://h", "did you mean etcd://h?"),
+        ("postgrsql://h", "did you mean postgresql://? It is still to come"),
         ("redlock://", "takes the addresses of its nodes"),
         ("redlock://a,,b", "takes the addresses of its nodes"),
         ("redlock://a:1,b:1,a:1", "names a:1 twice"),
         ("redis://h:port", "the port must be a number"),
         ("redis://h?nosuch=1", "nosuch"),
         ("redis+sentinel://h", "redis+sentinel://host:port,host:port/service/db"),
-        ("etcd://h", "etcd is still to come"),
-        ("zookeeper://h", "zookeeper is still to come"),
+        ("etcd://h:port", "an etcd URL is etcd://"),
+        ("zookeeper://", "names no host"),
+        ("zookeper://h", "did you mean zookeeper://h?"),
         ("postgresql://h/db", "postgresql is still to come"),
         ("postgresql+advisory://h/db", "postgresql is still to come"),
         ("mysql://h/db", "mysql is still to come"),
-        ("nosuch://x", "names no engine of this release; this release has memory://, redis://, redis+sentinel://"),
+        (
+            "nosuch://x",
+            "names no engine of this release; this release has etcd://, etcds://, memory://, redis://, redis+sentinel://",
+        ),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),
         ("sqlite://:memory:", "use memory://name"),
@@ -59,7 +64,7 @@ def test_what_is_said_about_a_url(connect: Callable[[str], object], url: str, me
 
 def test_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with a URL from the environment is said of the variable, and only then."""
-    for url in ("sqllite:x.db", "etcd://h", "sqlite::memory:", "memory://a/b", "x.db"):
+    for url in ("sqllite:x.db", "mysql://h", "sqlite::memory:", "memory://a/b", "x.db"):
         monkeypatch.setenv("FENCELOCK_URL", url)
         with pytest.raises(InvalidURL, match=r"^\$FENCELOCK_URL: ") as caught:
             fencelock.connect()

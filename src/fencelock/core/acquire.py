@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencelock.core.backend import Backend
+from fencelock.core.backend import GRACE, Backend
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -33,6 +33,8 @@ async def acquire(
             try:
                 outcome = await backend.attempt(claim, queue=timeout != 0, patience=timeout)
             except Unanswered:
+                if timeout is not None and world.now() - sent >= max(timeout, GRACE):
+                    raise  # it hangs, and there is no time left to ask again
                 outcome = None
             except FencelockError:
                 refused = True
@@ -48,7 +50,8 @@ async def acquire(
                 return fresh
         except BaseException as error:
             if not refused:
-                await undo(world, backend, claim)
+                hurry = timeout is not None and isinstance(error, EngineUnavailable)
+                await undo(world, backend, claim, GRACE if hurry else CLEANUP_SECONDS)
             name_it(error, claim.name)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
@@ -62,13 +65,13 @@ def name_it(error: BaseException, name: str) -> None:
         error.name = name
 
 
-async def undo(world: World, backend: Backend, claim: Claim) -> None:
+async def undo(world: World, backend: Backend, claim: Claim, seconds: float = CLEANUP_SECONDS) -> None:
     """Leave nothing of the claim on the engine, whatever happens to the caller.
 
-    If the engine does not answer, what is left there runs out with its ttl.
+    If the engine does not answer for so long, what is left there runs out with its ttl.
     """
     try:
-        await world.shield(_abandon(world, backend, claim), CLEANUP_SECONDS)
+        await world.shield(_abandon(world, backend, claim, seconds), CLEANUP_SECONDS)
     except (FencelockError, TimeoutError):
         pass
 
@@ -132,8 +135,8 @@ async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None
     return grant if world.now() < grant.deadline else None
 
 
-async def _abandon(world: World, backend: Backend, claim: Claim) -> None:
-    until = Deadline(world.now, CLEANUP_SECONDS)
+async def _abandon(world: World, backend: Backend, claim: Claim, seconds: float) -> None:
+    until = Deadline(world.now, seconds)
     pause = FIRST_PAUSE
     while True:
         try:

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
+GRACE = 1.0
+"""Seconds that an engine is given to answer, however little time its caller has left."""
+
 
 class Backend(Protocol):
     """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.

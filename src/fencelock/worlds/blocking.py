@@ -46,11 +46,48 @@ def each(items: AsyncIterator[T]) -> Iterator[T]:
             return
 
 
-class BlockingEvent(threading.Event):
-    """A `threading.Event` whose wait is a coroutine that does not suspend."""
+class BlockingEvent:
+    """An event whose wait is a coroutine that does not suspend.
 
-    async def wait(self, timeout: float | None) -> bool:  # type: ignore[override]
-        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+    Not a `threading.Event`: if Ctrl-C comes in the moment in which that takes its lock, the lock stays taken, and whoever
+    sets the event hangs for ever: a driver's thread, say. Here `set` never waits.
+    """
+
+    __slots__ = ("_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[threading.Lock] = []
+
+    def set(self) -> None:
+        """Set it and wake whoever waits."""
+        self._set = True
+        with suppress(IndexError):
+            while True:
+                self._waiters.pop().release()
+
+    def clear(self) -> None:
+        """Unset it."""
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._set
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Wait until it is set, for so long at most; return whether it is."""
+        if self._set:
+            return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            if self._set:  # whoever set it may not have seen us
+                return True
+            return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
 
 
 class Flag:

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.held import Held
 from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
+from fencelock.backends.etcd.line import Line, Seat
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
 from fencelock.backends.etcd.looks import Looks
-from fencelock.backends.etcd.messages import (
-    DELETE,
-    DESCENDING,
-    EQUAL,
-    RANGE,
-    TXN,
-    Header,
-    Pair,
-    Status,
-    absent,
-    after,
-    below,
-    created,
-    do_delete,
-    do_put,
-    do_range,
-    find,
-    none_below,
-    put,
-    read_deleted,
-    read_range,
-    read_txn,
-    txn,
-)
+from fencelock.backends.etcd.messages import Header, Pair, Status
 from fencelock.backends.etcd.place import Place
+from fencelock.backends.etcd.records import EtcdRecords
 from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
 from fencelock.core.clock import wall_us
 from fencelock.core.world import World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
-    Blocked,
     Busy,
     Claim,
     Grant,
@@ -67,27 +47,12 @@ TRAITS = Traits(
 A = TypeVar("A", bound=tuple[Any, ...])
 """What an answer is read as: its header comes first."""
 
-WATCHED_ONE_BY_ONE = 16
-"""Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
-REFUSED_PAUSE = 0.2
-"""Seconds before the next look when etcd breaks off a watch and says why."""
-
 
 class Hold(NamedTuple):
     """A grant's handle."""
 
     session: Lease
     key: str
-
-
-class Seat(NamedTuple):
-    """A place in line: the claim's key and revision, whom it waits for, and the revision at which that was seen."""
-
-    session: Lease
-    key: str
-    revision: int
-    blocked: Blocked
-    seen: int
 
 
 class EtcdBackend:
@@ -102,7 +67,9 @@ class EtcdBackend:
         self._links = Links(world, place)
         self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
         self._held = Held(world, self._links, self._tell)
+        self._line = Line(world, self._links, self._sessions, self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
+        self.records = EtcdRecords(self._layout, self._ask, self._read_about)
         self._about: About | None = None
         self._doubt: dict[str, Lease] = {}
         """Attempts that were sent and not answered: they may still arrive."""
@@ -129,33 +96,37 @@ class EtcdBackend:
 
     async def _claim(self, claim: Claim, key: str, queue: bool, session: Lease, about: About) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
-        prefix, encoded, tomb = (
-            self._layout.queue(claim.name).encode(),
-            key.encode(),
-            self._layout.tomb(claim.id).encode(),
-        )
-        compares = [absent(encoded), absent(tomb), created(self._layout.about, EQUAL, about.revision)]
+        encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
+        prefix = encoded[: -len(claim.id)]
+        compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
         if not queue and not claim.shared:
-            compares.append(none_below(prefix))
-        line = below(prefix, order=DESCENDING, limit=2, bare=True) if not claim.shared else below(prefix)
-        then = [do_put(put(encoded, value(claim), session.handle)), do_range(line)]
-        body = txn(compares, then, [do_range(find(encoded)), do_range(find(tomb)), do_range(find(self._layout.about))])
+            compares.append(m.none_below(prefix))
+        line = m.below(prefix, order=m.DESCENDING, limit=2, bare=True) if not claim.shared else m.below(prefix)
+        then = [m.do_put(m.put(encoded, value(claim), session.handle)), m.do_range(line)]
+        body = m.txn(
+            compares,
+            then,
+            [m.do_range(m.find(encoded)), m.do_range(m.find(tomb)), m.do_range(m.find(self._layout.about))],
+        )
         session.keep(key, self._world.now(), session.ttl)
+        # Once an attempt got no answer, it may arrive at any time until the claim is abandoned.
+        doubtful = key in self._doubt
         self._doubt[key] = session
         try:
-            answer = await self._ask_alive(session, TXN, body, read_txn)
+            answer, tries = await self._ask_alive(session, m.TXN, body, m.read_txn)
         except Unanswered:
             raise
-        except Refused as refusal:
-            self._settled(key, session)
-            if refusal.no_lease:
+        except (Refused, EngineUnavailable) as error:
+            if not doubtful:
+                self._settled(key, session)
+            if isinstance(error, EngineUnavailable):
+                raise
+            if error.no_lease:
                 self._sessions.ended(session)
                 return None
-            raise refusal.told(self._links.address) from refusal
-        except EngineUnavailable:
-            self._settled(key, session)
-            raise
-        self._doubt.pop(key, None)
+            raise error.told(self._links.address) from error
+        if tries == 1 and not doubtful:
+            self._doubt.pop(key, None)
         if answer.succeeded:
             line_up, revision = answer.found(1), answer.header.revision
         else:
@@ -178,7 +149,7 @@ class EtcdBackend:
             answer = answer._replace(header=header)
         outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
         if isinstance(outcome, Busy) and not queue:
-            await self._delete(key)
+            await self.abandon(claim)
         return outcome
 
     def _settled(self, key: str, session: Lease) -> None:
@@ -191,11 +162,11 @@ class EtcdBackend:
         """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
         prefix = self._layout.queue(claim.name).encode()
         if claim.shared:
-            body = below(prefix, until=revision)
+            body = m.below(prefix, until=revision)
         else:
-            body = below(prefix, order=DESCENDING, limit=2, bare=True, until=revision)
+            body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
         try:
-            header, found = await self._ask_alive(session, RANGE, body, read_range, renew)
+            (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, renew)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
         return header, found.pairs
@@ -213,23 +184,29 @@ class EtcdBackend:
         ahead = [place for place in places if place.created < revision]
         mine = Spot(key, claim.shared, claim.limit, claim.owner, revision, session.handle)
         if claim.shared and (problem := contradiction(ahead, mine)) is not None:
-            await self._delete(key)
+            await self.abandon(claim)
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         verdict = admit([*ahead, mine], mine)
         session.keep(key, self._world.now(), session.ttl)
         if isinstance(verdict, Admitted):
             self._holds[claim.id] = hold = Hold(session, key)
             self._held.add(key, claim.id, revision)
-            return Grant(claim, self._about.token(revision), session.since, hold)
+            return Grant(claim, self._about.token(revision), session.since, hold, straggler=key in self._doubt)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 
     async def _ask_alive(
         self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A], renew: bool = False
-    ) -> A:
-        """Ask for a majority's answer, along with a sign of life if the last one is some time ago."""
+    ) -> tuple[A, int]:
+        """Ask for a majority's answer, along with a sign of life if the last one is some time ago.
+
+        Return it, and how often it was asked for: the earlier times may still arrive.
+        """
         floor = self.facts.revision
+        tries = 0
 
         async def work(link: Link, left: float) -> A:
+            nonlocal tries
+            tries += 1
             if not self._sessions.stale(session, 0.0 if renew else FRESH):
                 return read(await link.call(method, body, left))
             until = self._world.now() + left
@@ -248,13 +225,17 @@ class EtcdBackend:
 
         answer = await self._links.run(work, patience(session.ttl))
         self.facts.take(answer[0], floor)
-        return answer
+        return answer, tries
 
     async def _read_about(self) -> About:
         """Return what is true of the namespace; write it down if nobody has."""
         key = self._layout.about
-        body = txn([absent(key)], [do_put(put(key, about(wall_us()), 0)), do_range(find(key))], [do_range(find(key))])
-        answer = read_txn(await self._ask(TXN, body))
+        body = m.txn(
+            [m.absent(key)],
+            [m.do_put(m.put(key, about(wall_us()), 0)), m.do_range(m.find(key))],
+            [m.do_range(m.find(key))],
+        )
+        answer = m.read_txn(await self._ask(m.TXN, body))
         self._about = found = read_about(answer.found(-1)[0], self._links.address)
         return found
 
@@ -265,47 +246,20 @@ class EtcdBackend:
         claim, seat = busy.claim, busy.handle
         if not isinstance(seat, Seat) or not seat.session.alive(self._world.now()):
             return await self.attempt(claim, queue=True)
-        session, key, revision = seat.session, seat.key, seat.revision
-        session.keep(key, self._world.now(), session.ttl)
-        await self._watch(seat, timeout)
+        seat.session.keep(seat.key, self._world.now(), seat.session.ttl)
+        look = partial(self._look, claim, seat)
+        return await self._line.watch(seat, timeout, look) or await look() or await self.attempt(claim, queue=True)
+
+    async def _look(self, claim: Claim, seat: Seat) -> Grant | Busy | None:
+        """Look where we are in line; None if we are no longer in it."""
         self._check_open()
         now = self._world.now()
-        if session.alive(now):
-            session.keep(key, now, session.ttl)
-            await self._sessions.purge_all()
-            header, line_up = await self._look_up(claim, revision, session)
-            outcome = await self._decide(claim, key, session, revision, line_up, header)
-            if outcome is not None:
-                return outcome
-        return await self.attempt(claim, queue=True)
-
-    async def _watch(self, seat: Seat, timeout: float) -> None:
-        """Wait until somebody ahead may have left, for so long at most."""
-        by = seat.blocked.by
-        end = self._sessions.end_of(by)
-        if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
-            timeout = min(timeout, max(0.0, end - self._world.now()))
-        link = await self._links.take()
-        bell = self._world.bell()
-        try:
-            if len(by) > WATCHED_ONE_BY_ONE:
-                prefix = self._layout.queue_of(by[0]).encode()
-                watchers = [link.watches.begin(prefix, after(prefix), seat.seen + 1, bell.set)]
-            else:
-                watchers = [link.watches.begin(key.encode(), b"", seat.seen + 1, bell.set) for key in by]
-            try:
-                await self._world.listen([link.wire], bell, timeout)
-            except BaseException:
-                if not self._world.shares_wires:
-                    link.wire.close()  # interrupted, perhaps between two bytes
-                raise
-            finally:
-                for watcher in watchers:
-                    link.watches.end(watcher)
-        finally:
-            self._links.give(link)
-        if any(watcher.reason and not watcher.compacted for watcher in watchers):
-            await self._world.sleep(min(timeout, REFUSED_PAUSE))
+        if not seat.session.alive(now):
+            return None
+        seat.session.keep(seat.key, now, seat.session.ttl)
+        await self._sessions.purge_all()
+        header, line_up = await self._look_up(claim, seat.revision, seat.session)
+        return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
@@ -316,9 +270,9 @@ class EtcdBackend:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
             tomb = self._layout.tomb(claim.id)
             session.keep(tomb, self._world.now(), session.ttl)
-            body = txn([], [do_delete(key.encode()), do_put(put(tomb.encode(), b"", session.handle))])
+            body = m.txn([], [m.do_delete(key.encode()), m.do_put(m.put(tomb.encode(), b"", session.handle))])
             try:
-                read_txn(await self._links.ask(TXN, body, patience(claim.ttl)))
+                m.read_txn(await self._links.ask(m.TXN, body, patience(claim.ttl)))
             except Refused as refusal:
                 session.let_go(tomb)
                 if not refusal.no_lease:
@@ -361,7 +315,7 @@ class EtcdBackend:
 
     async def _delete(self, key: str, seconds: float = LONGEST) -> int:
         floor = self.facts.revision
-        header, deleted = read_deleted(await self._ask(DELETE, find(key.encode()), seconds))
+        header, deleted = m.read_deleted(await self._ask(m.DELETE, m.find(key.encode()), seconds))
         self.facts.take(header, floor)
         self._sessions.let_go(key)
         return deleted
@@ -381,6 +335,7 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
+            self._doubt.pop(key, None)
             self._drop(key.rpartition("/")[2], key)
 
     # ------------------------------------------------------------------ looking at it

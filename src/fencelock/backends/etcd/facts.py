@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from fencelock.backends.etcd.messages import Header
@@ -43,5 +42,7 @@ class Facts:
 
     def note(self, words: str) -> None:
         """Remember it, and log it as a warning."""
+        import logging  # which few ever need, and costs more than all the rest
+
         self.notes.append(words)
         logging.getLogger("fencelock").warning("etcd: %s", words)

@@ -6,7 +6,6 @@ the revision after the claim's own: what happened in that moment is told all the
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -126,7 +125,7 @@ class Held:
                     link = None
                 pause: float | None = None
                 try:
-                    pause = await self._take_news()
+                    pause = await self._take_news(link)
                     due = self._due()
                     if due and link is None:
                         link = await self._links.take()
@@ -137,6 +136,8 @@ class Held:
                         )
                 except Exception as error:
                     if not isinstance(error, FencelockError):
+                        import logging
+
                         log = "what is held cannot be watched, which never should be; it is tried again"
                         logging.getLogger("fencelock").exception(log)
                     self._watch_anew()
@@ -204,7 +205,7 @@ class Held:
         if bell is not None:
             bell.set()
 
-    async def _take_news(self) -> float | None:
+    async def _take_news(self, link: Link | None) -> float | None:
         """Tell of what was deleted, and see to watches that broke off; return how long to wait if that failed."""
         pause = None
         while self._news:
@@ -225,8 +226,9 @@ class Held:
                         self._gone(entry)
                         continue
                     entry.revision = header.revision
-                elif watcher.reason:
-                    pause = PAUSE
+                elif link is not None and link.usable:
+                    pause = PAUSE  # it would do the same to the next one
+                    self._links.avoid(link)
                 entry.watcher = None
                 self._again.append(entry)
         return pause

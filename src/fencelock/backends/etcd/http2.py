@@ -206,16 +206,17 @@ class Connection:
             self.retiring = True
         return _frame(HEADERS, END_HEADERS, stream.id, headers) + self._send(stream, data, end)
 
-    def say(self, stream: Stream, body: bytes) -> bytes:
-        """Send one more message on a stream whose end was left open."""
+    def say(self, stream: Stream, *bodies: bytes) -> bytes:
+        """Send more messages on a stream whose end was left open."""
         if stream.closed:
             return b""
+        more = b"".join(map(message, bodies))
         if not stream.id:
             for place, (other, headers, data, end) in enumerate(self._unopened):
                 if other is stream:
-                    self._unopened[place] = stream, headers, data + message(body), end
+                    self._unopened[place] = stream, headers, data + more, end
             return b""
-        return self._send(stream, message(body), False)
+        return self._send(stream, more, False)
 
     def cancel(self, stream: Stream) -> bytes:
         """Break a stream off: its answer is of no more use."""

@@ -3,6 +3,7 @@
     <prefix>/<namespace>/about                     layout and base of the tokens, written once
     <prefix>/<namespace>/claims/<name>/<claim id>  a claim, under its session's lease: mode and owner
     <prefix>/<namespace>/tombs/<claim id>          a claim that was abandoned while it may still have been on its way
+    <prefix>/<namespace>/records/<key>             a record, under a lease of its own: its token and value
 
 Names are percent-encoded, so a slash ends them.
 """
@@ -27,8 +28,8 @@ class About(NamedTuple):
     revision: int
 
     def token(self, created: int) -> int:
-        """Return the token of a claim. In steps of two: what a forced release raises a fence to lies between."""
-        return self.base + 2 * created
+        """Return the token of a claim: it has it from when it lines up, so the order of tokens is that of service."""
+        return self.base + created
 
 
 class Spot(NamedTuple):
@@ -61,6 +62,10 @@ class Layout:
     def tomb(self, id: str) -> str:
         """Return where the tombstone of a claim stands."""
         return f"{self.root}/tombs/{id}"
+
+    def record(self, key: str) -> bytes:
+        """Return where a record stands."""
+        return f"{self.root}/records/{quote(key, safe='')}".encode()
 
     def name_of(self, key: bytes) -> str:
         """Return the name that a claim's key is about."""

@@ -155,9 +155,9 @@ class Link:
         elif data := self._http.open(stream, self._block(method), body, end=end):
             self.wire.tell(data)
 
-    def say(self, stream: Stream, body: bytes) -> None:
-        """Send one more message on a stream."""
-        if data := self._http.say(stream, body):
+    def say(self, stream: Stream, *bodies: bytes) -> None:
+        """Send more messages on a stream."""
+        if data := self._http.say(stream, *bodies):
             self.wire.tell(data)
 
     # ------------------------------------------------------------------ what comes

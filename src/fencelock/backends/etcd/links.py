@@ -133,6 +133,10 @@ class Links:
             else:
                 self._idle.append(link)
 
+    def avoid(self, link: Link) -> None:
+        """Go to another member, if there is one: this one has lost the others, or does not let us do what we have to."""
+        self._turn(link)
+
     def leave(self, link: Link) -> None:
         """Close a link that was visited."""
         self._drop(link)

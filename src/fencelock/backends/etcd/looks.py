@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.etcd.layout import read_about, spot
-from fencelock.backends.etcd.link import Refused
+from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.messages import (
     EQUAL,
     RANGE,
@@ -56,9 +56,7 @@ class Looks:
         if not pairs or not answer.found(0):
             return Snapshot(name)
         about = read_about(answer.found(0)[0], self._links.address)
-        left: dict[int, float] = {}
-        for lease in {pair.lease for pair in pairs}:
-            left[lease] = float(max(0, read_lease(await self._ask(TIME_TO_LIVE, of_lease(lease)))[1]))
+        left = await self._left({pair.lease for pair in pairs})
         places = [spot(pair) for pair in pairs]
         holders, waiters = [], []
         for place in places:
@@ -69,6 +67,20 @@ class Looks:
             else:
                 waiters.append(Waiter(place.owner, left[place.lease], place.shared, place.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
+
+    async def _left(self, leases: set[int]) -> dict[int, float]:
+        """Ask how many seconds each session has left, all at once; none if it is over by now."""
+
+        async def work(link: Link, seconds: float) -> dict[int, float]:
+            calls = {lease: link.start(TIME_TO_LIVE, of_lease(lease)) for lease in leases}
+            return {
+                lease: float(max(0, read_lease(await link.finish(call, seconds))[1])) for lease, call in calls.items()
+            }
+
+        try:
+            return await self._links.run(work, LONGEST)
+        except Refused as refusal:
+            raise refusal.told(self._links.address) from refusal
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call, or came into use meanwhile."""

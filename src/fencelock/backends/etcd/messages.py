@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from fencelock.errors import Unanswered
+
 TXN, RANGE, DELETE = "/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/DeleteRange"
 WATCH = "/etcdserverpb.Watch/Watch"
 GRANT, REVOKE = "/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevoke"
@@ -18,7 +20,7 @@ AUTHENTICATE, STATUS = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Mainten
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
 EQUAL, LESS = 0, 2
-OF_CREATION = 1
+OF_CREATION, OF_CHANGE = 1, 2
 NO_PUTS = 0
 DELETED = 1
 
@@ -58,6 +60,11 @@ def absent(key: bytes) -> bytes:
 def created(key: bytes, result: int, revision: int) -> bytes:
     """Compare the revision at which a key was created; that of a key that is not there is 0."""
     return _int(1, result) + _int(2, OF_CREATION) + _bytes(3, key) + _int(5, revision)
+
+
+def unchanged(key: bytes, revision: int) -> bytes:
+    """Compare the revision at which a key was last written; that of a key that is not there is 0."""
+    return _int(1, EQUAL) + _int(2, OF_CHANGE) + _bytes(3, key) + _int(6, revision)
 
 
 def none_below(prefix: bytes) -> bytes:
@@ -139,9 +146,9 @@ def login(user: str, password: str) -> bytes:
 
 
 def watch(id: int, key: bytes, end: bytes, revision: int) -> bytes:
-    """Begin to watch for deletions, from this revision on."""
-    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + _int(3, revision) + _bytes(5, bytes((NO_PUTS,)))
-    return _bytes(1, body + _int(7, id))
+    """Begin to watch for deletions, from this revision on, or from now on if it is 0."""
+    body = _bytes(1, key) + (_bytes(2, end) if end else b"") + (_int(3, revision) if revision else b"")
+    return _bytes(1, body + _bytes(5, bytes((NO_PUTS,))) + _int(7, id))
 
 
 def unwatch(id: int) -> bytes:
@@ -180,16 +187,16 @@ def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
                 value = data[at : at + size]
                 at += size
             else:
-                raise ValueError("no message of etcd's")
+                raise Unanswered("etcd: an answer that cannot be read")
             field = tag >> 3
             if field in lists:
                 fields[field].append(value)
             else:
                 fields[field] = value
     except IndexError as error:
-        raise ValueError("a message that breaks off") from error
+        raise Unanswered("etcd: an answer that breaks off") from error
     if at != end:
-        raise ValueError("a message that breaks off")
+        raise Unanswered("etcd: an answer that breaks off")
     return fields
 
 
@@ -220,6 +227,7 @@ class Pair(NamedTuple):
     created: int
     value: bytes
     lease: int
+    changed: int
 
 
 class Found(NamedTuple):
@@ -240,7 +248,7 @@ class Answer(NamedTuple):
         """Return what the range at this step found."""
         found = self.steps[step]
         if isinstance(found, int):
-            raise ValueError("a transaction was answered in another order")
+            raise Unanswered("etcd: a transaction that was answered in another order")
         return found.pairs
 
 
@@ -264,7 +272,7 @@ def header(fields: Fields) -> Header:
 
 def _pair(data: bytes) -> Pair:
     fields = _read(data)
-    return Pair(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0))
+    return Pair(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0), fields.get(3, 0))
 
 
 def _found(fields: Fields) -> Found:

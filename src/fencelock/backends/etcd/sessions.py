@@ -122,7 +122,7 @@ class Sessions:
         except Refused as refusal:
             if "lease already exists" not in str(refusal):
                 raise refusal.told(self._links.address) from refusal
-            _, given = read_lease(await self._links.ask(KEEP_ALIVE, of_lease(number), patience(seconds)))
+            given = await self._ttl_of(number, seconds)
         session: Lease = Session(number, float(seconds), since)
         if given != seconds:
             await self._revoke([session])
@@ -131,6 +131,13 @@ class Sessions:
                 f"ask for a ttl of {given} or more, or give it a shorter --election-timeout"
             )
         return session
+
+    async def _ttl_of(self, number: int, seconds: int) -> int:
+        """Return the ttl of a lease whose grant was not answered the first time."""
+        try:
+            return read_lease(await self._links.ask(KEEP_ALIVE, of_lease(number), patience(seconds)))[1]
+        except Refused as refusal:
+            raise refusal.told(self._links.address) from refusal
 
     def _leave(self, seconds: int) -> None:
         """Give up a session that is over by our clock, and all that is left on it, whatever etcd's clock says."""
@@ -148,7 +155,7 @@ class Sessions:
             session.ended = True
             self._on_ended(session)
         if self._by_ttl.get(int(session.ttl)) is session:
-            del self._by_ttl[int(session.ttl)]
+            self._by_ttl.pop(int(session.ttl), None)
 
     def adopt(self, lease: int, ttl: float) -> Lease:
         """Return the session that another client made a claim on which is ours to go on with; nobody has heard of it yet."""

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 from fencelock.backends.etcd.http2 import Stream
 from fencelock.backends.etcd.messages import WATCH, read_news, unwatch, watch
+from fencelock.errors import Unanswered
 
 if TYPE_CHECKING:
     from fencelock.backends.etcd.link import Link
+
+UNSAID = 8
+"""Watches that may be over without etcd having been told."""
 
 
 class Watcher:
     """One watch. It is over when something was deleted, or when it was `broken` off: then whoever watches has to look."""
 
-    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring")
+    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring", "since")
 
-    def __init__(self, id: int, ring: Callable[[], object]) -> None:
+    def __init__(self, id: int, revision: int, ring: Callable[[], object]) -> None:
         self.id = id
         self.ring = ring
+        self.since = revision - 1
+        """The last revision that it does not see; -1 while that is not known."""
         self.deleted: list[bytes] = []
         self.broken = False
         """Whether it sees no more: its revision was compacted, or its member lost the others, or the link broke."""
@@ -36,26 +42,36 @@ class Watches:
         self._link = link
         self._stream: Stream | None = None
         self._watchers: dict[int, Watcher] = {}
+        self._unsaid: list[bytes] = []
         self._last = 0
 
     def begin(self, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
-        """Watch a key, or a range up to `end`, from a revision on: what has happened since then counts."""
+        """Watch a key, or a range up to `end`, from a revision on, or from now on if that is 0.
+
+        What has happened since a revision is told late: etcd looks for it ten times a second, for all who ask. Who watches
+        from now on is told at once, of when that is too, and has to look for itself what it has missed.
+        """
         self._last += 1
-        watcher = self._watchers[self._last] = Watcher(self._last, ring)
+        watcher = self._watchers[self._last] = Watcher(self._last, revision, ring)
         body = watch(self._last, key, end, revision)
         if self._stream is None or self._stream.closed:
+            self._unsaid.clear()
             stream = self._stream = Stream(self._news)
             self._link.open(stream, WATCH, body)
             if stream.closed:
                 self._news()
         else:
-            self._link.say(self._stream, body)
+            self._link.say(self._stream, *self._unsaid, body)
+            self._unsaid.clear()
         return watcher
 
     def end(self, watcher: Watcher) -> None:
-        """Watch no longer."""
+        """Watch no longer. That is said along with the next watch if there is nothing left to see: no key comes again."""
         if self._watchers.pop(watcher.id, None) is not None and self._stream is not None:
-            self._link.say(self._stream, unwatch(watcher.id))
+            self._unsaid.append(unwatch(watcher.id))
+            if not watcher.deleted or len(self._unsaid) >= UNSAID:
+                self._link.say(self._stream, *self._unsaid)
+                self._unsaid.clear()
 
     def close(self) -> None:
         """End them all: whoever watches looks, and watches anew elsewhere."""
@@ -72,7 +88,10 @@ class Watches:
         if stream is None:
             return
         while stream.messages:
-            news = read_news(stream.messages.popleft())
+            try:
+                news = read_news(stream.messages.popleft())
+            except Unanswered as error:
+                raise ValueError(str(error)) from error  # on which the wire is closed
             watcher = self._watchers.get(news.id)
             if watcher is None:
                 if news.canceled and news.id == -1:  # refused, without saying which: those who may have meant it look
@@ -82,7 +101,10 @@ class Watches:
             if news.canceled:
                 watcher.broken, watcher.compacted, watcher.reason = True, bool(news.compacted), news.reason
                 del self._watchers[news.id]
-            if news.canceled or news.deleted:
+            begun = news.created and watcher.since < 0
+            if begun:
+                watcher.since = news.revision
+            if begun or news.canceled or news.deleted:
                 watcher.ring()
         if stream.closed:
             self.close()

@@ -14,6 +14,7 @@ from zlib import crc32
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
+from fencelock.core.backend import GRACE
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import (
@@ -80,11 +81,14 @@ class RedisBackend:
         """Take the lock or a place in line."""
         # Only after a lock that was taken: where locks are free, it would but cost time.
         linger = 0.0 if not (queue and self._contended) else LINGER if patience is None else min(LINGER, patience)
-        return self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None, linger)
+        seat = self._seats.pop(claim.id, None) if self._seats else None
+        return self._attempt(claim, queue, seat, patience, linger)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
         claim = busy.claim
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             try:
@@ -98,15 +102,19 @@ class RedisBackend:
             if round == seat.round:
                 self._rise(claim, seat)
                 return Grant(claim, token, busy.since)
-        return await self._attempt(claim, True, seat)
+        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), 0.0)
 
-    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None, linger: float = 0.0) -> Grant | Busy:
+    async def _attempt(
+        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, linger: float
+    ) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
         patience = _patience(ttl)
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
+        if within is not None:
+            patience = min(patience, max(within, GRACE))
         if self._links.owed:
             await self._links.pay(link)
         sent = self._world.now()
@@ -143,7 +151,7 @@ class RedisBackend:
             self._rise(claim, seat)
         keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
         try:
-            await self._links.run(ABANDON, keys, args, _patience(claim.ttl))
+            await self._links.run(ABANDON, keys, args, _patience(claim.ttl), GRACE)
         except EngineUnavailable:
             # What was asked for may be carried out when a server that hangs goes on.
             self._links.owed.append(ABANDON.teach(keys, args))

@@ -253,9 +253,16 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def run(self, script: Script, keys: Command, args: Command, patience: float) -> Any:
-        """Run a script, on any link; it may be repeated right away when a connection turns out to be broken."""
+    async def run(
+        self, script: Script, keys: Command, args: Command, patience: float, silent: float | None = None
+    ) -> Any:
+        """Run a script, on any link; it may be repeated right away when a connection turns out to be broken.
+
+        A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
+        """
         link = self.idle(patience) or await self.make()
+        if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
+            patience = min(patience, silent)
         try:
             return await self.ask(link, script, keys, args, patience)
         except Unanswered:

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, Sync
+from kazoo.protocol.serialization import Create2, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, Answer, CreateContainer
-from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, unescape
+from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
+from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
+from fencelock.backends.zookeeper.place import Place
+from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
+from fencelock.core.backend import GRACE
 from fencelock.core.session import Session
-from fencelock.core.world import Event, World
-from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
+from fencelock.core.world import World
+from fencelock.errors import FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
     Busy,
     Claim,
     Grant,
-    Holder,
     Renewal,
     Snapshot,
     Strength,
     Traits,
-    Waiter,
     admit,
     contradiction,
 )
@@ -37,67 +38,6 @@ TRAITS = Traits(
 
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
-BATCH = 500
-"""Nodes that are asked for at once."""
-
-
-class Place:
-    """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
-
-    __slots__ = ("_ahead", "_bell", "claim", "czxid", "gone", "node", "parent", "session")
-
-    def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
-        self.claim = claim
-        self.session = session
-        self.parent = parent
-        self.node: str | None = None
-        self.czxid = 0
-        self.gone = False
-        """Whether the node is known to be gone: taken away, or over with its session."""
-        self._bell: Event | None = None
-        self._ahead: set[str] = set()
-
-    @property
-    def path(self) -> str:
-        """The claim's node."""
-        return f"{self.parent}/{self.node}"
-
-    def ring(self) -> None:
-        """Wake whoever waits."""
-        if self._bell is not None:
-            self._bell.set()
-
-    async def listen(self, timeout: float) -> None:
-        """Wait until one ahead is gone, or may be."""
-        if self._bell is not None:
-            await self._bell.wait(timeout)
-
-    def watch(self, world: World, nodes: Sequence[str]) -> None:
-        """Have these nodes, and no others, wake us when one goes."""
-        if self._bell is None:
-            self._bell = world.event()
-        link = self.session.handle
-        paths = {f"{self.parent}/{node}" for node in nodes}
-        for path in self._ahead - paths:
-            link.unwatch(path, self)
-        fresh, self._ahead = paths - self._ahead, paths
-        for path in fresh:
-            link.watch(path, self, partial(self._heard, path))
-
-    def hush(self) -> None:
-        """Forget that a bell rang: we look now."""
-        if self._bell is not None:
-            self._bell.clear()
-
-    def _heard(self, path: str, _: bool | None) -> None:
-        self._ahead.discard(path)
-        self.ring()
-
-    def leave(self) -> None:
-        """Watch nothing any more."""
-        for path in list(self._ahead):
-            self.session.handle.unwatch(path, self)
-        self._ahead.clear()
 
 
 class ZooKeeperBackend:
@@ -111,24 +51,36 @@ class ZooKeeperBackend:
         self._paths = paths(address.chroot, namespace)
         self._places: dict[str, Place] = {}
         self._sessions = Sessions(world, address, self._paths, self._ended, self._clear)
+        self._looks = Looks(self._sessions, self._paths)
+        self.records = ZooKeeperRecords(self._sessions, self._paths)
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        return await self._attempt(claim, queue, anew=True)
+        return await self._attempt(claim, queue, patience, anew=True)
 
-    async def _attempt(self, claim: Claim, queue: bool, *, anew: bool) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, queue: bool, within: float | None, *, anew: bool) -> Grant | Busy:
         place = self._places.get(claim.id)
-        if place is not None and (place.gone or not place.session.alive(self._world.now())):
+        if place is not None and not self._stands(place):
             self._forget(place)
             place = None
         patience = _patience(claim.ttl)
+        if within is not None:
+            patience = min(patience, max(within, GRACE))
         if place is None:
             session = await self._sessions.get(claim.ttl, claim.name)
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
             self._keep(place)
-            children = await self._enter(place, patience)
+            try:
+                children = await self._enter(place, patience)
+            except Unanswered:
+                raise
+            except FencelockError:
+                if place.node is not None:
+                    await self._remove(place, patience)
+                self._forget(place)
+                raise
         else:
             self._keep(place)
             children = await self._find(place, patience, anew)
@@ -143,9 +95,18 @@ class ZooKeeperBackend:
         place: Place = busy.handle
         if not place.gone and self._places.get(place.claim.id) is place:
             await place.listen(timeout)
+            if place.called and self._stands(place):
+                # Nobody can have come in between. That we are still there ourselves is as good as certain, as the server
+                # would have ended the connection with the session: if our node was taken away by hand, we hear of it soon.
+                place.session.handle.check(place.path, partial(self._lost_if, place))
+                return self._granted(place)
+        children = place.seen
         place.hush()
         try:
-            return await self._attempt(place.claim, True, anew=False)  # the session's pulse is the sign of life
+            if children is not None and place.node in children and self._stands(place):
+                self._keep(place)
+                return await self._decide(place, children, True)
+            return await self._attempt(place.claim, True, None, anew=False)  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
@@ -166,8 +127,14 @@ class ZooKeeperBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """One sync for each session, however many claims hang on it."""
         sent = self._world.now()
-        sessions = {grant.handle.session.handle: grant.claim.ttl for grant in grants if _is_held(grant)}
-        renewed = {link: await self._fresh(link, sent, ttl) for link, ttl in sessions.items()}
+        links: list[Link] = sorted(
+            {grant.handle.session.handle for grant in grants if _is_held(grant)}, key=lambda link: link.seconds
+        )
+        renewed: dict[Link, bool] = {}
+        for link in links:
+            # One that hangs must not cost the leases of another: the shortest come first, and all have to share its time.
+            patience = link.seconds / 3 if len(links) == 1 else _patience(links[0].session.ttl) / len(links)
+            renewed[link] = await self._fresh(link, sent, patience)
         answers = []
         for grant in grants:
             place: Place = grant.handle
@@ -192,44 +159,16 @@ class ZooKeeperBackend:
         return await self._remove(place, _patience(grant.claim.ttl))
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look, by way of the leader: what others have done by now is seen."""
-        session = await self._sessions.any()
-        parent = self._paths.of(name)
-        queue = await self._children(session.handle, parent)
-        holders: list[Holder] = []
-        waiters: list[Waiter] = []
-        for node, (content, stat) in await self._contents(session.handle, parent, queue):
-            ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
-            if isinstance(admit(queue, node), Admitted):
-                token = session.handle.layout.token(stat.czxid)
-                holders.append(Holder(owner, token, float(ttl), node.shared, node.limit))
-            else:
-                waiters.append(Waiter(owner, float(ttl), node.shared, node.limit))
-        return Snapshot(name, tuple(holders), tuple(waiters))
+        """Look."""
+        return await self._looks.inspect(name)
 
-    async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call. A name that nobody uses any more stays for a minute."""
-        link = (await self._sessions.any()).handle
-        _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=LONGEST)
-        names = sorted(name for step in found.get() if (name := unescape(step)).startswith(prefix))
-        for start in range(0, len(names), BATCH):
-            batch = names[start : start + BATCH]
-            answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=LONGEST)
-            for name, answer in zip(batch, answers, strict=True):
-                stat = answer.get()
-                if stat is not None and stat.numChildren:
-                    yield name
+    def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call."""
+        return self._looks.names(prefix)
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders. Whoever comes next has a later node, and so a higher token."""
-        link = (await self._sessions.any()).handle
-        parent = self._paths.of(name)
-        queue = await self._children(link, parent)
-        holders = [node for node in queue if isinstance(admit(queue, node), Admitted)]
-        if not holders:
-            return 0
-        answers = await link.ask(*(Delete(f"{parent}/{node.name}", -1) for node in holders), patience=LONGEST)
-        return sum(not answer.missing and bool(answer.get()) for answer in answers)
+        """Drop the holders."""
+        return await self._looks.force_release(name)
 
     async def close(self) -> None:
         """End the sessions; whoever still waits learns of it."""
@@ -265,6 +204,7 @@ class ZooKeeperBackend:
                 there.get()
         path, stat = made.get()
         place.node, place.czxid = path.rpartition("/")[2], stat.czxid
+        link.layout.token(stat.czxid)  # refused now, if it does not fit
         return found.get()  # type: ignore[no-any-return]
 
     async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
@@ -282,7 +222,7 @@ class ZooKeeperBackend:
             place.node = None
         # After the sync the server has seen all that we ever asked for: one session's requests are carried out in order,
         # over a new connection too.
-        for node in await self._children(link, place.parent, patience):
+        for node in await queue_of(link, place.parent, patience):
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
                 (content,) = await link.ask(GetData(path, None), patience=patience)
@@ -292,7 +232,7 @@ class ZooKeeperBackend:
                 if stat.ephemeralOwner == link.id:
                     place.node, place.czxid = node.name, stat.czxid
                     return await self._find(place, patience, anew)
-                await self._delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
+                await delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
         return await self._enter(place, patience)
 
     async def _decide(self, place: Place, children: list[str], queue: bool) -> Grant | Busy:
@@ -301,7 +241,7 @@ class ZooKeeperBackend:
         nodes = in_order(children)
         for node in [node for node in nodes if node.id == claim.id and node.name != place.node]:
             # Of an earlier session of ours, which may live on for a while: the id is ours alone.
-            await self._delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+            await delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
             nodes.remove(node)
         mine = next((number for number, node in enumerate(nodes) if node.name == place.node), None)
         if mine is None:
@@ -311,56 +251,45 @@ class ZooKeeperBackend:
             await self._remove(place, _patience(claim.ttl))
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         answer = admit(nodes, claim)
-        kept = claim._replace(ttl=session.ttl)
         if isinstance(answer, Admitted):
-            place.leave()
-            try:
-                token = session.handle.layout.token(place.czxid)
-            except EngineUnavailable:
-                await self._remove(place, _patience(claim.ttl))
-                raise
-            session.handle.hold(place.path, lambda gone: self._lost(place) if gone else None)
-            return Grant(kept, token, session.since, place)
+            return self._granted(place)
         if queue:
-            by = set(answer.by)
-            place.watch(self._world, [node.name for node in nodes if node.id in by])
+            place.watch(
+                self._world, {node.name: _is_last(nodes, node, claim) for node in nodes if node.id in answer.by}
+            )
         else:
             await self._remove(place, _patience(claim.ttl))
-        return Busy(kept, session.since, handle=place)
+        return Busy(claim._replace(ttl=session.ttl), session.since, handle=place)
+
+    def _granted(self, place: Place) -> Grant:
+        place.leave()
+        session = place.session
+        token = session.handle.layout.token(place.czxid)
+        session.handle.hold(place.path, partial(self._lost_if, place))
+        self._keep(place)
+        return Grant(place.claim._replace(ttl=session.ttl), token, session.since, place)
 
     async def _remove(self, place: Place, patience: float) -> bool:
         """Take the claim's node away, for certain; return whether it was there."""
         link = place.session.handle
         there = False
         if place.node is not None:
-            there = await self._delete(link, place.path, patience)
+            there = await delete(link, place.path, patience)
         else:
-            for node in await self._children(link, place.parent, patience):
+            for node in await queue_of(link, place.parent, patience):
                 if node.id == place.claim.id:
-                    there |= await self._delete(link, f"{place.parent}/{node.name}", patience)
+                    there |= await delete(link, f"{place.parent}/{node.name}", patience)
         self._forget(place)
         return there
-
-    async def _delete(self, link: Link, path: str, patience: float) -> bool:
-        (answer,) = await link.ask(Delete(path, -1), patience=patience)
-        return not answer.missing and bool(answer.get())
-
-    async def _children(self, link: Link, parent: str, patience: float = LONGEST) -> list[Node]:
-        _, found = await link.ask(Sync(parent), GetChildren(parent, None), patience=patience)
-        return [] if found.missing else in_order(found.get())
-
-    async def _contents(self, link: Link, parent: str, nodes: list[Node]) -> list[tuple[Node, Any]]:
-        found: list[tuple[Node, Answer]] = []
-        for start in range(0, len(nodes), BATCH):
-            batch = nodes[start : start + BATCH]
-            asked = (GetData(f"{parent}/{node.name}", None) for node in batch)
-            found += zip(batch, await link.ask(*asked, patience=LONGEST), strict=True)
-        return [(node, answer.get()) for node, answer in found if not answer.missing]
 
     # ------------------------------------------------------------------ claims and their sessions
 
     def _keep(self, place: Place) -> None:
         place.session.keep(place.claim.id, self._world.now(), place.session.ttl)
+
+    def _stands(self, place: Place) -> bool:
+        """Return whether the claim must still have its node, unless somebody took it away unheard."""
+        return not place.gone and place.session.alive(self._world.now())
 
     def _forget(self, place: Place) -> None:
         """Forget a claim whose node is gone, or goes with its session."""
@@ -381,24 +310,32 @@ class ZooKeeperBackend:
             await self._remove(place, _patience(session.ttl))
             place.ring()
 
-    async def _fresh(self, link: Link, sent: float, ttl: float) -> bool:
+    async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
         link.rewatch()  # their answers come before the sync's
         try:
-            return await link.fresh(sent, max(_patience(ttl), link.seconds / 3))
+            return await link.fresh(sent, patience)
         except FencelockError:
             return False
 
-    def _lost(self, place: Place) -> None:
-        """Take in that a node that was held is gone. kazoo's thread calls this."""
-        place.gone = True
-        self.on_gone(place.claim.id)
+    def _lost_if(self, place: Place, gone: bool | None) -> None:
+        """Take in what became of a node that was held. kazoo's thread calls this."""
+        if gone:
+            place.gone = True
+            self.on_gone(place.claim.id)
 
     def _ended(self, session: Session[Link]) -> None:
         """Take in that a session is over, and all its claims with it."""
-        for place in [place for place in list(self._places.values()) if place.session is session]:
-            place.gone = True
-            place.ring()
-            self.on_gone(place.claim.id)
+        for id, place in list(self._places.items()):
+            if place.session is session:
+                place.gone = True
+                self._places.pop(id, None)
+                place.ring()
+                self.on_gone(id)
+
+
+def _is_last(nodes: list[Node], node: Node, claim: Claim) -> bool:
+    """Return whether the claim may hold the name as soon as that node is gone."""
+    return isinstance(admit([other for other in nodes if other is not node], claim), Admitted)
 
 
 def _is_held(grant: Grant) -> bool:

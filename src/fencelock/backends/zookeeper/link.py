@@ -6,11 +6,12 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, GetData, Sync
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import EventType, KazooState
 
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.driver import Answer, CreateContainer, Driver
+from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.driver import CreateContainer, Driver
 from fencelock.backends.zookeeper.layout import Layout
 from fencelock.backends.zookeeper.signs import SHARE, Signs
 from fencelock.core.session import Session
@@ -20,7 +21,7 @@ from fencelock.errors import EngineUnavailable, Unanswered
 Listener = Callable[[bool | None], None]
 """Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
 
-BY_LEADER = (Create2, CreateContainer, Delete, Sync)
+BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync)
 
 
 class Link:
@@ -89,10 +90,9 @@ class Link:
         answers.append(Answer(event))
         sent = self._world.now()
         try:
-            for request, answer in zip(requests, answers, strict=True):
-                self._driver.post(request, answer)
+            self._driver.post(*zip(requests, answers, strict=True))
         except BaseException:
-            self._driver.nudge()
+            self._driver.nudge(len(requests))
             raise
         await event.wait(patience)
         last = answers[-1]
@@ -140,7 +140,20 @@ class Link:
             elif ours and answer.value[1].ephemeralOwner != self.id:
                 self._tell(path, True)
 
-        self._driver.post(GetData(path, self._fired), Answer(then=answered))
+        self._driver.post((GetData(path, self._fired), Answer(then=answered)))
+
+    def look(self, parent: str, listener: Callable[[list[str] | None], None]) -> None:
+        """Have the listener told who is there, None if that is not to be had; nobody waits for that here."""
+        self._driver.post((GetChildren(parent, None), Answer(then=lambda answer: listener(answer.value))))
+
+    def check(self, path: str, listener: Listener) -> None:
+        """Have the listener told if the node is not there, or not of this session; nobody waits for that here."""
+
+        def answered(answer: Answer) -> None:
+            if answer.heard and (answer.value is None or answer.value.ephemeralOwner != self.id):
+                listener(True)
+
+        self._driver.post((Exists(path, None), Answer(then=answered)))
 
     def unwatch(self, path: str, key: object) -> None:
         """Forget a listener. The server's watch stays until the node goes: one for each path, however many asked."""

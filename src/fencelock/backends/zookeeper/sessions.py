@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from threading import Lock
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 from kazoo.protocol.serialization import Create2, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.layout import Paths, ancestors, read, written
+from fencelock.backends.zookeeper.layout import Layout, Paths, ancestors, read, written
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.signs import BEAT, RELAY
 from fencelock.core.clock import wall_us
 from fencelock.core.session import Session, rung
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, InvalidTTL, Unanswered
+
+LOGGER = logging.getLogger("fencelock")
 
 LADDER = (
     0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30, 40, 60, 90, 120, 180, 300, 600, 1800, 3600, 86400,
@@ -46,6 +49,7 @@ class Sessions:
         self._on_end = on_end
         self._clear = clear
         self._closed = False
+        self._layout: Layout | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -94,13 +98,13 @@ class Sessions:
                 self._used[seconds] = now
                 return session
             event = self._world.event()
-            with self._mutex:
-                opening = self._opening.setdefault(seconds, event)
-            if opening is not event:
-                if not await opening.wait(max(0.0, until - now)):
-                    raise EngineUnavailable(f"{self.address.name}: another has been connecting for too long")
-                continue
-            try:
+            try:  # from here on: a Ctrl-C in between must not leave it to others to wait for us
+                with self._mutex:
+                    opening = self._opening.setdefault(seconds, event)
+                if opening is not event:
+                    if not await opening.wait(max(0.0, until - now)):
+                        raise EngineUnavailable(f"{self.address.name}: another has been connecting for too long")
+                    continue
                 if session is not None:
                     self._end(session, tell=False)
                 session = await self._make(seconds)
@@ -109,7 +113,8 @@ class Sessions:
                     continue
                 self._end(session, tell=True)
             finally:
-                self._opening.pop(seconds, None)
+                if self._opening.get(seconds) is event:
+                    del self._opening[seconds]
                 event.set()
 
     async def _make(self, seconds: float) -> Session[Link]:
@@ -135,6 +140,9 @@ class Sessions:
             if not found.missing:
                 content, stat = found.get()
                 link.layout = read(content, stat.czxid, self._paths.layout)
+                if self._layout not in (None, link.layout):
+                    LOGGER.warning("%s is not the ensemble that it was: its data were lost", self.address.name)
+                self._layout = link.layout
                 return
             made = [Create2(path, b"", link.acl, 0) for path in ancestors(self._paths.locks)]
             made.append(Create2(self._paths.layout, written(wall_us()), link.acl, 0))

@@ -1,0 +1,23 @@
+"""Eight processes on one name, on ZooKeeper, beside kazoo's lock. tooz is not among them: its lock is kazoo's."""
+
+from __future__ import annotations
+
+from bench import zookeeper_peers as peers
+from bench.contended import PROCESSES, Make, compare
+from bench.harness import Goal
+from tests.engines.zookeeper import ZooKeeper
+
+OURS = "fencelock"
+KAZOO = "kazoo Lock"
+
+
+def main(rounds: int) -> list[Goal]:
+    contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo}
+    with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
+        title = f"ZooKeeper, {PROCESSES} processes on one name, empty body"
+        found = compare(title, contestants, server.url, rounds=rounds)
+    ratio = found[OURS].per_second / found[KAZOO].per_second
+    return [
+        Goal("ZooKeeper contended: grants per second ÷ kazoo Lock's", ratio, 2, at_most=False),
+        Goal("ZooKeeper contended: the most uneven process, % of the mean", found[OURS].uneven * 100, 5),
+    ]

@@ -1,0 +1,89 @@
+"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and kazoo's bare requests; imported when they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from bench.harness import Run
+
+TTL = 30
+# Nothing waits for the disk, so that it is the locks that are measured.
+SETTINGS = {"forceSync": "no"}
+# The tests' servers are compiled for a quick start; those that are measured as they are for days of work.
+JVM = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4 -Xmx512m"}
+
+
+def ours(url: str) -> AbstractContextManager[Any]:
+    import fencelock
+
+    return fencelock.connect(url).lock("fencelock", ttl=TTL)
+
+
+def kazoo(url: str) -> AbstractContextManager[Any]:
+    lock: AbstractContextManager[Any] = _client(url).Lock("/kazoo")
+    return lock
+
+
+def tooz(url: str) -> AbstractContextManager[Any]:
+    from tooz.coordination import get_coordinator
+
+    coordinator = get_coordinator(f"{url}?timeout={TTL}", b"bench")
+    coordinator.start()
+    lock: AbstractContextManager[Any] = coordinator.get_lock(b"tooz")
+    return lock
+
+
+def bare(url: str) -> Run:
+    """The requests that a lock cannot do without: create and children sent together, then delete."""
+    client = _client(url)
+    client.ensure_path("/bare")
+
+    def run(repetitions: int) -> None:
+        for _ in range(repetitions):
+            created = client.create_async("/bare/lock-", b"bench", ephemeral=True, sequence=True)
+            children = client.get_children_async("/bare")
+            path = created.get()
+            assert path.rpartition("/")[2] in children.get()
+            client.delete(path)
+
+    return run
+
+
+def bare_async(url: str, loop: asyncio.AbstractEventLoop) -> Run:
+    """The same, with kazoo's callbacks made into futures."""
+    client = _client(url)
+    client.ensure_path("/bare-async")
+
+    def future(asked: Any) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = loop.create_future()
+        asked.rawlink(lambda it: loop.call_soon_threadsafe(answer.set_result, it.get()))
+        return answer
+
+    async def pairs(repetitions: int) -> None:
+        for _ in range(repetitions):
+            created = future(client.create_async("/bare-async/lock-", b"bench", ephemeral=True, sequence=True))
+            children = future(client.get_children_async("/bare-async"))
+            path = await created
+            assert path.rpartition("/")[2] in await children
+            await future(client.delete_async(path))
+
+    return lambda repetitions: loop.run_until_complete(pairs(repetitions))
+
+
+def ours_async(url: str, loop: asyncio.AbstractEventLoop) -> AbstractAsyncContextManager[Any]:
+    from fencelock import aio
+
+    async def lock() -> AbstractAsyncContextManager[Any]:
+        return aio.connect(url).lock("fencelock-async", ttl=TTL)
+
+    return loop.run_until_complete(lock())
+
+
+def _client(url: str) -> Any:
+    from kazoo.client import KazooClient
+
+    client = KazooClient(url.partition("://")[2], timeout=TTL)
+    client.start()
+    return client

@@ -1,0 +1,92 @@
+"""Standing in line: a watch on whoever `admit` says is worth watching, and a look at what the watch cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fencelock.backends.etcd.messages import after
+from fencelock.backends.etcd.sessions import Lease
+from fencelock.model import Blocked, Busy, Grant
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.layout import Layout
+    from fencelock.backends.etcd.link import Link
+    from fencelock.backends.etcd.links import Links
+    from fencelock.backends.etcd.sessions import Sessions
+    from fencelock.backends.etcd.watch import Watcher
+    from fencelock.core.world import Event, World
+
+WATCHED_ONE_BY_ONE = 16
+"""Holders that the first in line for a permit watches one by one; of more, it watches the whole queue."""
+REFUSED_PAUSE = 0.2
+"""Seconds before the next look when etcd breaks off a watch: it would do the same to the next one."""
+
+
+class Seat(NamedTuple):
+    """A place in line: the claim's key and revision, whom it waits for, and the revision at which that was seen."""
+
+    session: Lease
+    key: str
+    revision: int
+    blocked: Blocked
+    seen: int
+
+
+class Line:
+    """Where the waiters of a client stand."""
+
+    def __init__(self, world: World, links: Links, sessions: Sessions, layout: Layout) -> None:
+        self._world = world
+        self._links = links
+        self._sessions = sessions
+        self._layout = layout
+
+    async def watch(
+        self, seat: Seat, timeout: float, look: Callable[[], Awaitable[Grant | Busy | None]]
+    ) -> Grant | Busy | None:
+        """Wait until somebody ahead may have left, for so long at most; return what there is to see before that."""
+        by = seat.blocked.by
+        until = self._world.now() + timeout
+        end = self._sessions.end_of(by)
+        if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
+            until = min(until, end)
+        if len(by) > WATCHED_ONE_BY_ONE:
+            prefix = self._layout.queue_of(by[0]).encode()
+            ranges = [(prefix, after(prefix))]
+        else:
+            ranges = [(key.encode(), b"") for key in by]
+        link = await self._links.take()
+        watchers: list[Watcher] = []
+        try:
+            bell = self._world.bell()
+            watchers += (link.watches.begin(key, behind, 0, bell.set) for key, behind in ranges)
+            await self._hear(link, bell, watchers, until)
+            if not any(watcher.deleted or watcher.broken for watcher in watchers):
+                if max(watcher.since for watcher in watchers) > seat.seen:
+                    outcome = await look()  # for what happened between our last look and the watch
+                    if not isinstance(outcome, Busy) or outcome.handle.blocked != seat.blocked:
+                        return outcome
+                await self._hear(link, bell, watchers, until)
+        finally:
+            for watcher in watchers:
+                link.watches.end(watcher)
+            self._links.give(link)
+        if link.usable and any(watcher.broken and not watcher.compacted for watcher in watchers):
+            await self._world.sleep(min(timeout, REFUSED_PAUSE))
+        return None
+
+    async def _hear(self, link: Link, bell: Event, watchers: Sequence[Watcher], until: float) -> None:
+        """Listen until something happens, the beginning of all watches included if they have not begun."""
+        begun = all(watcher.since >= 0 for watcher in watchers)
+        try:
+            while not any(watcher.deleted or watcher.broken for watcher in watchers):
+                left = until - self._world.now()
+                if left <= 0 or not link.wire.open or (not begun and all(watcher.since >= 0 for watcher in watchers)):
+                    break
+                await self._world.listen([link.wire], bell, left)
+                bell.clear()
+        except BaseException:
+            if not self._world.shares_wires:
+                link.wire.close()  # interrupted, perhaps between two bytes
+            raise

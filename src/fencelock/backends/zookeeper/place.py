@@ -1,0 +1,83 @@
+"""A claim's place in line: its node, whom it waits for, and how whoever waits is woken."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fencelock.backends.zookeeper.link import Link
+from fencelock.core.session import Session
+from fencelock.core.world import Event, World
+from fencelock.model import Claim
+
+
+class Place:
+    """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
+
+    __slots__ = ("_ahead", "_bell", "called", "claim", "czxid", "gone", "node", "parent", "seen", "session")
+
+    def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
+        self.claim = claim
+        self.session = session
+        self.parent = parent
+        self.node: str | None = None
+        self.czxid = 0
+        self.gone = False
+        """Whether the node is known to be gone: taken away, or over with its session."""
+        self.called = False
+        """Whether the last one that stood in the way is known to be gone."""
+        self.seen: list[str] | None = None
+        """Who else is there, if somebody has looked for us."""
+        self._bell: Event | None = None
+        self._ahead: dict[str, bool] = {}
+
+    @property
+    def path(self) -> str:
+        """The claim's node."""
+        return f"{self.parent}/{self.node}"
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+        if self._bell is not None:
+            self._bell.set()
+
+    async def listen(self, timeout: float) -> None:
+        """Wait until one ahead is gone, or may be."""
+        if self._bell is not None:
+            await self._bell.wait(timeout)
+
+    def hush(self) -> None:
+        """Forget that a bell rang: we look now."""
+        self.called, self.seen = False, None
+        if self._bell is not None:
+            self._bell.clear()
+
+    def watch(self, world: World, ahead: dict[str, bool]) -> None:
+        """Have these nodes, and no others, wake us when one goes; each with whether that is all that we wait for."""
+        if self._bell is None:
+            self._bell = world.event()
+        link = self.session.handle
+        before, self._ahead = self._ahead, {f"{self.parent}/{node}": last for node, last in ahead.items()}
+        for path in before.keys() - self._ahead.keys():
+            link.unwatch(path, self)
+        for path in self._ahead.keys() - before.keys():
+            link.watch(path, self, partial(self._heard, path))
+
+    def _heard(self, path: str, gone: bool | None) -> None:
+        last = self._ahead.pop(path, None)
+        if last is False and gone:
+            # Straight from the driver's thread: whoever waits need not wake only to ask this.
+            self.session.handle.look(self.parent, self._looked)
+            return
+        if last and gone:
+            self.called = True
+        self.ring()
+
+    def _looked(self, children: list[str] | None) -> None:
+        self.seen = children
+        self.ring()
+
+    def leave(self) -> None:
+        """Watch nothing any more."""
+        before, self._ahead = self._ahead, {}
+        for path in list(before):
+            self.session.handle.unwatch(path, self)

@@ -1,0 +1,72 @@
+"""Events of the blocking world: any thread sets them, and Ctrl-C at any moment harms nobody."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import count
+from types import FrameType
+from typing import Any
+
+from fencelock.worlds.blocking import BlockingWorld, drive
+
+
+def waits_undisturbed(event: Any, step: int) -> bool:
+    """Wait for the event and interrupt that at the given step; return whether it was over before."""
+    left = step
+
+    def trace(frame: FrameType, kind: str, _: Any) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if kind == "opcode":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    wait = event.wait(0.001)
+    sys.settrace(trace)
+    try:
+        wait.send(None)
+    except StopIteration:
+        return True
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(None)
+    raise AssertionError("it suspended")
+
+
+def test_interrupted_at_any_step() -> None:
+    """Wherever a wait is interrupted, whoever sets the event does not hang, and the next to wait is woken."""
+    for step in count(1):
+        event = BlockingWorld().event()
+        over = waits_undisturbed(event, step)
+        setter = threading.Thread(target=event.set, daemon=True)
+        setter.start()
+        setter.join(20)
+        assert not setter.is_alive(), f"interrupted at step {step}, and nobody can set it any more"
+        assert drive(event.wait(20)) is True
+        if over:
+            break
+    assert step > 20
+
+
+def test_wakes_all_who_wait() -> None:
+    """Everybody who waits is woken; who comes later need not wait."""
+    event = BlockingWorld().event()
+    woken: list[bool] = []
+    threads = [threading.Thread(target=lambda: woken.append(drive(event.wait(20)))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while len(event._waiters) < 5:
+        pass
+    event.set()
+    for thread in threads:
+        thread.join(20)
+    assert woken == [True] * 5
+    assert drive(event.wait(0)) is True
+    event.clear()
+    assert drive(event.wait(0)) is False
+    assert drive(event.wait(-1)) is False
+    assert event._waiters == []
