@@ -40,10 +40,10 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("zookeper://h", "did you mean zookeeper://h?"),
         ("postgresql://h/db", "postgresql is still to come"),
         ("postgresql+advisory://h/db", "postgresql is still to come"),
-        ("mysql://h/db", "mysql is still to come"),
+        ("mysql://h", "name the database that fencelock's tables are in"),
         (
             "nosuch://x",
-            "names no engine of this release; this release has etcd://, etcds://, memory://, redis://, redis+sentinel://",
+            "names no engine of this release; this release has etcd://, etcds://, mariadb://, memory://, mysql://, redis://",
         ),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),
