@@ -33,6 +33,8 @@ LONGEST, SHORTEST = 5.0, 0.3
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 SOON = 0.002
 """Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
+HASTY = 0.1
+"""Who has no more time than this tries first: a lock that is free is had even if there is no time to wait for it."""
 IN_LINE = 3600
 """Seconds for which a place in line is asked for at most; then it is asked for again, behind the others."""
 
@@ -124,7 +126,7 @@ class MysqlBackend:
             if link.ttl != ttl:
                 asked = [sql.keep_for(ttl), *asked]
                 link.ttl = ttl
-            elif queue and self._contended:
+            elif queue and self._contended and (patience is None or patience > HASTY):
                 self._line_up(seat, patience)
                 return seat.busy()
             seat.replies = link.say(asked)
@@ -160,6 +162,7 @@ class MysqlBackend:
         answers = [reply.answer for reply in seat.replies]
         for answer in answers:
             if isinstance(answer, ServerError):
+                seat.link.ttl = 0  # perhaps it was not set
                 if await self._given_back(seat) is None:
                     await self._end(seat)
                 if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
@@ -201,7 +204,10 @@ class MysqlBackend:
                 return seat.busy()
             if seat.stage is Stage.TRYING:
                 return await self._tried(seat, queue, None)
-            return await self._called(seat)
+            outcome = await self._called(seat)
+            if isinstance(outcome, Busy) and not queue:
+                await self._end(seat)
+            return outcome
         finally:
             seat.turn.give()
 
@@ -231,9 +237,7 @@ class MysqlBackend:
                 if outcome is not None:
                     return outcome
             elif seat.link.open:
-                now = self._world.now()
-                if now - seat.heard < seat.claim.ttl / 4 or await self._links.lives(seat.link, seat.heard):
-                    seat.heard = now if now - seat.heard >= seat.claim.ttl / 4 else seat.heard
+                if await self._is_in_line(seat):
                     return seat.busy()
                 await self._end(seat)
             else:
@@ -241,6 +245,18 @@ class MysqlBackend:
         finally:
             seat.turn.give()
         return await self.attempt(busy.claim, queue=True)
+
+    async def _is_in_line(self, seat: Seat) -> bool:
+        """Return whether the server still has our session; looked up now and then, over another connection.
+
+        A connection that died without a word, or a server that hangs, would else be waited for without end.
+        """
+        now = self._world.now()
+        if now - seat.heard >= seat.claim.ttl / 4:
+            if not await self._links.lives(seat.link, seat.heard):
+                return False
+            seat.heard = now
+        return True
 
     async def _called(self, seat: Seat) -> Grant | Busy | None:
         """Take in the answer to a wait; None if the lock was ours but is gone again."""
@@ -333,7 +349,7 @@ class MysqlBackend:
     async def _given_back(self, seat: Seat) -> bool | None:
         """Release on the claim's own connection; None if that cannot be told, and the session has to end."""
         ours = False
-        answer = await self._asked(seat, sql.release(seat.key, seat.link.id))
+        answer = await self._asked(seat, sql.release(seat.link.id))
         if isinstance(answer, Ok) and answer.affected:
             ours = True
         elif answer is not NO_ANSWER:
