@@ -191,13 +191,19 @@ class SocketWire:
         """Wait until there is something to read, the end included."""
         if self.has_more():
             return True
-        descriptor = self.fileno()
-        if descriptor < 0:
-            return True
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(descriptor, select.POLLIN)
-        return bool(self._poll.poll(max(0.0, timeout) * 1000))
+        # Whoever closes it meanwhile leaves the descriptor to us: its number could be another's before we wait for it.
+        busy, self._busy = self._busy, True
+        try:
+            if not self.open:
+                return True
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self.fileno(), select.POLLIN)
+            return bool(self._poll.poll(max(0.0, timeout) * 1000))
+        finally:
+            self._busy = busy
+            if not self.open and not busy:
+                self._sock.close()
 
     def take_in(self) -> None:
         """Read what is there and put every answer in its place."""

@@ -35,6 +35,7 @@ SOON = 0.002
 """Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
 HASTY = 0.1
 """Who has no more time than this tries first: a lock that is free is had even if there is no time to wait for it."""
+OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
 IN_LINE = 3600
 """Seconds for which a place in line is asked for at most; then it is asked for again, behind the others."""
 
@@ -89,6 +90,8 @@ class MysqlBackend:
         self._looks = Looks(world, self._links, self._names)
         self._seats: dict[str, Seat] = {}
         self._contended = False
+        self._abandoned: dict[str, None] = {}
+        """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
 
     # ------------------------------------------------------------------ taking it
 
@@ -97,6 +100,8 @@ class MysqlBackend:
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: GET_LOCK has neither readers nor permits", claim.name)
         self._links.check_open()
+        if claim.id in self._abandoned:
+            return await self._overtaken(claim)
         seat = self._seats.get(claim.id)
         if seat is not None:
             outcome = await self._again(seat, queue)
@@ -121,6 +126,9 @@ class MysqlBackend:
         seat = Seat(kept, link, taking, self._world)
         await seat.turn.take(0)
         self._seats[claim.id] = seat
+        if claim.id in self._abandoned:  # looked at after the seat is there: either this or the abandon finds the other
+            self._let_go(seat)
+            return await self._overtaken(claim)
         try:
             asked = taking.at_once()
             if link.ttl != ttl:
@@ -138,6 +146,11 @@ class MysqlBackend:
             return await self._tried(seat, queue, patience)
         finally:
             seat.turn.give()
+
+    async def _overtaken(self, claim: Claim) -> Busy:
+        """Have whoever asks for a claim that was given up wait for the news of it."""
+        await self._world.sleep(OVERTAKEN)
+        return Busy(claim, self._world.now())
 
     async def _tried(self, seat: Seat, queue: bool, patience: float | None) -> Grant | Busy:
         """Take in the answer to a try; line up if it was in vain."""
@@ -277,6 +290,10 @@ class MysqlBackend:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind: the session ends, and with it whatever it has or waits for."""
+        if len(self._abandoned) >= ABANDONED_KEPT:
+            for id in list(self._abandoned)[: ABANDONED_KEPT // 2]:
+                self._abandoned.pop(id, None)
+        self._abandoned[claim.id] = None
         seat = self._seats.get(claim.id)
         if seat is None:
             return
