@@ -220,6 +220,30 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     await other.release(got)
 
 
+async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """A server that stands still holds nobody for ever, and has nothing of those who gave up once it goes on."""
+    server = own_mariadb()
+    url = f"{server.url}?connect_timeout=0.5"
+    locks, other = clients.connect(url), clients.connect(url)
+    lease = await locks.lock("x", ttl=2).acquire()
+    await take(other, "y")
+    async with background(other.lock("x", ttl=2).acquire(60)) as (waiter,):
+        await waiting(locks, "x")
+        server.pause()
+        try:
+            assert await lease.lost.wait(SOON)
+            assert lease.reason is Reason.EXPIRED
+            with pytest.raises(EngineUnavailable):
+                await other.lock("y", ttl=2).try_acquire()
+            with pytest.raises(EngineUnavailable):
+                await asyncio.wait_for(waiter, SOON * 3)
+        finally:
+            server.resume()
+    fresh = clients.connect(server.url)
+    for name in ("x", "y"):
+        assert await take(fresh, name) > lease.token
+
+
 @pytest.mark.parametrize("url", ["mysql://h", "mysql://h/", "mysql://h/a/b", "mysql://u:p@h/d?x=1", "mysql:///d"])
 def test_bad_urls(url: str) -> None:
     """A URL without a host or a database, or with an option that there is not, is refused."""

@@ -266,7 +266,7 @@ class MysqlBackend:
         """
         now = self._world.now()
         if now - seat.heard >= seat.claim.ttl / 4:
-            if not await self._links.lives(seat.link, seat.heard):
+            if not await self._links.lives(seat.link, seat.heard, seat.patience):
                 return False
             seat.heard = now
         return True
@@ -393,7 +393,7 @@ class MysqlBackend:
 
     async def _end(self, seat: Seat) -> None:
         """End a claim together with its session."""
-        await self._links.end(seat.link)
+        await self._links.end(seat.link, seat.patience)
         if self._seats.get(seat.claim.id) is seat:
             del self._seats[seat.claim.id]
 

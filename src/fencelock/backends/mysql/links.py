@@ -200,12 +200,12 @@ class Links:
                 self.check(answer)
         return answers
 
-    async def run(self, *asked: str, check: bool = True) -> list[Any]:
+    async def run(self, *asked: str, check: bool = True, patience: float = LONGEST) -> list[Any]:
         """Ask what may be repeated, on any link."""
         link = await self.take()
         again = link.pooled
         try:
-            return await self.ask(link, asked, LONGEST, check=check)
+            return await self.ask(link, asked, patience, check=check)
         except Unanswered:
             if link.open or not again:
                 raise
@@ -213,7 +213,7 @@ class Links:
             self.give(link)
         link = await self.make(AIDE_TTL)  # the server had hung up on the other
         try:
-            return await self.ask(link, asked, LONGEST, check=check)
+            return await self.ask(link, asked, patience, check=check)
         finally:
             self.give(link)
 
@@ -235,7 +235,7 @@ class Links:
 
     # ------------------------------------------------------------------ sessions, seen from another
 
-    async def lives(self, link: Link, since: float) -> bool:
+    async def lives(self, link: Link, since: float, patience: float) -> bool:
         """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
         while self._census[0] < since:
             if self._counting is not None:
@@ -244,14 +244,14 @@ class Links:
             counting = self._counting = self._world.event()
             try:
                 begun = self._world.now()
-                (found,) = await self.run(sql.SESSIONS)
+                (found,) = await self.run(sql.SESSIONS, patience=patience)
                 self._census = begun, frozenset(int(row[0]) for row in found.rows)
             finally:
                 self._counting = None
                 counting.set()
         return link.id in self._census[1]
 
-    async def end(self, link: Link) -> None:
+    async def end(self, link: Link, patience: float) -> None:
         """End a session for sure, whatever it is doing; when this returns, it holds nothing and waits for nothing."""
         link.close()
         self._all.discard(link)
@@ -260,11 +260,11 @@ class Links:
         for pause in PAUSES:
             if pause:
                 await self._world.sleep(pause)
-            (found,) = await self.run(sql.session(link.id, link.host))
+            (found,) = await self.run(sql.session(link.id, link.host), patience=patience)
             if not found.rows:
                 return
             if pause in (0.0, 0.1):
-                (answer,) = await self.run(sql.kill(link.id), check=False)
+                (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience)
                 if isinstance(answer, ServerError) and answer.code != sql.NO_SUCH_THREAD:
                     self.check(answer)
         raise Unanswered(f"{self.address}: a session that was killed does not end")
