@@ -194,6 +194,20 @@ async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
         await locks.close()
 
 
+async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
+    """A connection that went dead without a word costs no other lease of the same client its renewals."""
+    direct = own_database(mariadb)
+    async with forwarding(mariadb) as path:
+        locks = clients.connect(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2])
+        stuck = await locks.lock("stuck", ttl=6).acquire()
+        path.freeze()
+        short = await locks.lock("short", ttl=2).acquire()
+        assert await stuck.lost.wait(SOON)
+        short.check()
+        await short.release()
+        await locks.close()
+
+
 async def test_frozen_waiter(mariadb: MariaDB, clients: Clients) -> None:
     """A waiter whose connection went dead without a word is not deaf for ever: what it asked for is found to be gone."""
     direct = own_database(mariadb)

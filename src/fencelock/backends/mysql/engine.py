@@ -318,14 +318,15 @@ class MysqlBackend:
                 seat = self._seats.get(grant.claim.id)
                 if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
                     continue
-                if not await seat.turn.take(seat.patience):
+                if not await seat.turn.take(SHORTEST):
                     answers[place] = Renewal.UNKNOWN
                 elif self._seats.get(grant.claim.id) is seat:
                     ours.append((place, seat))
                 else:
                     seat.turn.give()  # released meanwhile
             asked = [(seat.link, seat.link.say([sql.is_mine(seat.key)])[0]) for _, seat in ours]
-            await hear_all(self._world, asked, max((seat.patience for _, seat in ours), default=0.0))
+            # The shortest ttl counts: one connection that is stuck must not cost another its lease.
+            await hear_all(self._world, asked, min((seat.patience for _, seat in ours), default=0.0))
             for (place, seat), (link, reply) in zip(ours, asked, strict=True):
                 if reply.answer is NO_ANSWER and link.open:
                     answers[place] = Renewal.UNKNOWN
