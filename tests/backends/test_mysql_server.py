@@ -174,14 +174,19 @@ async def test_too_many_holders_to_write_down(own_mariadb: Callable[..., MariaDB
         await lease.release()
 
 
-def test_clusters_are_refused() -> None:
-    """A member of a Galera cluster, or of a group with several primaries, is refused: GET_LOCK ends at its door."""
+async def test_galera(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """A member of a Galera cluster is refused at the first connection, before any table is made."""
+    server = own_mariadb(settings={"wsrep-on": "ON", "wsrep-cluster-address": "gcomm://", "binlog-format": "ROW"})
+    with pytest.raises(EngineUnavailable, match="Galera"):
+        await take(clients.connect(server.url), "x")
+    assert server.query("SHOW TABLES") == ""
+
+
+def test_groups_with_several_primaries() -> None:
+    """A group with several primaries is refused, one with a single primary is not: GET_LOCK ends at a member's door."""
     links = Links(BlockingWorld(), Place("h", 1, "u", "p", "d"))
-    links._refuse_clusters({b"wsrep_on": b"OFF"})
     links._refuse_clusters({b"group_replication_group_name": b"", b"group_replication_single_primary_mode": b"OFF"})
     links._refuse_clusters({b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"ON"})
-    with pytest.raises(EngineUnavailable, match="Galera"):
-        links._refuse_clusters({b"wsrep_on": b"ON"})
     with pytest.raises(EngineUnavailable, match="several primaries"):
         links._refuse_clusters(
             {b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"OFF"}
