@@ -69,6 +69,20 @@ async def test_table_that_was_emptied(mariadb: MariaDB, clients: Clients) -> Non
     assert await take(clients.connect(url), "x") > last
 
 
+async def test_another_server(mariadb: MariaDB, clients: Clients) -> None:
+    """A replica that became the server, behind in its data, goes on above the clock and above what was reserved."""
+    url = own_database(mariadb)
+    table = f"{url.rpartition('/')[2]}.fencelock_holders"
+    locks = clients.connect(url)
+    await take(locks, "x")
+    ahead = 8_000_000_000_000_000  # far beyond the clock
+    mariadb.query(f"INSERT INTO {table} VALUES ({ahead}, 99999999, '', '', '', '', 0)")
+    last = await take(locks, "x")
+    mariadb.query(f"UPDATE {table} SET owner = 'elsewhere' WHERE connection = 0")
+    mariadb.query(f"DELETE FROM {table} WHERE connection <> 0; ALTER TABLE {table} AUTO_INCREMENT = 7")
+    assert await take(clients.connect(url), "x") > last > ahead
+
+
 async def test_first_use_by_many(mariadb: MariaDB, clients: Clients) -> None:
     """Clients that meet an empty database at the same moment make its tables together."""
     url = own_database(mariadb)

@@ -159,10 +159,12 @@ class Links:
                 f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
-        if not rows_of(first):  # the server was started anew
-            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], patience)
+        if self.database is None or not rows_of(first):
+            # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
+            floor = 0 if rows_of(first) else int(reserved or 0)
+            _, first = await self.ask(link, [sql.begin(floor), sql.FIRST], patience)
         self._first = int(rows_of(first)[0][0] or 0)
-        self.reserved = max(self.reserved, int(reserved or 0))
+        self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
         warned, self._warned = self._warned, True

@@ -22,7 +22,9 @@ CLUSTER = (
     "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
 )
 VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
-FIRST = "SELECT token FROM fencelock_holders WHERE connection = 0"
+HERE = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
+"""Which server this is: one that was a replica has the lines of another, and perhaps not the last of them."""
+FIRST = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {HERE}"
 COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
@@ -110,10 +112,10 @@ class Taking(NamedTuple):
 
 
 def begin(reserved: int) -> str:
-    """Begin with tokens that are not below the clock, nor below what was ever granted."""
+    """Go on with tokens that are not below the clock, nor below what was ever granted; they never go back."""
     return (
-        f"INSERT IGNORE INTO fencelock_holders (token, {COLUMNS[1:]} "
-        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', '', 0)"
+        f"REPLACE INTO fencelock_holders (token, {COLUMNS[1:]} "
+        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {HERE}, 0)"
     )
 
 
