@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from fencelock.backends.mysql.packets import QUIT, query
@@ -27,7 +27,7 @@ class Turn:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._mutex = Lock()
+        self._mutex = RLock()  # a signal handler that releases may interrupt whoever has it
         self._busy = False
         self._line: deque[Event] = deque()
 
