@@ -20,7 +20,7 @@ demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
 test: $(STAMP)  ## all tests, on real engines that they start themselves
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(STAMP)  ## ruff and strict mypy
 	$(BIN)/ruff check .

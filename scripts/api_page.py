@@ -31,6 +31,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "LeaseLost",
         "StaleToken",
         "EngineUnavailable",
+        "Unanswered",
         "GuaranteeUnavailable",
         "LimitMismatch",
         "InvalidName",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LockTimeout,
         MissingDependency,
         StaleToken,
+        Unanswered,
     )
     from fencelock.facade.sync import Lease, Lock, Locks, Lost, connect
     from fencelock.model import Holder, Reason, Snapshot, Strength, Traits, Waiter
@@ -54,6 +55,7 @@ __all__ = [
     "StaleToken",
     "Strength",
     "Traits",
+    "Unanswered",
     "Waiter",
     "connect",
 ]

@@ -246,6 +246,8 @@ def interrupt(*_):
         raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, interrupt)
+with locks.raw.lock('x', ttl=pace(0.25)):
+    pass  # connected: where that takes longer than the time between two interrupts, nobody would ever be
 """
     )
     async with background(

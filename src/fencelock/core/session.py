@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import inf
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 H = TypeVar("H")
@@ -44,7 +44,7 @@ class Session(Generic[H]):
         self._ends: dict[str, float] = {}
         self._first_end = inf
         """No claim is over before this: most looks are spared going through them all."""
-        self._mutex = Lock()
+        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
 
     def alive(self, now: float) -> bool:
         """Return whether the engine must still have it."""

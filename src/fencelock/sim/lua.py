@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from typing import Any
 
@@ -156,6 +156,7 @@ def lua() -> Lua:
     return Lua()
 
 
+@lru_cache(64)
 def digest(text: bytes) -> str:
     """Return the name under which Redis remembers a script."""
     return sha1(text, usedforsecurity=False).hexdigest()

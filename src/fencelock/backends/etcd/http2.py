@@ -243,16 +243,18 @@ class Connection:
         """Return what there is room for now, of the streams that wait."""
         out = []
         waiting: deque[Unsent] = deque()
-        while self._unsent:
+        blocked: set[Stream] = set()
+        while self._unsent and self._window > 0:
             item = self._unsent.popleft()
             stream, data, end = item
-            if any(other.stream is stream for other in waiting):
+            if stream in blocked:
                 waiting.append(item)
                 continue
             while True:
                 size = min(len(data), self._max_frame, max(0, self._window), max(0, stream._window))
                 if not size and data:
                     waiting.append(Unsent(stream, data, end))
+                    blocked.add(stream)
                     break
                 part, data = data[:size], data[size:]
                 self._window -= size
@@ -260,7 +262,7 @@ class Connection:
                 out.append(_frame(DATA, END_STREAM if end and not data else 0, stream.id, part))
                 if not data:
                     break
-        self._unsent = waiting
+        self._unsent.extendleft(reversed(waiting))
         while self._unopened and len(self.streams) < self._max_streams and not self._unsent:
             out.append(self._open(*self._unopened.popleft()))
         return b"".join(out)
