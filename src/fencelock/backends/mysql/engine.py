@@ -274,7 +274,14 @@ class MysqlBackend:
     async def _called(self, seat: Seat) -> Grant | Busy | None:
         """Take in the answer to a wait; None if the lock was ours but is gone again."""
         said = seat.replies[0].answer
-        if await self._minted(seat):
+        try:
+            token = await self._minted(seat)
+        except Unanswered:
+            if seat.link.open:
+                raise
+            await self._end(seat)  # the session has ended since it was let in: we were stopped for longer than the ttl
+            return None
+        if token:
             # The server counts from when it let us have the lock, which may have been long before we came to see it.
             waited = self._world.now() - seat.sent
             self._contended = waited > SOON
