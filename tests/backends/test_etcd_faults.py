@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +78,29 @@ async def test_restored_from_a_backup(
     (status,) = await backend.health()  # type: ignore[attr-defined]
     assert status.version.startswith("3.")
     assert status.leader
+
+
+async def test_rolled_back(own_etcd: Callable[..., Etcd], clients: Clients, tmp_path: Path) -> None:
+    """When etcd comes back with the data of a while ago, in which the session is but not the claim, the holder is told."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    keep = await locks.lock("keep", ttl=9).acquire()
+    server.kill()
+    shutil.copytree(server.data, tmp_path / "backup")
+    server.start()
+    await keep.renew()
+    for _ in range(5):
+        await take(locks, "y")
+    lease = await locks.lock("x", ttl=9).acquire()
+    server.kill()
+    shutil.rmtree(server.data)
+    shutil.copytree(tmp_path / "backup", server.data)
+    server.start()
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+    assert await keep.lost.wait(timeout=SOON)
+    assert await take(locks, "x") > lease.token
+    assert await take(clients.connect(server.url), "x") > lease.token, "what others get begins above it as well"
 
 
 async def test_compaction_while_watching(
@@ -250,3 +276,34 @@ async def test_unknown_layout(etcd1: Etcd, clients: Clients) -> None:
     with pytest.raises(EngineUnavailable, match=r"another release of fencelock \(layout '7', this one has 1\)"):
         await clients.connect(url).lock("x").acquire()
     assert etcd1.get(key) == "7 whatever"
+
+
+async def test_server_that_hangs(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Who has half a second is told about a server that hangs long before a third of the ttl has passed."""
+    server = own_etcd()
+    warm, cold = clients.connect(server.url), clients.connect(server.url)
+    await take(warm, "x")
+    server.pause()
+    try:
+        for locks in (warm, cold):
+            async with asyncio.timeout(8):
+                with pytest.raises(EngineUnavailable):
+                    await locks.lock("x", ttl=90).acquire(0.5)
+    finally:
+        server.resume()
+
+
+async def test_key_that_is_no_text(etcd1: Etcd, clients: Clients) -> None:
+    """A key that somebody else has put among the claims is in the way, and can be seen and released by force."""
+    url = own_prefix(etcd1.url)
+    prefix = "/" + url.rpartition("/")[2]
+    locks = clients.connect(url)
+    await take(locks, "x")
+    key = base64.b64encode(prefix.encode() + b"/fencelock/claims/x/\xff\xfe").decode()
+    etcd1.call("/v3/kv/put", {"key": key, "value": base64.b64encode(b"\xff").decode()})
+    with pytest.raises(LockTimeout):
+        await locks.lock("x", ttl=3).acquire(0.3)
+    assert len((await locks.inspect("x")).holders) == 1
+    assert [name async for name in locks.names()] == ["x"]
+    assert await locks.force_release("x", reason="test") == 1
+    await take(locks, "x")

@@ -11,7 +11,23 @@ import h2.events
 import h2.settings
 import pytest
 
-from fencelock.backends.etcd.http2 import REFUSED, Connection, Frame, Frames, Stream, block, message
+from fencelock.backends.etcd.http2 import (
+    DATA,
+    END_HEADERS,
+    GOAWAY,
+    PADDED,
+    REFUSED,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Connection,
+    Frame,
+    Frames,
+    Stream,
+    block,
+    message,
+)
+from fencelock.backends.etcd.http2 import HEADERS as HEADERS_FRAME
 
 HEADERS = block(
     ((":method", "POST"), (":scheme", "http"), (":path", "/a/B"), (":authority", "h" * 300), ("te", "trailers"))
@@ -201,3 +217,23 @@ def test_what_no_server_says(data: bytes) -> None:
     with pytest.raises(ValueError):
         while isinstance(frame := frames.gets(), Frame):
             ours.take(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(RST_STREAM, 0, 1, b"abc"),
+        Frame(GOAWAY, 0, 0, b"ab"),
+        Frame(WINDOW_UPDATE, 0, 0, b"a"),
+        Frame(SETTINGS, 0, 0, b"abcde"),
+        Frame(DATA, PADDED, 1, b""),
+        Frame(DATA, PADDED, 1, b"\x09abc"),
+        Frame(HEADERS_FRAME, PADDED | END_HEADERS, 1, b""),
+    ],
+)
+def test_frames_that_break_off(frame: Frame) -> None:
+    """A frame that is shorter than it must be is an error that closes the wire."""
+    ours = Connection()
+    ours.open(Stream(lambda: None), HEADERS, b"", end=True)
+    with pytest.raises(ValueError, match=r"HTTP/2"):
+        ours.take(frame)

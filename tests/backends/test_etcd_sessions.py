@@ -46,9 +46,10 @@ async def test_ten_thousand_held_are_one_keep_alive(own_etcd: Callable[..., Etcd
     answers = await client_of(locks).backend.renew([core_of(lease)._grant for lease in held])
     assert answers == [Renewal.RENEWED] * 10_000
     assert messages(server, "LeaseKeepAlive") - before <= 2  # the keeper may come by meanwhile
-    await locks.close()
+    await client_of(locks).backend.close()  # at once: closing the client would give back one after the other first
     assert leases(server) == []
     assert keys(server, "/fencelock/claims/") == []
+    await locks.close()
 
 
 async def test_uncontended_pair_is_two_requests(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
@@ -226,6 +227,44 @@ async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Pro
         await asyncio.sleep(0.05)
         assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
     assert await backend.release(warm) is True
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+async def test_straggler_after_more_than_a_ttl(
+    etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients, abandoned: bool
+) -> None:
+    """An attempt that arrives when its ttl is long over takes nothing, though its session lives on with other claims."""
+    way = proxy(etcd1)
+    near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
+    prefix = prefix_of(near)
+    backend = clients.on(near).backend()
+    assert isinstance(backend, EtcdBackend)
+    backend._links._at = 0  # by the proxy
+    warm = await backend.attempt(Claim("warm", 2), queue=True)
+    assert isinstance(warm, Grant)
+    claim = Claim("x", 2)
+    way.cut("to_server")
+    with pytest.raises(Unanswered):
+        await backend.attempt(claim, queue=True)
+    if abandoned:
+        await backend.abandon(claim)
+    for _ in range(10):
+        await asyncio.sleep(0.5)
+        assert await backend.renew([warm]) == [Renewal.RENEWED]
+    way.heal()
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
+    other = await backend.attempt(Claim("y", 2), queue=True)
+    assert isinstance(other, Grant)
+    assert other.handle.session is not warm.handle.session, "nothing more is to keep that session alive"
+    assert await backend.release(warm) is True
+    assert await backend.release(other) is True
+
+    async def gone() -> bool:
+        return not keys(etcd1, f"{prefix}fencelock/tombs/")
+
+    await eventually(gone, "the tombstone goes with its session")
 
 
 async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: Clients) -> None:

@@ -52,6 +52,17 @@ def test_urls_that_are_refused(url: str) -> None:
         fencelock.connect(url)
 
 
+@pytest.mark.parametrize("scheme", ["etcd", "etcds"])
+def test_half_a_password_is_not_quoted(scheme: str) -> None:
+    """A password with a question mark that was not escaped is no option whose name may be shown."""
+    with pytest.raises(InvalidURL) as caught:
+        fencelock.connect(f"{scheme}://h:1234?S3cr3tWord=@h")
+    assert "S3cr3t" not in str(caught.value)
+    with pytest.raises(InvalidURL) as caught:
+        fencelock.connect(f"{scheme}://user:1234?S3cr3tWord=@h")
+    assert "S3cr3t" not in str(caught.value)
+
+
 @pytest.fixture
 def guarded(own_etcd: Callable[..., Etcd]) -> Etcd:
     """An etcd with users, whose tokens run out after two seconds."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from fencelock import EngineUnavailable
 from fencelock.core.backend import Backend
 from fencelock.model import Busy, Claim, Grant, Reason
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, own_prefix
+from tests.contract.colours import client_of
 from tests.contract.subject import SOON, Subject, background, eventually, waiting
 from tests.engines.etcd import Etcd
+from tests.engines.proxy import Proxy
 
 WAITERS = 200
 
@@ -159,3 +163,89 @@ async def _grant(backend: Backend, limit: int) -> Grant:
     grant = await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True)
     assert isinstance(grant, Grant)
     return grant
+
+
+async def test_given_back_while_cut_off(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """Who gives back a lease while the connection is down does not end the watch of another one when it is up again."""
+    way = proxy(etcd1)
+    near = own_prefix(way.url)
+    locks, other = clients.connect(near), clients.connect(etcd1.url + "/" + near.rpartition("/")[2])
+    first = await locks.lock("first", ttl=6).acquire()
+    await asyncio.sleep(0.3)
+    held = [await locks.lock(name, ttl=30).acquire() for name in ("a", "b", "c")]
+    await asyncio.sleep(0.3)
+    way.refuse()
+    way.cut("both")
+    with pytest.raises(EngineUnavailable):
+        await first.release()
+    way.disconnect()
+    way.heal()
+    await asyncio.sleep(1)
+    for lease in held:
+        assert await other.force_release(lease.name, reason="test") == 1
+    for lease in held:
+        assert await lease.lost.wait(timeout=SOON), f"{lease.name} was not watched any more"
+        assert lease.reason is Reason.GONE
+
+
+async def test_watch_on_a_dead_link(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """A connection that says nothing any more is noticed, and what is held is watched anew over another one."""
+    way = proxy(etcd1)
+    prefix = own_prefix(etcd1.url).rpartition("/")[2]
+    subject = clients.on(f"etcd://{way.address},{etcd1.address}/{prefix}")
+    locks, other = subject.connect(), clients.connect(f"{etcd1.url}/{prefix}")
+    backend: Any = client_of(locks).backend
+    links = backend._links
+    links._at = 0
+    lease = await locks.lock("x", ttl=3).acquire()
+
+    async def watched() -> bool:
+        return any(link.watches._watchers for link in links._all)
+
+    await eventually(watched, "nothing is watched")
+    way.cut("both")
+    links._at = 1
+    if clients.colour == "blocking":
+        for link in [link for link in links._idle if link.member == 0]:
+            link.retired = True  # renewals go on elsewhere, and only the watch is on the link that is dead
+    assert await other.force_release("x", reason="test") == 1
+    assert await lease.lost.wait(timeout=SOON)
+    assert lease.reason is Reason.GONE
+
+
+async def test_watches_end_with_what_is_held(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """Nothing is watched for a claim that somebody deleted, or that was given back just when its watch began."""
+    server = own_etcd()
+    locks = clients.connect(server.url)
+    keep = await locks.lock("keep", ttl=30).acquire()
+
+    async def brief(number: int) -> None:
+        async with locks.lock(f"n{number}", ttl=30):
+            await asyncio.sleep(0.09 + number % 20 / 1000)
+
+    for _ in range(5):
+        await asyncio.gather(*(brief(number) for number in range(40)))
+    for number in range(10):
+        lease = await locks.lock(f"f{number}", ttl=30).acquire()
+        await asyncio.sleep(0.15)
+        await locks.force_release(lease.name, reason="test")
+        assert await lease.lost.wait(timeout=SOON)
+    backend: Any = client_of(locks).backend
+
+    async def few() -> bool:
+        return sum(len(link.watches._watchers) for link in backend._links._all) <= 2
+
+    await eventually(few, "watches are left behind")
+    await keep.release()
+
+
+async def test_watches_of_two_links(etcd1: Etcd, clients: Clients) -> None:
+    """To end a watch that was begun on another link ends nothing, though both have the same number."""
+    backend: Any = clients.on(own_prefix(etcd1.url)).backend()
+    old, new = await backend._links.visit(0), await backend._links.visit(0)
+    one, other = (link.watches.begin(b"key", b"", 0, lambda: None) for link in (old, new))
+    assert one.id == other.id
+    new.watches.end(one)
+    assert list(new.watches._watchers.values()) == [other]
+    for link in (old, new):
+        backend._links.leave(link)

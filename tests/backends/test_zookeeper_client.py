@@ -149,6 +149,17 @@ async def test_idle_session_is_given_back(
     assert await take(locks, "x") > before
 
 
+async def test_node_without_content(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A node that somebody made by hand stands in line like any other: whoever looks sees it, and may remove it."""
+    locks = clients.connect(chroot(zookeeper1))
+    await take(locks, "x")
+    with bare(zookeeper1) as kazoo:
+        kazoo.create(f"{backend_of(locks)._paths.of('x')}/x-abc-0000000009", b"")
+        (holder,) = (await locks.inspect("x")).holders
+        assert (holder.owner, holder.expires_in) == ("", 0)
+        assert await locks.force_release("x", reason="test") == 1
+
+
 EXIT = """
 import sys, threading, fencelock
 locks = fencelock.connect(sys.argv[1])

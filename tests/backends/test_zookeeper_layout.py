@@ -9,7 +9,18 @@ import pytest
 
 from fencelock import EngineUnavailable, InvalidURL
 from fencelock.backends.zookeeper.address import parse
-from fencelock.backends.zookeeper.layout import Layout, ancestors, escape, in_order, prefix, read, unescape, written
+from fencelock.backends.zookeeper.layout import (
+    Layout,
+    ancestors,
+    escape,
+    in_order,
+    prefix,
+    read,
+    said,
+    tell,
+    unescape,
+    written,
+)
 from fencelock.backends.zookeeper.signs import BEAT, SHARE, Signs
 from fencelock.model import TOKEN_MAX, Claim
 
@@ -74,9 +85,16 @@ def test_tokens_that_no_longer_fit_are_refused() -> None:
 def test_layout_of_another_version_is_refused() -> None:
     """Two releases in one fleet never disagree."""
     assert read(written(5), 7, "/ns/layout") == Layout(5, 7)
-    for content in (b"2 5", b"", b"1", b"1 x", b"\xff\xfe"):
+    for content in (b"2 5", b"", b"1", b"1 x", "1 ²".encode(), b"1 " + b"9" * 5000, b"\xff\xfe"):
         with pytest.raises(EngineUnavailable, match="/ns/layout"):
             read(content, 7, "/ns/layout")
+
+
+def test_nodes_that_somebody_else_wrote() -> None:
+    """Whatever stands in a claim's node, whoever looks is told what can be read of it."""
+    assert said(tell(2.5, "me & you")) == (2.5, "me & you")
+    assert said(b"") == (0.0, "")
+    assert said(b"\xff you") == (0.0, "you")
 
 
 # ---------------------------------------------------------------------- signs of life
@@ -183,7 +201,9 @@ def test_tls_url(tmp_path: Path) -> None:
         ("zookeeper://:pw@a", "a user and a password"),
         ("zookeeper://a/../b", "chroot"),
         ("zookeeper://a/b//c", "chroot"),
-        ("zookeeper://a?nosuch=1", "nosuch"),
+        ("zookeeper://a?nosuch=1", "an option that is not known"),
+        ("zookeeper://me:1234?s3cr3t@h:1", "an option that is not known"),
+        ("zookeeper://me:1234?s3cr3t=@h:1", "an option that is not known"),
         ("zookeeper://a?ca=x", "zookeepers://"),
         ("zookeepers://a?ca=/no/such/file", "names no file"),
         ("zookeepers://a?cert=/dev/null", "names no file"),

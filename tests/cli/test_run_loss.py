@@ -50,14 +50,14 @@ def last_beats(cli: Cli) -> dict[str, float]:
 def test_dead_before_the_deadline(cli: Cli) -> None:
     """When renewals get no answer, a command that ignores SIGTERM is dead, with all that it forked, before the deadline."""
     cli.script("beats.py", BEATS)
-    process = cli.hold("x", "--ttl", "1.5", command="exec python3 beats.py")
+    process = cli.hold("x", "--ttl", "3", command="exec python3 beats.py")
     eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
     successor = cli.start("run", "x", "--ttl", "20", "--", "sh", "-c", "cat /proc/uptime")
     eventually(lambda: cli.json("show", "x")["waiters"])
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         end = deadline(cli, "x")
-        _, err = process.communicate(timeout=5)
+        _, err = process.communicate(timeout=10)
         assert boottime() < end, "fencelock itself should be done in time as well"
         assert session_members(process.pid) == []
         other.execute("ROLLBACK")

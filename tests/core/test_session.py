@@ -39,6 +39,29 @@ def test_answers_overtake_each_other() -> None:
     assert not session.alive(115)
 
 
+def test_renewals_overtake_each_other() -> None:
+    """An earlier renewal that is answered later never shortens what a lease was given."""
+    session = Session("handle", ttl=10, since=100)
+    session.keep("a", 105, 10)
+    session.keep("a", 103, 10)
+    assert session.end_of("a") == 115
+    assert session.over(114) == []
+    session.let_go("a")
+    session.keep("a", 101, 10)  # made anew
+    assert session.end_of("a") == 111
+
+
+def test_claim_that_is_given_up() -> None:
+    """A claim that is given up is over at once, whatever it was kept for; the others stay."""
+    session = Session("handle", ttl=10, since=100)
+    session.keep("a", 100, 10)
+    session.keep("b", 100, 10)
+    session.give_up("a")
+    assert session.over(100) == ["a"]
+    session.let_go("a")
+    assert session.over(100) == []
+
+
 def test_ended() -> None:
     """A session that the engine has ended is not alive, whatever the clock says."""
     session = Session("handle", ttl=10, since=100)

@@ -46,7 +46,8 @@ class MariaDB(Server):
         template.run(installer, *words, *self._options(), folder=self.folder)
 
     def _options(self) -> list[str]:
-        settings = {**SMALL, "innodb-flush-method": "fsync", **self.settings}
+        # A folder of its own for temporary tables: in a shared one two servers could remove each other's.
+        settings = {**SMALL, "innodb-flush-method": "fsync", "tmpdir": str(self.folder), **self.settings}
         # Asked for by name, because MariaDB would otherwise refuse to run as root.
         user = ["--user=root"] if os.geteuid() == 0 else []
         return [*user, *(f"--{name}={value}" for name, value in settings.items())]

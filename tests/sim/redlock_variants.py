@@ -63,8 +63,8 @@ def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the last answer came."""
     attempt = RedlockBackend.attempt
 
-    async def late(self: RedlockBackend, claim: Claim, *, queue: bool) -> Grant | Busy:
-        return (await attempt(self, claim, queue=queue))._replace(since=self._world.now())
+    async def late(self: RedlockBackend, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._world.now())
 
     with patch.object(RedlockBackend, "attempt", late):
         yield

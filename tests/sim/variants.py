@@ -27,7 +27,7 @@ from fencelock.sim.engine import SimBackend
 from fencelock.sim.resource import Resource
 from fencelock.sim.task import Cancelled
 
-Undo = Callable[[World, Backend, Claim], Coroutine[Any, Any, None]]
+Undo = Callable[..., Coroutine[Any, Any, None]]
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the answer came, as if it had taken no time."""
     attempt = MemoryBackend.attempt
 
-    async def late(self: MemoryBackend, claim: Claim, *, queue: bool) -> Grant | Busy:
-        return (await attempt(self, claim, queue=queue))._replace(since=self._world.now())
+    async def late(self: MemoryBackend, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._world.now())
 
     with patch.object(MemoryBackend, "attempt", late):
         yield
@@ -97,9 +97,9 @@ def cancel_without_abandon() -> Iterator[None]:
 
 
 def _unless_cancelled(undo: Undo) -> Undo:
-    async def forgetful(world: World, backend: Backend, claim: Claim) -> None:
+    async def forgetful(world: World, backend: Backend, claim: Claim, *seconds: float) -> None:
         if not isinstance(sys.exc_info()[1], Cancelled):
-            await undo(world, backend, claim)
+            await undo(world, backend, claim, *seconds)
 
     return forgetful
 

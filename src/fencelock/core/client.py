@@ -63,8 +63,8 @@ class Client(Generic[L]):
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
                 return None
-            lease = self._make_lease(self, grant, renew, max_hold)
             try:
+                lease = self._make_lease(self, grant, renew, max_hold)
                 self.keeper.add(lease)
                 if self.closed:
                     lease._lose(Reason.CLOSED)

@@ -51,11 +51,19 @@ class Session(Generic[H]):
         return not self.ended and now < self.since + self.ttl
 
     def keep(self, id: str, since: float, ttl: float) -> None:
-        """Note that a claim hangs on the session, and is over unless it is kept again within its ttl."""
+        """Note that a claim hangs on the session, and is over unless it is kept again within its ttl.
+
+        Renewals may overtake each other: an earlier one never shortens what a later one has given.
+        """
         with self._mutex:
-            self._ends[id] = end = since + ttl
+            self._ends[id] = end = max(since + ttl, self._ends.get(id, -inf))
             if end < self._first_end:
                 self._first_end = end
+
+    def give_up(self, id: str) -> None:
+        """Have a claim be over now, however long it was kept for: it goes before the next sign of life."""
+        with self._mutex:
+            self._ends[id] = self._first_end = -inf
 
     def let_go(self, id: str) -> None:
         """Forget a claim that is no longer on the engine."""

@@ -19,6 +19,10 @@ class EtcdDialer:
         self.tls = host.tls is not None
         self._host = host
 
+    def within(self, seconds: float) -> EtcdDialer:
+        """Return one that takes no longer than this."""
+        return self if seconds >= self._host.seconds else EtcdDialer(self._host._replace(seconds=seconds))
+
     def dial(self, reach: Callable[[Host], Any]) -> Any:
         """Connect."""
         try:

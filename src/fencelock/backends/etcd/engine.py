@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.held import Held
 from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
-from fencelock.backends.etcd.line import Line, Seat
+from fencelock.backends.etcd.line import REFUSED_PAUSE, Line, Seat
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
 from fencelock.backends.etcd.looks import Looks
@@ -18,6 +19,7 @@ from fencelock.backends.etcd.messages import Header, Pair, Status
 from fencelock.backends.etcd.place import Place
 from fencelock.backends.etcd.records import EtcdRecords
 from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
+from fencelock.core.backend import GRACE
 from fencelock.core.clock import wall_us
 from fencelock.core.world import World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered
@@ -44,6 +46,9 @@ TRAITS = Traits(
     ttl_min=1.0,
 )
 
+SHORTEST_LEFT = 0.05
+"""Seconds that the last question gets when the time is over: it may have an answer at once."""
+
 A = TypeVar("A", bound=tuple[Any, ...])
 """What an answer is read as: its header comes first."""
 
@@ -55,22 +60,40 @@ class Hold(NamedTuple):
     key: str
 
 
+class Limit:
+    """How long an attempt may take. Each of its questions has a third of the ttl; who has less time, that for all."""
+
+    def __init__(self, world: World, ttl: float, within: float | None) -> None:
+        self._world = world
+        self._each = patience(ttl)
+        self._until = inf if within is None else world.now() + max(within, GRACE)
+
+    @property
+    def left(self) -> float:
+        """Seconds for the next question."""
+        return max(SHORTEST_LEFT, min(self._each, self._until - self._world.now()))
+
+
 class EtcdBackend:
     """`fencelock.core.backend.Watchful` on etcd."""
 
     traits = TRAITS
 
     def __init__(self, world: World, place: Place, namespace: str) -> None:
-        self.facts = Facts()
+        self.facts = Facts(self._past_changed)
         self._world = world
         self._layout = Layout(place.prefix, namespace)
         self._links = Links(world, place)
-        self._sessions = Sessions(world, self._links, self.facts, self._layout.about, self._session_ended, self._purged)
-        self._held = Held(world, self._links, self._tell)
+        self._sessions = Sessions(
+            world, self._links, self.facts, self._layout.about, self._session_ended, self._purged, self._tomb
+        )
+        self._held = Held(world, self._links, self._layout.about, self._tell)
         self._line = Line(world, self._links, self._sessions, self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
         self.records = EtcdRecords(self._layout, self._ask, self._read_about)
         self._about: About | None = None
+        self._outdated: About | None = None
+        """What was true of the namespace before etcd's past was changed: tokens from there on may have been given before."""
         self._doubt: dict[str, Lease] = {}
         """Attempts that were sent and not answered: they may still arrive."""
         self._holds: dict[str, Hold] = {}
@@ -82,19 +105,34 @@ class EtcdBackend:
 
     # ------------------------------------------------------------------ taking it
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
         key = self._layout.queue(claim.name) + claim.id
+        limit = Limit(self._world, claim.ttl, patience)
         while True:
             self._check_open()
-            session = self._sessions.current(claim.ttl) or await self._sessions.make(claim.ttl)
-            about = self._about or await self._read_about()
-            await self._sessions.purge_all()
-            outcome = await self._claim(claim, key, queue, session, about)
+            session = self._session_of(key) or self._sessions.current(claim.ttl)
+            if session is None:
+                session = await self._sessions.make(claim.ttl, limit.left)
+            about = self._about or await self._read_about(limit.left)
+            await self._sessions.purge_all(limit.left)
+            self._check_open()  # a session that was made while close() ended the others is ended by nobody
+            outcome = await self._claim(claim, key, queue, session, about, limit)
             if outcome is not None:
                 return outcome
 
-    async def _claim(self, claim: Claim, key: str, queue: bool, session: Lease, about: About) -> Grant | Busy | None:
+    def _session_of(self, key: str) -> Lease | None:
+        """Return the session of an attempt that got no answer: whatever arrives of it then hangs on one session only."""
+        session = self._doubt.get(key)
+        now = self._world.now()
+        if session is None or not session.alive(now):
+            return None
+        session.keep(key, now, session.ttl)
+        return session
+
+    async def _claim(
+        self, claim: Claim, key: str, queue: bool, session: Lease, about: About, limit: Limit
+    ) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
         encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
         prefix = encoded[: -len(claim.id)]
@@ -113,7 +151,7 @@ class EtcdBackend:
         doubtful = key in self._doubt
         self._doubt[key] = session
         try:
-            answer, tries = await self._ask_alive(session, m.TXN, body, m.read_txn)
+            answer, tries = await self._ask_alive(session, m.TXN, body, m.read_txn, limit)
         except Unanswered:
             raise
         except (Refused, EngineUnavailable) as error:
@@ -136,16 +174,19 @@ class EtcdBackend:
                 session.let_go(key)
                 return None
             if not own:
+                if key in self._doubt:
+                    await self.abandon(claim)  # an earlier try may still arrive
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if own[0].lease != session.handle:
                 session.let_go(key)
                 if self._sessions.given_up(own[0].lease):
-                    await self._delete(key)  # it hangs on a session that is over by our clock, if not by etcd's
+                    # It hangs on a session that is over by our clock, if not by etcd's.
+                    await self._delete(key, limit.left)
                     return None
                 session = self._sessions.adopt(own[0].lease, session.ttl)
             revision = own[0].created
-            header, line_up = await self._look_up(claim, revision, session, renew=True)
+            header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
             answer = answer._replace(header=header)
         outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
         if isinstance(outcome, Busy) and not queue:
@@ -157,7 +198,7 @@ class EtcdBackend:
         session.let_go(key)
 
     async def _look_up(
-        self, claim: Claim, revision: int, session: Lease, *, renew: bool = False
+        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False
     ) -> tuple[Header, list[Pair]]:
         """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
         prefix = self._layout.queue(claim.name).encode()
@@ -166,7 +207,7 @@ class EtcdBackend:
         else:
             body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
         try:
-            (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, renew)
+            (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, limit, renew)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
         return header, found.pairs
@@ -190,12 +231,18 @@ class EtcdBackend:
         session.keep(key, self._world.now(), session.ttl)
         if isinstance(verdict, Admitted):
             self._holds[claim.id] = hold = Hold(session, key)
-            self._held.add(key, claim.id, revision)
+            self._held.add(key, claim.id, revision, session.ttl)
             return Grant(claim, self._about.token(revision), session.since, hold, straggler=key in self._doubt)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 
     async def _ask_alive(
-        self, session: Lease, method: str, body: bytes, read: Callable[[bytes], A], renew: bool = False
+        self,
+        session: Lease,
+        method: str,
+        body: bytes,
+        read: Callable[[bytes], A],
+        limit: Limit,
+        renew: bool = False,
     ) -> tuple[A, int]:
         """Ask for a majority's answer, along with a sign of life if the last one is some time ago.
 
@@ -223,19 +270,25 @@ class EtcdBackend:
                 pass  # then the session is as old as it was
             return answer
 
-        answer = await self._links.run(work, patience(session.ttl))
+        answer = await self._links.run(work, limit.left)
         self.facts.take(answer[0], floor)
         return answer, tries
 
-    async def _read_about(self) -> About:
+    async def _read_about(self, seconds: float = LONGEST) -> About:
         """Return what is true of the namespace; write it down if nobody has."""
         key = self._layout.about
+        if (old := self._outdated) is not None:
+            # The clock has gone on, so that tokens which begin there have not been given before.
+            body = m.txn([m.created(key, m.EQUAL, old.revision)], [m.do_delete(key)])
+            m.read_txn(await self._ask(m.TXN, body, seconds))
+            if self._outdated is old:
+                self._outdated = None
         body = m.txn(
             [m.absent(key)],
             [m.do_put(m.put(key, about(wall_us()), 0)), m.do_range(m.find(key))],
             [m.do_range(m.find(key))],
         )
-        answer = m.read_txn(await self._ask(m.TXN, body))
+        answer = m.read_txn(await self._ask(m.TXN, body, seconds))
         self._about = found = read_about(answer.found(-1)[0], self._links.address)
         return found
 
@@ -244,44 +297,55 @@ class EtcdBackend:
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Watch whom we wait for; look again in the end."""
         claim, seat = busy.claim, busy.handle
-        if not isinstance(seat, Seat) or not seat.session.alive(self._world.now()):
-            return await self.attempt(claim, queue=True)
-        seat.session.keep(seat.key, self._world.now(), seat.session.ttl)
-        look = partial(self._look, claim, seat)
-        return await self._line.watch(seat, timeout, look) or await look() or await self.attempt(claim, queue=True)
+        now = self._world.now()
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        within = None if timeout >= claim.ttl / 3 else 0.0
+        if not isinstance(seat, Seat):
+            await self._world.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
+        if not isinstance(seat, Seat) or not seat.session.alive(now):
+            return await self.attempt(claim, queue=True, patience=within)
+        seat.session.keep(seat.key, now, seat.session.ttl)
+        look = partial(self._look, claim, seat, within)
+        outcome = await self._line.watch(seat, timeout, look) or await look()
+        return outcome or await self.attempt(claim, queue=True, patience=within)
 
-    async def _look(self, claim: Claim, seat: Seat) -> Grant | Busy | None:
+    async def _look(self, claim: Claim, seat: Seat, within: float | None) -> Grant | Busy | None:
         """Look where we are in line; None if we are no longer in it."""
         self._check_open()
+        limit = Limit(self._world, claim.ttl, within)
         now = self._world.now()
         if not seat.session.alive(now):
             return None
         seat.session.keep(seat.key, now, seat.session.ttl)
-        await self._sessions.purge_all()
-        header, line_up = await self._look_up(claim, seat.revision, seat.session)
+        await self._sessions.purge_all(limit.left)
+        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         key = self._layout.queue(claim.name) + claim.id
         self._drop(claim.id, key)
+        limit = Limit(self._world, claim.ttl, GRACE)
         session = self._doubt.get(key)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
+            self._sessions.retire(session)
             tomb = self._layout.tomb(claim.id)
-            session.keep(tomb, self._world.now(), session.ttl)
             body = m.txn([], [m.do_delete(key.encode()), m.do_put(m.put(tomb.encode(), b"", session.handle))])
             try:
-                m.read_txn(await self._links.ask(m.TXN, body, patience(claim.ttl)))
+                m.read_txn(await self._links.ask(m.TXN, body, limit.left))
             except Refused as refusal:
-                session.let_go(tomb)
                 if not refusal.no_lease:
                     raise refusal.told(self._links.address) from refusal
-                await self._delete(key, patience(claim.ttl))
+                await self._delete(key, limit.left)
             self._settled(key, session)
         else:
-            await self._delete(key, patience(claim.ttl))
+            await self._delete(key, limit.left)
             self._doubt.pop(key, None)
+
+    def _tomb(self, key: str) -> bytes | None:
+        """Return where a claim's tombstone has to stand, if it may still be on its way."""
+        return self._layout.tomb(key.rpartition("/")[2]).encode() if key in self._doubt else None
 
     # ------------------------------------------------------------------ keeping it, giving it back
 
@@ -331,6 +395,11 @@ class EtcdBackend:
             if hold.session is session:
                 self._held.drop(hold.key)
                 self._tell(id)
+
+    def _past_changed(self) -> None:
+        """Take in that etcd has gone back in time, or is another one: whoever holds something is told that it is gone."""
+        self._outdated, self._about = self._about or self._outdated, None
+        self._sessions.end_all()
 
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from fencelock.backends.etcd.messages import Header
 
@@ -12,7 +13,9 @@ NOTES_KEPT = 100
 class Facts:
     """The cluster as its answers show it. One per client, and the only place that looks at headers."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_changed: Callable[[], None]) -> None:
+        self._on_changed = on_changed
+        """Called when the cluster's past is not what it was."""
         self.cluster = 0
         self.revision = 0
         """The highest revision that an answer from a majority has shown."""
@@ -31,12 +34,15 @@ class Facts:
                 self.note(
                     f"the cluster is not the one that it was ({before:x}, now {header.cluster:x}): locks are gone"
                 )
-        elif header.revision < floor:
+                self._on_changed()
+        elif header.revision < floor <= self.revision:  # else somebody else has noticed meanwhile
             self.revision = 0
             self.note(
                 f"the cluster went back from revision {floor} to {header.revision}, as when it is restored from a backup: "
-                "tokens can repeat until it has passed the first. Restore with --bump-revision --mark-compacted"
+                "locks may be gone, and tokens that clients got before they learn of it can repeat. "
+                "Restore with --bump-revision --mark-compacted"
             )
+            self._on_changed()
         if header.revision > self.revision:
             self.revision = header.revision
 

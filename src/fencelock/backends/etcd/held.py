@@ -2,6 +2,9 @@
 
 Most locks are given back within a moment, so a claim is watched only when it has been held for one. The watch begins with
 the revision after the claim's own: what happened in that moment is told all the same.
+
+A watch that says nothing is like one whose link is dead, so a majority is asked something over that link now and then, once
+for all claims: without an answer, they are watched anew over another.
 """
 
 from __future__ import annotations
@@ -9,13 +12,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from math import inf
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from fencelock.backends.etcd.link import Link, Refused
-from fencelock.backends.etcd.messages import RANGE, find, read_range
-from fencelock.errors import FencelockError
+from fencelock.backends.etcd.messages import RANGE, count, find, read_range
+from fencelock.backends.etcd.sessions import patience
+from fencelock.errors import FencelockError, Unanswered
 
 if TYPE_CHECKING:
     from fencelock.backends.etcd.links import Links
@@ -37,24 +42,26 @@ MANY = 1000
 class Entry:
     """A claim that is held."""
 
-    __slots__ = ("id", "key", "name", "revision", "since", "watcher")
+    __slots__ = ("id", "key", "name", "revision", "since", "ttl", "watcher")
 
-    def __init__(self, name: str, id: str, revision: int, since: float) -> None:
+    def __init__(self, name: str, id: str, revision: int, since: float, ttl: float) -> None:
         self.name = name
         self.key = name.encode()
         self.id = id
         self.revision = revision
         """The last at which it was known to be there."""
         self.since = since
+        self.ttl = ttl
         self.watcher: Watcher | None = None
 
 
 class Held:
     """All that a client holds. One task or thread watches it, and ends when there is nothing left."""
 
-    def __init__(self, world: World, links: Links, tell: Callable[[str], None]) -> None:
+    def __init__(self, world: World, links: Links, witness: bytes, tell: Callable[[str], None]) -> None:
         self._world = world
         self._links = links
+        self._witness = witness
         self._tell = tell
         self._begin()
 
@@ -65,16 +72,19 @@ class Held:
         self._again: list[Entry] = []
         self._news: deque[Entry] = deque()
         self._left: list[Watcher] = []
+        self._shortest = LONGEST
+        """No ttl of what is held is below this."""
         self._bell: LoudBell | None = None
         self._asleep = False
         self._closed = False
 
-    def add(self, key: str, id: str, revision: int) -> None:
+    def add(self, key: str, id: str, revision: int, ttl: float) -> None:
         """Look after a claim from now on."""
         with self._mutex:
             if self._closed or key in self._watched:
                 return
-            self._young[key] = Entry(key, id, revision, self._world.now())
+            self._young[key] = Entry(key, id, revision, self._world.now(), ttl)
+            self._shortest = min(self._shortest, ttl)
             if self._bell is not None:
                 if self._asleep:
                     self._asleep = False
@@ -116,6 +126,7 @@ class Held:
     async def _run(self, bell: LoudBell) -> None:
         link: Link | None = None
         empty_since: float | None = None
+        probed = self._world.now()
         self._watch_anew()
         try:
             while True:
@@ -123,17 +134,21 @@ class Held:
                 if link is not None and not link.usable:
                     self._links.give(link)
                     link = None
+                    with self._mutex:
+                        self._left.clear()  # they have ended with it
                 pause: float | None = None
                 try:
+                    if link is not None and self._world.now() >= probed + self._shortest / 3:
+                        probed = await self._probe(link)
+                        if not link.usable:
+                            continue
                     pause = await self._take_news(link)
                     due = self._due()
                     if due and link is None:
                         link = await self._links.take()
                     for entry in due:
                         assert link is not None
-                        entry.watcher = link.watches.begin(
-                            entry.key, b"", entry.revision + 1, partial(self._rung, entry)
-                        )
+                        self._watch(link, entry)
                 except Exception as error:
                     if not isinstance(error, FencelockError):
                         import logging
@@ -150,6 +165,8 @@ class Held:
                         self._bell = None
                         break
                     timeout = LINGER if empty else self._timeout(now, pause)
+                    if link is not None:
+                        timeout = min(timeout, max(0.0, probed + self._shortest / 3 - now))
                     self._asleep = pause is None and not self._young
                 if link is not None:
                     self._end_left(link)
@@ -173,6 +190,23 @@ class Held:
             for entry in self._again:
                 entry.watcher = None
 
+    async def _probe(self, link: Link) -> float:
+        """Ask whether a link is any good; return when, or that the next has to be asked at once."""
+        with self._mutex:
+            held = chain(self._young.values(), self._watched.values())
+            self._shortest = min((entry.ttl for entry in held), default=LONGEST)
+        began = self._world.now()
+        try:
+            await link.call(RANGE, count(self._witness), patience(self._shortest))
+        except Unanswered:
+            self._links.forsake(link, began)
+            if not link.usable:
+                return -inf
+        except Refused as refusal:
+            if refusal.elsewhere:
+                self._links.avoid(link)
+        return began
+
     def _timeout(self, now: float, pause: float | None) -> float:
         """Return when to look again at the latest. The mutex is held."""
         if pause is not None:
@@ -194,8 +228,17 @@ class Held:
                 due.append(entry)
         return due
 
+    def _watch(self, link: Link, entry: Entry) -> None:
+        watcher = link.watches.begin(entry.key, b"", entry.revision + 1, partial(self._rung, entry))
+        with self._mutex:
+            if self._watched.get(entry.name) is entry:
+                entry.watcher = watcher
+            else:
+                self._left.append(watcher)  # it was given back meanwhile
+
     def _end_left(self, link: Link) -> None:
-        left, self._left = self._left, []
+        with self._mutex:
+            left, self._left = self._left, []
         for watcher in left:
             link.watches.end(watcher)
 
@@ -238,5 +281,7 @@ class Held:
             ours = self._watched.get(entry.name) is entry
             if ours:
                 del self._watched[entry.name]
+                if entry.watcher is not None:
+                    self._left.append(entry.watcher)
         if ours:
             self._tell(entry.id)

@@ -48,6 +48,18 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return _head.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
+def _number_in(payload: bytes) -> int:
+    if len(payload) != _number.size:
+        raise ValueError("a frame of HTTP/2 that has the wrong length")
+    return int.from_bytes(payload, "big")
+
+
+def _unpadded(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise ValueError("a frame of HTTP/2 with more padding than it is long")
+    return payload[1 : len(payload) - payload[0]]
+
+
 class Frames:
     """`fencelock.core.world.Parser`: makes frames of bytes."""
 
@@ -278,7 +290,7 @@ class Connection:
             return self._data(id, flags, payload)
         if kind == HEADERS:
             if flags & PADDED:
-                payload = payload[1 : len(payload) - payload[0]]
+                payload = _unpadded(payload)
             if flags & PRIORITY:
                 payload = payload[5:]
             return self._head(id, flags, payload)
@@ -291,7 +303,7 @@ class Connection:
         if kind == PING:
             return b"" if flags & ACK else _frame(PING, ACK, 0, payload)
         if kind == WINDOW_UPDATE:
-            more = _number.unpack(payload)[0] & 0x7FFFFFFF
+            more = _number_in(payload) & 0x7FFFFFFF
             if not id:
                 self._window += more
             elif (stream := self.streams.get(id)) is not None:
@@ -299,11 +311,11 @@ class Connection:
             return self._go_on() if self._unsent else b""
         if kind == RST_STREAM:
             if (stream := self.streams.get(id)) is not None:
-                stream.reset = _number.unpack(payload)[0]
+                stream.reset = _number_in(payload)
                 return self._over(stream)
             return b""
         if kind == GOAWAY:
-            self._leave(_number.unpack_from(payload)[0] & 0x7FFFFFFF)
+            self._leave(_number_in(payload[:4]) & 0x7FFFFFFF)
         elif kind == PUSH_PROMISE:
             raise ValueError("a pushed stream, which was forbidden")
         return b""
@@ -319,7 +331,7 @@ class Connection:
         if stream is None:
             return out
         if flags & PADDED:
-            payload = payload[1 : size - payload[0]]
+            payload = _unpadded(payload)
         some = stream._take(payload)
         if flags & END_STREAM:
             return out + self._over(stream)
@@ -343,6 +355,8 @@ class Connection:
         return self._over(stream) if flags & END_STREAM else b""
 
     def _settings(self, payload: bytes) -> bytes:
+        if len(payload) % _setting.size:
+            raise ValueError("settings of HTTP/2 that break off")
         if not self._greeted:
             self._greeted, self._max_streams = True, 2**31
         for name, value in _setting.iter_unpack(payload):

@@ -69,7 +69,17 @@ class Layout:
 
     def name_of(self, key: bytes) -> str:
         """Return the name that a claim's key is about."""
-        return unquote(key.decode().removeprefix(self.claims).rpartition("/")[0])
+        return unquote(key.decode(errors="replace").removeprefix(self.claims).rpartition("/")[0])
+
+
+def text(key: bytes) -> str:
+    """Return a key as text, whoever wrote it: `data` makes the same bytes of it."""
+    return key.decode(errors="surrogateescape")
+
+
+def data(key: str) -> bytes:
+    """Return the bytes of a key that was read."""
+    return key.encode(errors="surrogateescape")
 
 
 def value(claim: Claim) -> bytes:
@@ -82,7 +92,7 @@ def spot(pair: Pair) -> Spot:
     """Read a claim; one whose value was not asked for counts as exclusive."""
     mode, _, owner = pair.value.decode(errors="replace").partition(" ")
     shared = mode not in ("", "x")
-    return Spot(pair.key.decode(), shared, int(mode) if mode.isdecimal() else None, owner, pair.created, pair.lease)
+    return Spot(text(pair.key), shared, int(mode) if mode.isdecimal() else None, owner, pair.created, pair.lease)
 
 
 def about(base: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fencelock.backends.etcd.layout import data
 from fencelock.backends.etcd.messages import after
 from fencelock.backends.etcd.sessions import Lease
 from fencelock.model import Blocked, Busy, Grant
@@ -52,10 +53,10 @@ class Line:
         if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
             until = min(until, end)
         if len(by) > WATCHED_ONE_BY_ONE:
-            prefix = self._layout.queue_of(by[0]).encode()
+            prefix = data(self._layout.queue_of(by[0]))
             ranges = [(prefix, after(prefix))]
         else:
-            ranges = [(key.encode(), b"") for key in by]
+            ranges = [(data(key), b"") for key in by]
         link = await self._links.take()
         watchers: list[Watcher] = []
         try:

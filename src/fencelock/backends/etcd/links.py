@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 DIAL_SECONDS = 5.0
 """How long connecting to the members may take, all of them together."""
+SHORTEST_DIAL = 0.05
+"""Seconds that each of them is given even when the time is over."""
 IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used."""
 LINKS_KEPT = 8
@@ -79,14 +81,14 @@ class Links:
         until = now() + patience
         tries, maybe, stranger = 0, False, False
         while True:
-            link = self._free() or await self._make(maybe)
+            link = self._free() or await self._make(maybe, until - now())
             began, token = now(), self._token
             try:
                 return await work(link, max(0.001, until - began))
             except Unanswered as error:
                 failure: FencelockError = error
                 maybe = True
-                self._forsake(link, began)
+                self.forsake(link, began)
             except Refused as refusal:
                 if refusal.stranger and self._place.user and not stranger:
                     stranger = True
@@ -120,7 +122,7 @@ class Links:
 
     async def take(self) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
-        return self._free() or await self._make(False)
+        return self._free() or await self._make(False, DIAL_SECONDS)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""
@@ -156,9 +158,9 @@ class Links:
             self._retire(link)
         return None
 
-    async def _make(self, maybe: bool) -> Link:
+    async def _make(self, maybe: bool, within: float) -> Link:
         try:
-            return await (self._dial_once() if self._shared else self._dial())
+            return await (self._dial_once(within) if self._shared else self._dial(within))
         except Unanswered:
             raise
         except EngineUnavailable as error:
@@ -166,17 +168,18 @@ class Links:
                 raise Unanswered(str(error)) from error
             raise
 
-    async def _dial_once(self) -> Link:
+    async def _dial_once(self, within: float) -> Link:
         """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
         while (other := self._dialling) is not None:
-            await other.done.wait(None)
+            if not await other.done.wait(within):
+                raise EngineUnavailable(f"cannot reach etcd at {self.address} within {within:.3g} s")
             if other.error is not None:
                 raise type(other.error)(*other.error.args) from other.error
             if (link := self._free()) is not None:
                 return link
         mine = self._dialling = Dialling(self._world.event())
         try:
-            link = await self._dial()
+            link = await self._dial(within)
             self._idle[:] = [link]
             return link
         except FencelockError as error:
@@ -186,13 +189,14 @@ class Links:
             self._dialling = None
             mine.done.set()
 
-    async def _dial(self) -> Link:
+    async def _dial(self, within: float) -> Link:
         """Connect to the first member that can be reached, and log in."""
+        until = self._world.now() + within
         errors: list[EngineUnavailable] = []
         for _ in self._dialers:
             at = self._at % len(self._dialers)
             try:
-                return await self.visit(at)
+                return await self.visit(at, max(SHORTEST_DIAL, until - self._world.now()))
             except EngineUnavailable as error:
                 errors.append(error)
                 self._at = at + 1
@@ -200,27 +204,28 @@ class Links:
             raise errors[0]
         raise EngineUnavailable("; ".join(str(error) for error in errors)) from errors[0]
 
-    async def visit(self, at: int) -> Link:
+    async def visit(self, at: int, within: float = DIAL_SECONDS) -> Link:
         """Return a new link to this member."""
-        dialer = self._dialers[at]
+        dialer = self._dialers[at].within(within)
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         link = Link(self._world, dialer.address, at, self._block)
         wire = await self._world.wire(dialer, link.take, link.ended)
-        self._all.add(link)
         try:
             link.begin(wire)
+            self._all.add(link)
             if self._place.user and not self._token:
-                await self._log_in(link)
+                await self._log_in(link, min(within, DIAL_SECONDS))
         except BaseException:
-            self._drop(link)
+            self._all.discard(link)
+            wire.close()
             raise
         return link
 
-    async def _log_in(self, link: Link) -> None:
+    async def _log_in(self, link: Link, within: float) -> None:
         place = self._place
         try:
-            answer = await link.call(AUTHENTICATE, login(place.user, place.password), DIAL_SECONDS)
+            answer = await link.call(AUTHENTICATE, login(place.user, place.password), within)
         except Unanswered as error:
             raise EngineUnavailable(f"etcd at {link.address}: no answer to the log-in") from error
         except Refused as refusal:
@@ -247,7 +252,7 @@ class Links:
 
     # ------------------------------------------------------------------ leaving them
 
-    def _forsake(self, link: Link, began: float) -> None:
+    def forsake(self, link: Link, began: float) -> None:
         """Take in that a question got no answer: a member that said nothing else since is not to be asked again."""
         if link.wire.open and link.heard > began and len(self._dialers) == 1:
             return  # it is only slow, and there is no other

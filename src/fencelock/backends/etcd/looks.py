@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from fencelock.backends.etcd.layout import read_about, spot
+from fencelock.backends.etcd.layout import data, read_about, spot
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.messages import (
     EQUAL,
@@ -104,7 +104,7 @@ class Looks:
             holders = [place for place in places if isinstance(admit(places, place), Admitted)][:FORCED_AT_ONCE]
             if not holders:
                 return 0
-            keys = [place.id.encode() for place in holders]
+            keys = [data(place.id) for place in holders]
             compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
             answer = read_txn(await self._ask(TXN, txn(compares, [do_delete(key) for key in keys])))
             if answer.succeeded:

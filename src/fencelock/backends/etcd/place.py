@@ -41,8 +41,8 @@ def parse(url: str) -> Place:
             f"{redact(url)!r}: {HELP}; a password's /, ?, #, @ and comma are written %2F, %3F, %23, %40 and %2C"
         )
     encrypted, login, members, path, options = parts
-    if unknown := set(options) - ({"ca", "cert", "key"} if encrypted else set()):
-        raise InvalidURL(f"{redact(url)!r}: no such option: {', '.join(sorted(unknown))}; {HELP}")
+    if set(options) - ({"ca", "cert", "key"} if encrypted else set()):
+        raise InvalidURL(f"{redact(url)!r}: it has options that there are not; {HELP}")
     user, _, password = login.partition(":")
     if bool(user) != bool(password):
         raise InvalidURL(f"{redact(url)!r}: give both user and password, or none; {HELP}")

@@ -20,8 +20,10 @@ from fencelock.backends.etcd.messages import (
     count,
     created,
     do_delete,
+    do_put,
     grant,
     of_lease,
+    put,
     read_lease,
     read_range,
     read_txn,
@@ -44,8 +46,8 @@ LADDER = (
 """The ttls that sessions have, in whole seconds as etcd counts: not as many sessions as there are ttls."""
 FRESH = 0.25
 """A session that was heard of within this share of its ttl needs no sign of life along with an attempt."""
-PURGE_AT_ONCE = 100
-"""Keys that one transaction deletes: etcd allows 128 steps."""
+PURGE_AT_ONCE = 60
+"""Keys that one transaction deletes, and puts a tombstone for: etcd allows 128 steps."""
 LONGEST, SHORTEST = 5.0, 0.3
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 GOODBYE_SECONDS = 2.0
@@ -68,6 +70,7 @@ class Sessions:
         witness: bytes,
         on_ended: Callable[[Lease], None],
         on_purged: Callable[[Sequence[str]], None],
+        tomb: Callable[[str], bytes | None],
     ) -> None:
         self._world = world
         self._links = links
@@ -76,13 +79,17 @@ class Sessions:
         """A key to ask for, whatever it holds: that it can be read shows that the leader is the leader."""
         self._on_ended = on_ended
         self._on_purged = on_purged
+        self._tomb = tomb
+        """Where the tombstone of a claim has to stand, if it may still be on its way."""
         self._by_ttl: dict[int, Lease] = {}
+        self._retired: list[Lease] = []
+        """Sessions with tombstones: no new claims are made on them, so that they end, and what may still be on its way."""
         self._adopted: dict[int, Lease] = {}
         self._given_up: deque[int] = deque(maxlen=GIVEN_UP_KEPT)
         self._making: dict[int, Event] = {}
 
     def _all(self) -> list[Lease]:
-        return [*self._by_ttl.values(), *self._adopted.values()]
+        return [*self._by_ttl.values(), *self._retired, *self._adopted.values()]
 
     # ------------------------------------------------------------------ having one
 
@@ -91,38 +98,39 @@ class Sessions:
         session = self._by_ttl.get(int(rung(ttl, LADDER)))
         return session if session is not None and session.alive(self._world.now()) else None
 
-    async def make(self, ttl: float) -> Lease:
-        """Return a new session, or the one that somebody else makes meanwhile."""
+    async def make(self, ttl: float, within: float) -> Lease:
+        """Return a new session, or the one that somebody else makes meanwhile, within so many seconds."""
         seconds = int(rung(ttl, LADDER))
         mine = self._world.event()
-        while (other := self._making.setdefault(seconds, mine)) is not mine:
-            await other.wait(patience(seconds))
-            if (session := self.current(ttl)) is not None:
-                return session
-            if other.is_set():
-                continue
-            break  # it takes too long: not all have to wait for one that hangs
         try:
+            while (other := self._making.setdefault(seconds, mine)) is not mine:
+                await other.wait(within)
+                if (session := self.current(ttl)) is not None:
+                    return session
+                if other.is_set():
+                    continue
+                break  # it takes too long: not all have to wait for one that hangs
             session = self.current(ttl)
             if session is None:
+                self._tidy()
                 self._leave(seconds)
-                session = self._by_ttl[seconds] = await self._grant(seconds)
+                session = self._by_ttl[seconds] = await self._grant(seconds, within)
             return session
         finally:
             if self._making.get(seconds) is mine:
                 del self._making[seconds]
             mine.set()
 
-    async def _grant(self, seconds: int) -> Lease:
+    async def _grant(self, seconds: int, within: float) -> Lease:
         # The number is ours, so that asking twice gives one lease; `since` lies before the first time it was asked for.
         number = int.from_bytes(urandom(8), "big") >> 1 or 1
         since = self._world.now()
         try:
-            _, given = read_lease(await self._links.ask(GRANT, grant(number, seconds), patience(seconds)))
+            _, given = read_lease(await self._links.ask(GRANT, grant(number, seconds), within))
         except Refused as refusal:
             if "lease already exists" not in str(refusal):
                 raise refusal.told(self._links.address) from refusal
-            given = await self._ttl_of(number, seconds)
+            given = await self._ttl_of(number, within)
         session: Lease = Session(number, float(seconds), since)
         if given != seconds:
             await self._revoke([session])
@@ -132,22 +140,57 @@ class Sessions:
             )
         return session
 
-    async def _ttl_of(self, number: int, seconds: int) -> int:
+    async def _ttl_of(self, number: int, within: float) -> int:
         """Return the ttl of a lease whose grant was not answered the first time."""
         try:
-            return read_lease(await self._links.ask(KEEP_ALIVE, of_lease(number), patience(seconds)))[1]
+            return read_lease(await self._links.ask(KEEP_ALIVE, of_lease(number), within))[1]
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
     def _leave(self, seconds: int) -> None:
         """Give up a session that is over by our clock, and all that is left on it, whatever etcd's clock says."""
         old = self._by_ttl.pop(seconds, None)
-        if old is not None and not old.ended:
-            old.ended = True
-            self._given_up.append(old.handle)
-            self._on_ended(old)
-            if old.claims():
-                self._world.spawn(self._revoke([old]), "fencelock-revoke")
+        if old is not None:
+            self._give_up([old])
+
+    def _give_up(self, sessions: Sequence[Lease]) -> None:
+        left = []
+        now = self._world.now()
+        for session in sessions:
+            if not session.ended:
+                if session.claims() or session.alive(now):
+                    left.append(session)
+                session.ended = True
+                self._given_up.append(session.handle)
+                self._on_ended(session)
+        if left:
+            self._world.spawn(self._revoke(left), "fencelock-revoke")
+
+    def retire(self, session: Lease) -> None:
+        """Make no more claims on a session: one that was abandoned may still arrive on it for as long as it lives.
+
+        A tombstone keeps it away meanwhile. Both end with the session, and that when nothing else is left on it.
+        """
+        if self._by_ttl.get(int(session.ttl)) is session:
+            del self._by_ttl[int(session.ttl)]
+            self._retired.append(session)
+
+    def _tidy(self) -> None:
+        """Give up the retired sessions on which nothing is left, or whose time is over by our clock."""
+        now = self._world.now()
+        over = [session for session in self._retired if not session.claims() or not session.alive(now)]
+        for session in over:
+            if session in self._retired:
+                self._retired.remove(session)
+        self._give_up(over)
+
+    def end_all(self) -> None:
+        """Give up all sessions: etcd's past was changed, and nobody knows which claims there still are."""
+        ours, others = [*self._by_ttl.values(), *self._retired], list(self._adopted.values())
+        self._by_ttl, self._retired, self._adopted = {}, [], {}
+        self._give_up(ours)
+        for session in others:
+            self.ended(session)
 
     def ended(self, session: Lease) -> None:
         """Take in that etcd has ended a session: all claims on it are gone."""
@@ -156,9 +199,14 @@ class Sessions:
             self._on_ended(session)
         if self._by_ttl.get(int(session.ttl)) is session:
             self._by_ttl.pop(int(session.ttl), None)
+        if session in self._retired:
+            self._retired.remove(session)
 
     def adopt(self, lease: int, ttl: float) -> Lease:
         """Return the session that another client made a claim on which is ours to go on with; nobody has heard of it yet."""
+        for session in self._retired:
+            if session.handle == lease:
+                return session
         for number, session in list(self._adopted.items()):
             if session.ended or not session.claims():
                 self._adopted.pop(number, None)
@@ -246,45 +294,53 @@ class Sessions:
 
     # ------------------------------------------------------------------ what must not live on
 
-    async def purge_all(self) -> None:
+    async def purge_all(self, within: float = LONGEST) -> None:
         """Delete what is over by our clock, of all sessions."""
         now = self._world.now()
         for session in self._all():
             if session.over(now):
-                await self.purge(session)
+                await self.purge(session, within)
 
-    async def purge(self, session: Lease) -> bool:
+    async def purge(self, session: Lease, within: float = LONGEST) -> bool:
         """Delete what is over by our clock; False if that cannot be, and the session must not be kept alive then."""
         over = session.over(self._world.now())
         if not over:
             return True
         # A claim that is made anew meanwhile, under the same id, has a later revision and is left alone.
         until = self._facts.revision + 1
+        later: list[str] = []
         try:
             for start in range(0, len(over), PURGE_AT_ONCE):
                 keys = over[start : start + PURGE_AT_ONCE]
-                if not await self._delete(keys, until):
-                    for key in keys:
-                        await self._delete([key], until)
+                if not await self._delete(session, keys, until, within):
+                    later += [key for key in keys if not await self._delete(session, [key], until, within)]
         except (EngineUnavailable, Refused):
             return False
         now = self._world.now()
-        gone = [key for key in over if (end := session.end_of(key)) is not None and end <= now]
+        still = [key for key in over if (end := session.end_of(key)) is not None and end <= now]
+        gone = [key for key in still if key not in later]
         for key in gone:
             session.let_go(key)
         self._on_purged(gone)
-        return True
+        return len(gone) == len(still)  # what came so late that we had not seen its revision goes the next time
 
-    async def _delete(self, keys: Sequence[str], until: int) -> bool:
+    async def _delete(self, session: Lease, keys: Sequence[str], until: int, within: float) -> bool:
         encoded = [key.encode() for key in keys]
-        body = txn([created(key, LESS, until) for key in encoded], [do_delete(key) for key in encoded])
-        return read_txn(await self._links.ask(TXN, body, LONGEST)).succeeded
+        tombs = [do_put(put(tomb, b"", session.handle)) for key in keys if (tomb := self._tomb(key)) is not None]
+        if tombs:
+            self.retire(session)
+        steps = [*(do_delete(key) for key in encoded), *tombs]
+        body = txn([created(key, LESS, until) for key in encoded], steps)
+        floor = self._facts.revision
+        answer = read_txn(await self._links.ask(TXN, body, within))
+        self._facts.take(answer.header, floor)
+        return answer.succeeded
 
     async def close(self) -> None:
         """Revoke all, and what is left on them with them."""
         now = self._world.now()
-        left = [session for session in self._by_ttl.values() if session.alive(now)]
-        self._by_ttl.clear()
+        left = [session for session in (*self._by_ttl.values(), *self._retired) if session.alive(now)]
+        self._by_ttl, self._retired = {}, []
         await self._revoke(left)
 
     async def _revoke(self, sessions: Sequence[Lease]) -> None:
@@ -305,4 +361,4 @@ class Sessions:
 
     def forget(self) -> None:
         """Begin anew in a forked child: the parent's sessions are not ours to end."""
-        self._by_ttl, self._adopted, self._making = {}, {}, {}
+        self._by_ttl, self._retired, self._adopted, self._making = {}, [], {}, {}

@@ -67,7 +67,10 @@ class Watches:
 
     def end(self, watcher: Watcher) -> None:
         """Watch no longer. That is said along with the next watch if there is nothing left to see: no key comes again."""
-        if self._watchers.pop(watcher.id, None) is not None and self._stream is not None:
+        if self._watchers.get(watcher.id) is not watcher:  # on every link the numbers begin anew
+            return
+        del self._watchers[watcher.id]
+        if self._stream is not None:
             self._unsaid.append(unwatch(watcher.id))
             if not watcher.deleted or len(self._unsaid) >= UNSAID:
                 self._link.say(self._stream, *self._unsaid)

@@ -53,7 +53,8 @@ def parse(url: str) -> Address:
     options = {} if not query else dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
         if option not in ("ca", "cert", "key"):
-            raise InvalidURL(f"{shown!r} has an option that is not known: {option!r:.40}; there are ca, cert and key")
+            # Not quoted: it may be the end of a password in which a ? was not escaped.
+            raise InvalidURL(f"{shown!r} has an option that is not known; there are ca, cert and key")
         if not tls:
             raise InvalidURL(f"{shown!r}: {option}= is for TLS; write zookeepers://")
         if not os.path.isfile(options[option]):

@@ -113,6 +113,12 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             # Else the thread would be garbage in a cycle, collected anywhere: a Ctrl-C in that moment is lost to Python.
             self._connection_routine = None
 
+    def clean_up(self) -> None:
+        """Give back the descriptors if there is no thread that would: whoever was about to start it was interrupted."""
+        thread: Any = self._connection_routine
+        if thread is None and self.connection_stopped.is_set():
+            self.close()
+
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         begun = self._now()
         self.handler.host = host
@@ -218,6 +224,11 @@ class Driver:
         return self._client._session_id  # type: ignore[no-any-return]
 
     @property
+    def last(self) -> int:
+        """The latest number of a change that an answer came with."""
+        return self._client.last_zxid  # type: ignore[no-any-return]
+
+    @property
     def trouble(self) -> str:
         """Why it cannot connect."""
         return self._connection.trouble
@@ -255,6 +266,7 @@ class Driver:
             self.post((CloseInstance, Answer()))
         else:
             self.reset()
+        self._connection.clean_up()
 
     def forget(self) -> None:
         """Let go of what a forked child inherited; kazoo's thread is not in the child."""

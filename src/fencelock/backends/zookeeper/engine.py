@@ -9,7 +9,7 @@ from kazoo.protocol.serialization import Create2, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
-from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix
+from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, tell
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
 from fencelock.backends.zookeeper.place import Place
@@ -18,7 +18,7 @@ from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.core.backend import GRACE
 from fencelock.core.session import Session
 from fencelock.core.world import World
-from fencelock.errors import FencelockError, LimitMismatch, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Admitted,
     Busy,
@@ -36,6 +36,8 @@ TRAITS = Traits(
     engine="zookeeper", strength=Strength.CONSENSUS, fair=True, push=True, loss_pushed=True, session=True, ttl_min=0.5
 )
 
+TRIES = 5
+"""How often others may remove what a claim stands on before that is taken for a fault."""
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 
@@ -69,7 +71,7 @@ class ZooKeeperBackend:
         if within is not None:
             patience = min(patience, max(within, GRACE))
         if place is None:
-            session = await self._sessions.get(claim.ttl, claim.name)
+            session = await self._sessions.get(claim.ttl, claim.name, None if within is None else max(within, GRACE))
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
             self._keep(place)
             try:
@@ -106,7 +108,9 @@ class ZooKeeperBackend:
             if children is not None and place.node in children and self._stands(place):
                 self._keep(place)
                 return await self._decide(place, children, True)
-            return await self._attempt(place.claim, True, None, anew=False)  # the session's pulse is the sign of life
+            return await self._attempt(
+                place.claim, True, timeout, anew=False
+            )  # the session's pulse is the sign of life
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
@@ -114,13 +118,13 @@ class ZooKeeperBackend:
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind. What cannot be removed now goes with the next beat of its session, or with the session."""
         place = self._places.get(claim.id)
-        patience = _patience(claim.ttl)
+        patience = min(GRACE, _patience(claim.ttl))
         if place is None or place.session.ended:
             if place is not None:
                 self._forget(place)
-            place = Place(claim, await self._sessions.any(), self._paths.of(claim.name))
+            place = Place(claim, await self._sessions.any(GRACE), self._paths.of(claim.name))
         else:
-            place.session.keep(claim.id, 0.0, 0.0)
+            place.session.give_up(claim.id)
         place.ring()
         await self._remove(place, patience)
 
@@ -190,22 +194,36 @@ class ZooKeeperBackend:
     async def _enter(self, place: Place, patience: float) -> list[str]:
         """Make the claim's node and look who else is there, in one wait if the name was used lately."""
         link, claim = place.session.handle, place.claim
-        content = f"{place.session.ttl:g} {claim.owner}".encode()
-        create = Create2(f"{place.parent}/{prefix(claim)}", content, link.acl, EPHEMERAL_SEQUENTIAL)
+        told = tell(place.session.ttl, claim.owner)
+        create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
-        made, found = await link.ask(create, look, patience=patience)
-        for _ in range(3):
-            if not made.missing:
-                break
-            # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
-            parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
-            there, made, found = await link.ask(parent, create, look, patience=patience)
-            if not there.existed:
-                there.get()
-        path, stat = made.get()
-        place.node, place.czxid = path.rpartition("/")[2], stat.czxid
-        link.layout.token(stat.czxid)  # refused now, if it does not fit
-        return found.get()  # type: ignore[no-any-return]
+        layout = GetData(self._paths.layout, None)
+        made, found, under = await link.ask(create, look, layout, patience=patience)
+        for _ in range(TRIES):
+            if made.missing:
+                # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
+                parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
+                there, made, found, under = await link.ask(parent, create, look, layout, patience=patience)
+                if there.missing:
+                    await self._sessions.settle(link, patience)
+                elif not there.existed:
+                    there.get()
+                continue
+            path, stat = made.get()
+            place.node = path.rpartition("/")[2]
+            if link.is_under(under, stat.czxid):
+                place.token = link.layout.token(stat.czxid)
+                return found.get()  # type: ignore[no-any-return]
+            # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
+            await self._reject(place, patience)
+            made, found, under = await link.ask(create, look, layout, patience=patience)
+        raise EngineUnavailable(f"{place.parent} cannot be used: somebody keeps removing it")
+
+    async def _reject(self, place: Place, patience: float) -> None:
+        """Take a node away that was made under a layout that is gone, and learn the one that is there now."""
+        await delete(place.session.handle, place.path, patience)
+        place.node = None
+        await self._sessions.settle(place.session.handle, patience)
 
     async def _find(self, place: Place, patience: float, anew: bool) -> list[str]:
         """Look again; find out first whether an attempt without an answer has made the node.
@@ -225,12 +243,17 @@ class ZooKeeperBackend:
         for node in await queue_of(link, place.parent, patience):
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
-                (content,) = await link.ask(GetData(path, None), patience=patience)
-                if content.missing:
+                asked = GetData(path, None), GetData(self._paths.layout, None)
+                found, under = await link.ask(*asked, patience=patience)
+                if found.missing:
                     continue
-                stat = content.get()[1]
+                stat = found.get()[1]
                 if stat.ephemeralOwner == link.id:
-                    place.node, place.czxid = node.name, stat.czxid
+                    place.node = node.name
+                    if not link.is_under(under, stat.czxid):
+                        await self._reject(place, patience)
+                        continue
+                    place.token = link.layout.token(stat.czxid)
                     return await self._find(place, patience, anew)
                 await delete(link, path, patience)  # of an earlier session of ours, which may live on for a while
         return await self._enter(place, patience)
@@ -264,10 +287,9 @@ class ZooKeeperBackend:
     def _granted(self, place: Place) -> Grant:
         place.leave()
         session = place.session
-        token = session.handle.layout.token(place.czxid)
         session.handle.hold(place.path, partial(self._lost_if, place))
         self._keep(place)
-        return Grant(place.claim._replace(ttl=session.ttl), token, session.since, place)
+        return Grant(place.claim._replace(ttl=session.ttl), place.token, session.since, place)
 
     async def _remove(self, place: Place, patience: float) -> bool:
         """Take the claim's node away, for certain; return whether it was there."""

@@ -58,6 +58,20 @@ def unescape(step: str) -> str:
     return unquote(step)
 
 
+def tell(ttl: float, owner: str) -> bytes:
+    """Return what a claim's node says to whoever looks."""
+    return f"{ttl:g} {owner}".encode()
+
+
+def said(content: bytes) -> tuple[float, str]:
+    """Return the ttl and the owner that a claim's node tells; 0 for a ttl that cannot be read, as anybody may write there."""
+    ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
+    try:
+        return float(ttl), owner
+    except ValueError:
+        return 0.0, owner
+
+
 class Node(NamedTuple):
     """A claim as its node's name tells it: all that `admit` looks at, so that a list of names decides who holds."""
 
@@ -127,7 +141,7 @@ def written(base: int) -> bytes:
 def read(content: bytes, czxid: int, path: str) -> Layout:
     """Return what a node `layout` says; refuse one of another version."""
     version, _, base = content.decode("utf-8", "replace").partition(" ")
-    if version != VERSION or not base.isdigit():
+    if version != VERSION or not base.isdecimal() or len(base) > len(str(TOKEN_MAX)):
         raise EngineUnavailable(
             f"{path} is of layout {version!r:.20}, and this release of fencelock knows {VERSION!r} only; use one release for "
             "all clients of a namespace"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
@@ -42,7 +42,7 @@ class Link:
         self._world = world
         self._on_end = on_end
         self._signs: Signs | None = None
-        self._mutex = Lock()
+        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._waiting: set[Event] = set()
         self._held: dict[str, Listener] = {}
         self._listeners: dict[str, dict[object, Listener]] = {}
@@ -57,6 +57,15 @@ class Link:
     def acl(self) -> Any:
         """What others may do with our nodes: everything without a login, else nothing."""
         return self._driver.acl
+
+    @property
+    def last(self) -> int:
+        """The latest of the ensemble's numbers of changes that was heard of."""
+        return self._driver.last
+
+    def is_under(self, layout: Answer, zxid: int) -> bool:
+        """Return whether a change was made under the layout that we count tokens by, given what was read after it."""
+        return not layout.missing and layout.get()[1].czxid == self.layout.czxid < zxid
 
     def start(self) -> None:
         """Begin to connect."""
@@ -132,7 +141,8 @@ class Link:
     def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False) -> None:
         """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session."""
         with self._mutex:
-            self._listeners.setdefault(path, {})[key] = listener
+            # Put there in one step: a signal handler that forgets the last of the others takes their table away.
+            self._listeners[path] = {**self._listeners.get(path, {}), key: listener}
 
         def answered(answer: Answer) -> None:
             if answer.error is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencelock.backends.zookeeper.answers import Answer
-from fencelock.backends.zookeeper.layout import Node, Paths, in_order, unescape
+from fencelock.backends.zookeeper.layout import Node, Paths, in_order, said, unescape
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
@@ -41,22 +41,25 @@ class Looks:
         """Return who holds a name and who waits for it. When a session runs out only the leader knows: their ttl is told."""
         link = (await self._sessions.any()).handle
         parent = self._paths.of(name)
+        await self._sessions.settle(link, PATIENCE)
         queue = await queue_of(link, parent)
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         for node, (content, stat) in await self._contents(link, parent, queue):
-            ttl, _, owner = content.decode("utf-8", "replace").partition(" ")
+            ttl, owner = said(content)
             if isinstance(admit(queue, node), Admitted):
-                holders.append(Holder(owner, link.layout.token(stat.czxid), float(ttl), node.shared, node.limit))
+                holders.append(Holder(owner, link.layout.token(stat.czxid), ttl, node.shared, node.limit))
             else:
-                waiters.append(Waiter(owner, float(ttl), node.shared, node.limit))
+                waiters.append(Waiter(owner, ttl, node.shared, node.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names in use. The node of one that nobody uses any more stays for a minute."""
         link = (await self._sessions.any()).handle
         _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=PATIENCE)
-        names = sorted(name for step in found.get() if (name := unescape(step)).startswith(prefix))
+        names = sorted(
+            name for step in ([] if found.missing else found.get()) if (name := unescape(step)).startswith(prefix)
+        )
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=PATIENCE)

@@ -13,14 +13,15 @@ from fencelock.model import Claim
 class Place:
     """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
 
-    __slots__ = ("_ahead", "_bell", "called", "claim", "czxid", "gone", "node", "parent", "seen", "session")
+    __slots__ = ("_ahead", "_bell", "called", "claim", "gone", "node", "parent", "seen", "session", "token")
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim
         self.session = session
         self.parent = parent
         self.node: str | None = None
-        self.czxid = 0
+        self.token = 0
+        """Of the layout that the node was made under: that may be another by the time of the grant."""
         self.gone = False
         """Whether the node is known to be gone: taken away, or over with its session."""
         self.called = False

@@ -30,6 +30,7 @@ class ZooKeeperRecords:
     def __init__(self, sessions: Sessions, paths: Paths) -> None:
         self._sessions = sessions
         self._folder = f"{paths.root}/records"
+        self._layout = paths.layout
 
     async def read(self, key: str) -> Record | None:
         """Look, by way of the leader."""
@@ -54,7 +55,9 @@ class ZooKeeperRecords:
                 (answer,) = await link.ask(Create2(path, content, link.acl, 0), patience=PATIENCE)
                 if answer.missing:
                     (made,) = await link.ask(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
-                    if not made.existed:
+                    if made.missing:
+                        await self._sessions.settle(link, PATIENCE)
+                    elif not made.existed:
                         made.get()
                     continue
             else:
@@ -67,10 +70,13 @@ class ZooKeeperRecords:
 
     async def _look(self, link: Link, path: str) -> tuple[Entry | None, int | None]:
         """Return what is there and the node's version; None and None if there is no node."""
-        _, found = await link.ask(Sync(path), GetData(path, None), patience=PATIENCE)
+        asked = Sync(path), GetData(path, None), GetData(self._layout, None)
+        _, found, under = await link.ask(*asked, patience=PATIENCE)
         if found.missing:
             return None, None
         content, stat = found.get()
+        if not link.is_under(under, stat.mzxid):
+            await self._sessions.settle(link, PATIENCE)
         text, token, ends = json.loads(content)
         entry = Entry(None if text is None else b64decode(text), token, link.layout.token(stat.mzxid), ends)
         if entry.ends <= _now():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from threading import Lock
+from threading import RLock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, GetData, Sync
+from kazoo.protocol.serialization import Create2, Exists, GetData, Sync
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.layout import Layout, Paths, ancestors, read, written
@@ -28,6 +28,8 @@ VISIT = 10.0
 """The timeout that is asked for when there is nothing to be held: what the ensemble makes of it does not matter."""
 CONNECT = 5.0
 CLOSE = 1.0
+AHEAD = 2**50
+"""How far in front of the clock, in microseconds, tokens may go on in a namespace that was removed: most of them are left."""
 IDLE = 60.0
 """Seconds that a session is kept for the next claim."""
 
@@ -53,7 +55,7 @@ class Sessions:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = Lock()
+        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._open: dict[float, Session[Link]] = {}
         self._used: dict[float, float] = {}
         self._opening: dict[float, Event] = {}
@@ -61,10 +63,10 @@ class Sessions:
 
     # ------------------------------------------------------------------ getting one
 
-    async def get(self, ttl: float, name: str) -> Session[Link]:
+    async def get(self, ttl: float, name: str, patience: float | None = None) -> Session[Link]:
         """Return the session for claims of this ttl; InvalidTTL if the ensemble gives none that is long or short enough."""
         seconds = rung(ttl, LADDER)
-        session = await self._at(seconds)
+        session = await self._at(seconds, patience)
         given = session.handle.seconds
         if given != seconds:
             bound = f"less than {given:g} s" if given > seconds else f"more than {given:g} s"
@@ -76,19 +78,19 @@ class Sessions:
             )
         return session
 
-    async def any(self) -> Session[Link]:
+    async def any(self, patience: float | None = None) -> Session[Link]:
         """Return a session for whoever only looks, or cleans up."""
         now = self._world.now()
         for session in list(self._open.values()):
             if session.handle.connected and self._usable(session, now):
                 return session
-        return await self._at(VISIT)
+        return await self._at(VISIT, patience)
 
     def _usable(self, session: Session[Link], now: float) -> bool:
         return session.alive(now) and session.handle in self._pulses
 
-    async def _at(self, seconds: float) -> Session[Link]:
-        until = self._world.now() + 2 * CONNECT
+    async def _at(self, seconds: float, patience: float | None) -> Session[Link]:
+        until = self._world.now() + (2 * CONNECT if patience is None else patience)
         while True:
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -107,7 +109,7 @@ class Sessions:
                     continue
                 if session is not None:
                     self._end(session, tell=False)
-                session = await self._make(seconds)
+                session = await self._make(seconds, CONNECT if patience is None else min(CONNECT, patience))
                 if not self._closed:
                     self._used[seconds], self._open[seconds] = self._world.now(), session
                     continue
@@ -117,14 +119,14 @@ class Sessions:
                     del self._opening[seconds]
                 event.set()
 
-    async def _make(self, seconds: float) -> Session[Link]:
+    async def _make(self, seconds: float, patience: float) -> Session[Link]:
         link = Link(self._world, self.address, seconds, lambda: self._on_end(link.session))
-        link.start()
         wake = self._world.event()
         try:
-            if not await link.ready(CONNECT):
+            link.start()
+            if not await link.ready(patience):
                 raise link.away()
-            await self._settle(link)
+            await self.settle(link, patience)
             self._pulses[link] = wake
             self._world.spawn(self._pulse(link.session, wake), "fencelock-pulse")
         except BaseException:
@@ -133,20 +135,27 @@ class Sessions:
             raise
         return link.session
 
-    async def _settle(self, link: Link) -> None:
-        """Read the layout, and write it where there is none yet."""
+    async def settle(self, link: Link, patience: float) -> None:
+        """Read the layout, and write it where there is none: not yet, or not any more."""
         for _ in range(3):
-            (found,) = await link.ask(GetData(self._paths.layout, None), patience=CONNECT)
-            if not found.missing:
+            asked = Exists(self._paths.locks, None), GetData(self._paths.layout, None)
+            there, found = await link.ask(*asked, patience=patience)
+            if there.value is not None and not found.missing:
                 content, stat = found.get()
                 link.layout = read(content, stat.czxid, self._paths.layout)
                 if self._layout not in (None, link.layout):
-                    LOGGER.warning("%s is not the ensemble that it was: its data were lost", self.address.name)
+                    LOGGER.warning(
+                        "%s is not the ensemble that it was: its data were lost or removed", self.address.name
+                    )
                 self._layout = link.layout
                 return
             made = [Create2(path, b"", link.acl, 0) for path in ancestors(self._paths.locks)]
-            made.append(Create2(self._paths.layout, written(wall_us()), link.acl, 0))
-            for answer in await link.ask(*made, patience=CONNECT):
+            base = wall_us()
+            if self._layout is not None:
+                # Above all tokens that this client knows of, also if its clock is behind that of whoever began.
+                base = max(base, min(self._layout.base + link.last - self._layout.czxid + 1, base + AHEAD))
+            made.append(Create2(self._paths.layout, written(base), link.acl, 0))
+            for answer in await link.ask(*made, patience=patience):
                 if not answer.existed and not answer.missing:
                     answer.get()
         raise EngineUnavailable(f"{self._paths.layout} cannot be made: somebody keeps removing it")
@@ -190,7 +199,7 @@ class Sessions:
 
     def _idle(self, session: Session[Link], now: float) -> bool:
         with self._mutex:
-            for seconds, other in self._open.items():
+            for seconds, other in list(self._open.items()):
                 if other is session and now - self._used[seconds] < IDLE:
                     return False
         return True
@@ -199,7 +208,7 @@ class Sessions:
         with self._mutex:
             for seconds, other in list(self._open.items()):
                 if other is session:
-                    del self._open[seconds]
+                    self._open.pop(seconds, None)
         if not session.ended:
             session.handle.end(tell=tell)
             self._on_end(session)

@@ -19,8 +19,7 @@ timeout (minSessionTimeout is two ticks unless somebody changes that), so half a
 
 from __future__ import annotations
 
-from collections import deque
-from threading import Lock
+from threading import RLock
 
 RELAY = 1 / 4
 """A follower reports within this share of the timeout."""
@@ -36,25 +35,32 @@ class Signs:
     def __init__(self, timeout: float, begun: float) -> None:
         self._timeout = timeout
         self._known = self._begun = begun
-        self._signs: deque[tuple[float, float]] = deque()
-        self._mutex = Lock()
+        self._signs: tuple[tuple[float, float], ...] = ()
+        """When each was sent, and when it was answered: those that the leader may not know of yet."""
+        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
 
     def connected(self, begun: float) -> None:
         """Take in that a connection which was begun at that time was made: what the server before was told may be lost."""
         with self._mutex:
             self._known, self._begun = max(self._known, begun), begun
-            self._signs.clear()
+            self._signs = ()
 
     def answered(self, sent: float, now: float, by_leader: bool) -> float | None:
         """Take in an answer; return the time from which the session's claims live for their ttl, if that is known anew."""
         with self._mutex:
-            since = None
+            # Nothing is changed in place: what a signal handler takes in meanwhile is lost at worst, which claims too little.
+            known, signs, since = self._known, self._signs, None
             if by_leader:
-                while self._signs and self._signs[0][1] + self._timeout * RELAY <= sent:
-                    self._known = max(self._known, self._signs.popleft()[0])
-                since = min(sent, self._known + self._timeout * (1 - SHARE))
+                reported = 0
+                while reported < len(signs) and signs[reported][1] + self._timeout * RELAY <= sent:
+                    known = max(known, signs[reported][0])
+                    reported += 1
+                if reported:
+                    signs = signs[reported:]
+                since = min(sent, known + self._timeout * (1 - SHARE))
             # Hundreds in a second tell no more than a few: the gaps between these count.
-            fresh = not self._signs or now - self._signs[-1][1] >= self._timeout * BEAT / 8
+            fresh = not signs or now - signs[-1][1] >= self._timeout * BEAT / 8
             if fresh and sent >= self._begun:
-                self._signs.append((sent, now))
+                signs = (*signs, (sent, now))
+            self._known, self._signs = known, signs
             return since
