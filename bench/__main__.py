@@ -24,6 +24,8 @@ PARTS = {
     "zookeeper-contended": 3,
     "postgres-pairs": 20,
     "postgres-contended": 3,
+    "mysql-pairs": 30,
+    "mysql-contended": 3,
 }
 
 

@@ -41,6 +41,16 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
+def _mysql(server: Any, _: Path) -> str:
+    """Return a database of its own on a shared server."""
+    name = f"contract_{os.getpid()}_{next(_databases)}"
+    server.query(f"CREATE DATABASE {name}")
+    return str(server.url).removesuffix("/fencelock") + f"/{name}"
+
+
+def _mysql_counter(server: Any, folder: Path) -> str:
+    """Return the same, with tokens as MySQL has them, which knows no sequences."""
+    return f"{_mysql(server, folder)}?tokens=counter"
 
 
 @dataclass(frozen=True)
@@ -80,4 +90,6 @@ ENGINES = [
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
     Engine("postgres", _postgres("postgresql"), server="postgres"),
     Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    # Whole seconds; a lock goes with its connection.
+    Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]

@@ -38,10 +38,10 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("etcd://h:port", "an etcd URL is etcd://"),
         ("zookeeper://", "names no host"),
         ("zookeper://h", "did you mean zookeeper://h?"),
-        ("mysql://h/db", "mysql is still to come"),
+        ("mysql://h", "name the database that fencelock's tables are in"),
         (
             "nosuch://x",
-            "names no engine of this release; this release has etcd://, etcds://, memory://, postgres://, postgres+advisory://",
+            "names no engine of this release; this release has etcd://, etcds://, mariadb://, memory://, mysql://, postgres://",
         ),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),

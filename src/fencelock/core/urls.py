@@ -49,6 +49,7 @@ ENGINES: dict[str, Engine] = {
         ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory"),
         Engine("fencelock.backends.postgres", "postgres"),
     ),
+    **dict.fromkeys(("mysql", "mariadb"), Engine("fencelock.backends.mysql", "mysql")),
 }
 
 CLIENTS = {
@@ -56,10 +57,6 @@ CLIENTS = {
     **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
 }
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
-
-
-COMING = {"mysql": "mysql", "mariadb": "mariadb"}
-"""Schemes that later releases will know."""
 
 
 class FromEnvironment(str):
@@ -132,15 +129,11 @@ def _unknown(url: str) -> str:
         path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
         return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? T{there[1:]}"
     base = scheme.lower().partition("+")[0]
-    if colon and base in COMING:
-        return f"{redact(url)!r}: {COMING[base]} is still to come; {there}"
     if colon and base:
         from difflib import get_close_matches  # 3 ms that only a slip of the pen should pay
 
-        for near in get_close_matches(base, [*ENGINES, *COMING]):
-            if near in ENGINES:
-                return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
-            return f"{redact(url)!r} names no engine; did you mean {near}://? It is still to come; {there}"
+        for near in get_close_matches(base, ENGINES, n=1):
+            return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
     return f"{redact(url)!r} names no engine of this release; {there}"
 
 

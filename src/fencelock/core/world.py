@@ -76,6 +76,8 @@ class Host(NamedTuple):
     tls: SSLContext | None = None
     seconds: float = 5.0
     """How long connecting may take."""
+    greet: Callable[[bytes], bytes | None] | None = None
+    """What is said in the clear before TLS begins: given all that the server has said, or None until that is enough."""
 
 
 class Dialer(Protocol):
