@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 _databases = itertools.count()
+_OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
 def _redis(server: Any, _: Path) -> str:
@@ -27,6 +30,29 @@ def _zookeeper(server: Any, folder: Path) -> str:
     return f"{server.url}/{folder.parent.name}-{folder.name}"
 
 
+def _postgres(scheme: str) -> Callable[[Any, Path], str]:
+    """Return what empties the schema of a shared server, and ends whatever an earlier test has left there."""
+
+    def url(server: Any, _: Path) -> str:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
+            if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
+                connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
+        return str(server.url).replace("postgresql", scheme, 1)
+
+    return url
+def _mysql(server: Any, _: Path) -> str:
+    """Return a database of its own on a shared server."""
+    name = f"contract_{os.getpid()}_{next(_databases)}"
+    server.query(f"CREATE DATABASE {name}")
+    return str(server.url).removesuffix("/fencelock") + f"/{name}"
+
+
+def _mysql_counter(server: Any, folder: Path) -> str:
+    """Return the same, with tokens as MySQL has them, which knows no sequences."""
+    return f"{_mysql(server, folder)}?tokens=counter"
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the suite gets at an engine."""
@@ -41,11 +67,15 @@ class Engine:
     fair: bool = True
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
-    """Whether it has readers and permits."""
+    """Whether it has readers."""
+    limit: bool = True
+    """Whether it has permits too."""
     records: bool = False
     """Whether it keeps records."""
     pace: float = 1.0
     """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    hangs_up: bool = False
+    """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
     slack: float = 0.0
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
@@ -55,7 +85,11 @@ ENGINES = [
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
-    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
+    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres"),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    # Whole seconds; a lock goes with its connection.
+    Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+from pathlib import Path
 
 from tests.engines import packages, template
 from tests.engines.server import Server
@@ -64,7 +66,7 @@ class MariaDB(Server):
             f"--bind-address={self.host}",
             f"--port={self.port}",
             "--skip-name-resolve",
-            "--max-connections=200",
+            "--max-connections=1000",
             "--performance-schema=off",
             *self._options(),
         ], program
@@ -78,3 +80,35 @@ class MariaDB(Server):
         # Version 10 of the protocol; anything else is an error packet or a server that went away.
         if not greeting.startswith(b"\x0a"):
             raise ConnectionError(f"MariaDB greets with {greeting[:80]!r}")
+
+
+class MariaDBTls(MariaDB):
+    """A MariaDB that also speaks TLS, with a certificate that it made for itself."""
+
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate.pem"
+
+    @property
+    def tls_url(self) -> str:
+        """The URL for TLS with a server that is who it should be."""
+        return f"{self.url}?ssl-ca={self.certificate}"
+
+    def _prepare(self) -> None:
+        key = self.folder / "key.pem"
+        if not self.certificate.exists():
+            openssl = packages.find("redis", "openssl")
+            settings = self.folder / "openssl.cnf"
+            settings.write_text(
+                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
+                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
+            )
+            subprocess.run(
+                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
+                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                 "-keyout", str(key), "-out", str(self.certificate)],
+                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
+            )  # fmt: skip
+        super()._prepare()
+        self.settings |= {"ssl-cert": str(self.certificate), "ssl-key": str(key)}

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "etcd": {"etcd": "etcd-server", "etcdctl": "etcd-client"},
     "zookeeper": {"java": "default-jre-headless", "zookeeper.jar": "libzookeeper-java"},
     "postgres": {"postgres": "postgresql", "initdb": "postgresql", "psql": "postgresql-client"},
+    "pgbouncer": {"pgbouncer": "pgbouncer"},
     "mariadb": {
         "mariadbd": "mariadb-server-core",
         "mariadb-install-db": "mariadb-server-core",

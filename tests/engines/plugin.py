@@ -20,6 +20,7 @@ import pytest
 from tests.engines.etcd import Etcd, EtcdCluster
 from tests.engines.mariadb import MariaDB
 from tests.engines.packages import FAMILIES
+from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxies, Proxy
 from tests.engines.redis import Redis, RedisNodes, Sentinel
@@ -238,6 +239,7 @@ own_redis = _own("own_redis", Redis)
 own_redis_nodes = _own("own_redis_nodes", RedisNodes)
 own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)
+own_pgbouncer = _own("own_pgbouncer", PgBouncer)
 own_mariadb = _own("own_mariadb", MariaDB)
 
 

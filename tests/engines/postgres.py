@@ -63,7 +63,7 @@ class Postgres(Server):
             "port": str(self.port),
             "listen_addresses": self.host,
             "unix_socket_directories": "",
-            "max_connections": "200",
+            "max_connections": "400",
             "shared_buffers": "32MB",
             # Files in the data folder, which go with it: segments in /dev/shm would outlive a kill -9.
             "dynamic_shared_memory_type": "mmap",

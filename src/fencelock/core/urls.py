@@ -11,7 +11,7 @@ from fencelock.errors import InvalidURL, MissingDependency
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fencelock.core.backend import Backend
+    from fencelock.core.backend import Backend, Schema
     from fencelock.core.world import World
 
 
@@ -45,17 +45,18 @@ ENGINES: dict[str, Engine] = {
     **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
     **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
     **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
+    **dict.fromkeys(
+        ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory"),
+        Engine("fencelock.backends.postgres", "postgres"),
+    ),
+    **dict.fromkeys(("mysql", "mariadb"), Engine("fencelock.backends.mysql", "mysql")),
 }
 
-CLIENTS = {"redis": ENGINES["redis"]}
+CLIENTS = {
+    "redis": ENGINES["redis"],
+    **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
+}
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
-
-
-COMING = {
-    "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql",
-    "mariadb": "mariadb",
-}  # fmt: skip
-"""Schemes that later releases will know."""
 
 
 class FromEnvironment(str):
@@ -103,6 +104,15 @@ def open_backend(world: World, url: object, namespace: str) -> Backend:
     return connect(world, url, namespace)
 
 
+def open_schema(world: World, url: str) -> Schema | None:
+    """Return what makes the tables of the engine that the URL names, or None if it needs none."""
+    engine = ENGINES.get(url.partition(":")[0].lower())
+    if engine is None:
+        raise InvalidURL(_unknown(url))
+    module = None if engine.extra != "postgres" else import_module(engine.module)
+    return None if module is None else cast("Callable[[World, str], Schema]", module.schema)(world, url)
+
+
 def shown(url: object, backend: Backend) -> str:
     """Return the URL for people to see: without its password, and what a default stands for in its place."""
     return redact(getattr(backend, "url", None) or str(url))
@@ -119,15 +129,11 @@ def _unknown(url: str) -> str:
         path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
         return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? T{there[1:]}"
     base = scheme.lower().partition("+")[0]
-    if colon and base in COMING:
-        return f"{redact(url)!r}: {COMING[base]} is still to come; {there}"
     if colon and base:
         from difflib import get_close_matches  # 3 ms that only a slip of the pen should pay
 
-        for near in get_close_matches(base, [*ENGINES, *COMING]):
-            if near in ENGINES:
-                return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
-            return f"{redact(url)!r} names no engine; did you mean {near}://? It is still to come; {there}"
+        for near in get_close_matches(base, ENGINES, n=1):
+            return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
     return f"{redact(url)!r} names no engine of this release; {there}"
 
 

@@ -76,6 +76,8 @@ class Host(NamedTuple):
     tls: SSLContext | None = None
     seconds: float = 5.0
     """How long connecting may take."""
+    greet: Callable[[bytes], bytes | None] | None = None
+    """What is said in the clear before TLS begins: given all that the server has said, or None until that is enough."""
 
 
 class Dialer(Protocol):
@@ -240,6 +242,14 @@ class World(Protocol):
         """Wait until something that is pushed over one of the wires sets the bell; return whether it is set.
 
         It ends early when a wire breaks, or has been broken already.
+        """
+        ...
+
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.
+
+        For drivers that speak their protocol without waiting (libpq). One at a time may wait for a descriptor, and nobody
+        closes it meanwhile.
         """
         ...
 

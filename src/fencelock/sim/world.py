@@ -202,6 +202,10 @@ class SimWorld:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(wire.open for wire in wires) else bell.is_set()
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Refuse: there are no descriptors here, and no engine of this world has a driver that needs one."""
+        raise NotImplementedError("the simulated world has no descriptors")
+
     async def close(self) -> None:
         """Cancel what is left of the world's own tasks, and wait for their end."""
         left = [task for task in self._tasks if task is not self.process.current]

@@ -288,6 +288,12 @@ class BlockingWorld:
         besides = bell.fileno() if isinstance(bell, LoudFlag) else None
         return listen(cast("Sequence[SocketWire]", wires), bell, timeout, besides)
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Wait for it in this thread."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN | select.POLLOUT if write else select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1000))
+
     async def close(self) -> None:
         """Close the sockets that are kept."""
         self._closed = True

@@ -1,0 +1,16 @@
+"""MySQL and MariaDB. `connect` is what the URL table calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fencelock.backends.mysql.engine import MysqlBackend
+from fencelock.backends.mysql.place import parse
+
+if TYPE_CHECKING:
+    from fencelock.core.world import World
+
+
+def connect(world: World, url: str, namespace: str) -> MysqlBackend:
+    """Open `mysql://` or `mariadb://`, which are the same: what it is, the server says."""
+    return MysqlBackend(world, parse(url), namespace)

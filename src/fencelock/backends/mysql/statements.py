@@ -1,0 +1,171 @@
+"""Every statement that the engine sends. Whatever users hand in is written in hexadecimal, so that none of it is ever SQL."""
+
+from __future__ import annotations
+
+from base64 import b32encode
+from hashlib import blake2b
+from importlib.resources import files
+from typing import NamedTuple
+
+from fencelock.model import Claim
+
+LAYOUT = 1
+AHEAD = 1_000_000
+"""Tokens that are reserved at a time: a second of the clock, in µs, by which they are begun after a restart."""
+LABEL = "fencelock-waiter"
+CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
+"""The server's clock in µs."""
+
+WHO = "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.read_only"
+CLUSTER = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+    "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
+)
+VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
+HERE = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
+"""Which server this is: one that was a replica has the lines of another, and perhaps not the last of them."""
+FIRST = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {HERE}"
+COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
+HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
+SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
+RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
+
+NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE = 1094, 1095, 1146
+INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
+"""A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
+
+
+def schema() -> list[str]:
+    """Return what makes the tables."""
+    text = (files(__package__) / "schema.sql").read_text("utf-8")
+    plain = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    return [statement.strip() for statement in plain.split(";") if statement.strip()]
+
+
+def settle(ttl: int, *, mariadb: bool) -> str:
+    """Make the session what we need: its ttl, and no limit of the server's to how long a statement waits."""
+    limit = "max_statement_time = 0" if mariadb else "max_execution_time = 0"
+    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {limit}"
+
+
+def keep_for(ttl: int) -> str:
+    """Have the server end the session when nothing was heard of it for so many seconds."""
+    return f"SET SESSION wait_timeout = {ttl}"
+
+
+class Names(NamedTuple):
+    """How the names of one namespace in one database are written."""
+
+    database: str
+    namespace: str
+
+    @property
+    def space(self) -> str:
+        """What tells this namespace from others, on the whole server."""
+        return _hash(8, self.database, self.namespace).hex()
+
+    def key(self, name: str) -> str:
+        """Return the name of the user-level lock: these ignore case, may have 64 characters, and are the whole server's."""
+        return "fencelock:" + b32encode(_hash(20, self.database, self.namespace, name)).decode().lower()
+
+
+def _hash(size: int, *words: str) -> bytes:
+    digest = blake2b(digest_size=size)
+    for word in words:
+        data = word.encode()
+        digest.update(len(data).to_bytes(4, "big") + data)
+    return digest.digest()
+
+
+class Taking(NamedTuple):
+    """The statements that take one lock for one claim; the last of them says whether it is ours, and the token."""
+
+    claim: Claim
+    ttl: int
+    key: str
+    space: str
+
+    def at_once(self) -> list[str]:
+        """Take it if it is free."""
+        return [self._mint(f"GET_LOCK('{self.key}', 0) = 1")]
+
+    def in_line(self, seconds: int) -> list[str]:
+        """Wait for it, and mint the token in a statement of its own.
+
+        No table may be open while we wait: that would hold up whoever makes a backup, and all others behind it.
+        """
+        name, owner = self._hex()
+        label = f"/* {LABEL} {self.space} {self.ttl} {name} {owner or '-'} */"
+        mine = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
+        return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(mine)]
+
+    def _mint(self, condition: str) -> str:
+        """Write down who has the lock, if the condition holds; the line's number is the token."""
+        name, owner = self._hex()
+        return (
+            f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', "
+            f"X'{owner}', {self.ttl} FROM DUAL WHERE {condition}"
+        )
+
+    def _hex(self) -> tuple[str, str]:
+        return self.claim.name.encode().hex(), self.claim.owner.encode().hex()
+
+
+def begin(reserved: int) -> str:
+    """Go on with tokens that are not below the clock, nor below what was ever granted; they never go back."""
+    return (
+        f"REPLACE INTO fencelock_holders (token, {COLUMNS[1:]} "
+        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {HERE}, 0)"
+    )
+
+
+def reserve(token: int) -> str:
+    """Promise, on disk, that nothing above was granted."""
+    return f"UPDATE fencelock_layout SET reserved = GREATEST(reserved, {token}) WHERE id = 1"
+
+
+SKIP = (
+    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '', '', '', '', 0)",
+    "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
+)
+"""Use up a token."""
+
+
+def is_mine(key: str) -> str:
+    """Ask which session holds the lock: a sign of life, too."""
+    return f"SELECT IS_USED_LOCK('{key}')"
+
+
+def release(connection: int) -> str:
+    """Give the lock back, and forget who held it. All that the session has: it has no other, and may have it twice."""
+    return f"DELETE FROM fencelock_holders WHERE connection = {connection} AND RELEASE_ALL_LOCKS() > 0"
+
+
+def session(connection: int, host: str) -> str:
+    """Ask whether a session is still there: after a restart of the server its number may be somebody else's."""
+    return f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID = {connection} AND HOST = X'{host.encode().hex()}'"
+
+
+def kill(connection: int) -> str:
+    """End a session."""
+    return f"KILL CONNECTION {connection}"
+
+
+def holders(condition: str, *, mariadb: bool) -> str:
+    """Return who holds what; the time is the seconds since the session was last heard of."""
+    idle = "p.TIME_MS / 1000" if mariadb else "p.TIME"
+    return (
+        f"SELECT h.connection, h.name, h.owner, h.ttl, h.token, {idle} FROM fencelock_holders h "
+        "LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.connection "
+        f"WHERE {condition} AND IS_USED_LOCK(h.lock_key) = h.connection"
+    )
+
+
+def waiters(key: str | None, *, mariadb: bool) -> str:
+    """Return what those who wait have asked, first come first: their statement says who they are."""
+    order = "QUERY_ID" if mariadb else "TIME DESC, ID"
+    wanted = f"SELECT GET_LOCK('{key or ''}%".replace("'", "''").replace("_", "\\_")
+    return (
+        "SELECT INFO FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' "
+        f"AND INFO LIKE '{wanted}' ORDER BY {order}"
+    )
