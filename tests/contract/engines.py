@@ -41,6 +41,8 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
+
+
 def _mysql(server: Any, _: Path) -> str:
     """Return a database of its own on a shared server."""
     name = f"contract_{os.getpid()}_{next(_databases)}"
