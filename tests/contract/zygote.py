@@ -26,6 +26,7 @@ from fencelock.core.urls import ENGINES
 MESSAGE = 2**17
 DRIVERS = ("redis.asyncio", "kazoo.client", "psycopg", "hpack", "cryptography.hazmat.primitives.asymmetric.padding")
 """What engines import only when they connect."""
+WORLDS = tuple(f"fencelock.worlds.{name}" for name in ("aio", "blocking", "sockets", "transports"))
 
 
 class Process:
@@ -105,7 +106,7 @@ def serve(fd: int) -> list[str]:
     """Fork for each request; return in the children only, with what was asked for. It ends when the tests do."""
     for engine in {*ENGINES.values()}:
         import_module(engine.module)
-    for name in (*DRIVERS, "fencelock.worlds.aio", "fencelock.worlds.blocking"):
+    for name in (*DRIVERS, *WORLDS):
         import_module(name)
     assert threading.active_count() == 1
     gc.collect()
@@ -118,11 +119,11 @@ def serve(fd: int) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
+        ready, _, _ = select.select([fd, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             _reap(children)
-        if control in ready:
+        if fd in ready:
             message, fds, _, _ = socket.recv_fds(control, MESSAGE, 3)
             if not message:
                 for pid in children:
