@@ -231,7 +231,7 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
 
 
 @pytest.mark.colour("blocking")
-async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView, pace: Pace) -> None:
+async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
     """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
     worker = await subject.worker()
     await worker.do(
@@ -253,8 +253,8 @@ with locks.raw.lock('x', ttl=pace(0.25)):
     async with background(
         worker.do(
             """
-end = time.monotonic() + pace(3)
-def enough(): return time.monotonic() > end or min(interrupts, grants) >= 300
+end = time.monotonic() + 40
+def enough(): return time.monotonic() > end or min(interrupts, grants) >= 200
 while not enough():
     try:
         armed = True
@@ -272,8 +272,7 @@ result = [interrupts, grants]
 """
         )
     ) as (task,):
-        begun = time.monotonic()
-        while time.monotonic() - begun < pace(2.7) and not task.done():
+        while not task.done():
             worker.signal(signal.SIGINT)
             await asyncio.sleep(0.003)
         interrupts, grants = await asyncio.wait_for(task, SOON)
