@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import psycopg
 
 _databases = itertools.count()
+_spare: dict[str, list[str]] = defaultdict(list)
+_TABLES = ("claim", "gone", "name", "session")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
@@ -37,17 +40,20 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
-                connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
+                # Not TRUNCATE, which makes new files for each table and each index.
+                connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
 
 
 def _mysql(server: Any, _: Path) -> str:
-    """Return a database of its own on a shared server."""
-    name = f"contract_{os.getpid()}_{next(_databases)}"
-    server.query(f"CREATE DATABASE {name}")
-    return str(server.url).removesuffix("/fencelock") + f"/{name}"
+    """Return a database of its own on a shared server. Fifty at a time: each time starts a client's process."""
+    spare = _spare[server.url]
+    if not spare:
+        spare += [f"contract_{os.getpid()}_{next(_databases)}" for _ in range(50)]
+        server.query("; ".join(f"CREATE DATABASE {name}" for name in spare))
+    return str(server.url).removesuffix("/fencelock") + f"/{spare.pop()}"
 
 
 def _mysql_counter(server: Any, folder: Path) -> str:
