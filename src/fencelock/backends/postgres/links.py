@@ -47,6 +47,7 @@ class Links:
         self._all: WeakSet[Link] = WeakSet()
         self._tickets: WeakSet[Ticket] = WeakSet()
         self._queue: deque[Event] = deque()
+        self._served = 0
         self._halfway: list[Halfway] = []
         self._left: list[Link] = []
         """Links that nobody was there for when they were made, or greeted."""
@@ -55,27 +56,31 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def run(self, statement: Statement, words: Sequence[Word], patience: float) -> list[Row]:
+    async def run(
+        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+    ) -> list[Row]:
         """Ask on any link; every step may be repeated, so one that a broken connection has lost is, once."""
         try:
-            _, rows = await self.timed(statement, words, patience)
+            _, rows = await self.timed(statement, words, patience, urgent=urgent)
         except Unanswered:
-            _, rows = await self.timed(statement, words, patience)
+            _, rows = await self.timed(statement, words, patience, urgent=urgent)
         return rows
 
-    async def timed(self, statement: Statement, words: Sequence[Word], patience: float) -> tuple[float, list[Row]]:
+    async def timed(
+        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+    ) -> tuple[float, list[Row]]:
         """Ask on any link; return when that was sent, and the answer."""
         tries = TRIES
         while True:
-            link = await self.take(patience)
+            link = await self.take(patience, urgent=urgent)
             sent = self._world.now()
             try:
                 return sent, await link.ask(statement, words, patience)
             except ServerError as error:
                 tries -= 1
-                if error.state in MISSING | UNPREPARED:
+                if error.state in MISSING or error.state == UNPREPARED:
                     link.close()  # if somebody dropped the schema, the next link makes it anew
-                if error.state not in AGAIN | UNPREPARED or not tries:
+                if (error.state not in AGAIN and error.state != UNPREPARED) or not tries:
                     raise translate(error, self.address) from error
                 await self._world.sleep(0.01 * self._world.random())
             finally:
@@ -83,23 +88,34 @@ class Links:
 
     # ------------------------------------------------------------------ having one
 
-    async def take(self, patience: float) -> Link:
-        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+    async def take(self, patience: float, *, urgent: bool = False) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back.
+
+        Who finds all of them in use lines up, for as long as others are served: that there are many of us is no fault of the
+        server's. What is urgent goes first.
+        """
         ticket = Ticket()
-        while True:
+        called = False
+        while not self._admitted(ticket, called):
+            turn = self._world.event()
             with self._mutex:
-                if len(self._tickets) < MOST:
-                    self._tickets.add(ticket)
-                    break
-                turn = self._world.event()
-                self._queue.append(turn)
+                if urgent or called:
+                    self._queue.appendleft(turn)
+                else:
+                    self._queue.append(turn)
+            served = self._served
             try:
-                if not await turn.wait(patience):
-                    raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")
+                while not await turn.wait(patience) and len(self._tickets) >= MOST:
+                    if self._served == served:
+                        raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")
+                    served = self._served
+                called = True
             finally:
                 with self._mutex:
                     if turn in self._queue:
                         self._queue.remove(turn)
+                    elif not called and self._queue:
+                        self._queue.popleft().set()  # it was called, and interrupted before it could come
         try:
             link = await self.borrow()
         except BaseException:
@@ -107,6 +123,13 @@ class Links:
             raise
         link.ticket = ticket
         return link
+
+    def _admitted(self, ticket: Ticket, called: bool) -> bool:
+        with self._mutex:
+            if len(self._tickets) >= MOST or (self._queue and not called):
+                return False
+            self._tickets.add(ticket)
+            return True
 
     async def borrow(self) -> Link:
         """Return a link of which there may be any number; it is given back by `keep`."""
@@ -153,6 +176,7 @@ class Links:
     def _put_back(self, ticket: object) -> None:
         with self._mutex:
             self._tickets.discard(ticket)  # type: ignore[arg-type]
+            self._served += 1
             if self._queue:
                 self._queue.popleft().set()
 

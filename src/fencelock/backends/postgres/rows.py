@@ -121,7 +121,7 @@ class RowsBackend:
         ids = ",".join(grant.claim.id for grant in grants)
         ttls = ",".join(str(grant.claim.ttl) for grant in grants)
         patience = _patience(min(grant.claim.ttl for grant in grants))
-        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience)
+        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
         renewed = {row[0] for row in rows}
         return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
 
