@@ -8,8 +8,9 @@ from math import inf
 from threading import Lock
 from weakref import WeakSet
 
+from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word, dial
-from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
 from fencelock.core.world import Event, World
@@ -35,12 +36,15 @@ class Ticket:
 class Links:
     """All links of a client to its server."""
 
-    def __init__(self, world: World, place: Place, prepare: Callable[[Link], Awaitable[None]] | None = None) -> None:
-        self.address = place.address
+    def __init__(
+        self, world: World, source: Place | Application, prepare: Callable[[Link], Awaitable[None]] | None = None
+    ) -> None:
+        self.address = source.address
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
         self._world = world
-        self._place = place
+        self._source = source
+        self._seconds = source.seconds if isinstance(source, Place) else DIAL_SECONDS
         self._prepare = prepare
         self._idle: list[Link] = []
         # Weak, both: what an interrupt has made us lose in the middle of a step must not count for ever.
@@ -145,7 +149,7 @@ class Links:
         made: list[Link] = []
         try:
             # To its end even if the caller is cancelled: whoever is in such a hurry again finds it made.
-            await self._world.shield(self._make_for(made), 3 * self._place.seconds)
+            await self._world.shield(self._make_for(made), 3 * self._seconds)
         except TimeoutError as error:
             self.check_open()
             raise EngineUnavailable(f"{self.address}: no connection in time") from error
@@ -182,13 +186,13 @@ class Links:
 
     async def make(self) -> Link:
         """Connect, and see that the server is one that we can work with."""
-        link = self._left.pop() if self._left else await dial(self._world, self._place, self._halfway)
+        link = self._left.pop() if self._left else await self._dial()
         with self._mutex:
             self._all.add(link)
         try:
-            if link.pending and not await link.settle(self._place.seconds):
+            if link.pending and not await link.settle(self._seconds):
                 raise Unanswered(f"{self.address}: no answer to a greeting")
-            self.idle_default = await greet(link, self.address, self._place.seconds)
+            self.idle_default = await greet(link, self.address, self._seconds)
             if self._prepare is not None:
                 await self._prepare(link)
             self.check_open()
@@ -199,6 +203,20 @@ class Links:
             self._left.append(link)  # greeted anew by the next who needs one
             raise
         return link
+
+    async def _dial(self) -> Link:
+        source = self._source
+        if isinstance(source, Place):
+            return await dial(self._world, source, self._halfway)
+        place = await source.place()
+        self.address, self._seconds = place.address, place.seconds
+        try:
+            return await dial(self._world, place, self._halfway)
+        except EngineUnavailable:
+            fresh = await source.place(afresh=True)  # passwords change
+            if fresh == place:
+                raise
+            return await dial(self._world, fresh, self._halfway)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""

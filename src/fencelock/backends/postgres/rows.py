@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
+from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.ear import Ear
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
@@ -37,12 +38,12 @@ class RowsBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, place: Place, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
         self.url = url
-        """What a user's own connection stands for; None if a URL was given."""
+        """What an application's own object stands for; None if a URL was given."""
         self._world = world
         self._namespace = namespace
-        self._links = Links(world, place)
+        self._links = Links(world, source)
         self._ear = Ear(world, self._links)
         self._rounds = count(1)
 
