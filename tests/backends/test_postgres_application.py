@@ -31,7 +31,7 @@ def pg(own_postgres: Callable[..., Postgres]) -> Postgres:
         "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
     )
     ask(server, "SELECT pg_reload_conf()")
-    ask(server, "CREATE ROLE app LOGIN PASSWORD %s" % psycopg.sql.quote(PASSWORD))
+    ask(server, f"CREATE ROLE app LOGIN PASSWORD {psycopg.sql.quote(PASSWORD)}")
     ask(server, 'CREATE DATABASE "its own; --" OWNER app')
     return server
 
@@ -160,8 +160,8 @@ async def test_asyncio(pg: Postgres) -> None:
                 lease.check()
         with pytest.raises(TypeError, match=r"aio\.connect"):
             fencelock.connect(engine)
-        with fencelock.connect(pool) as locks, pytest.raises(EngineUnavailable, match=r"aio\.connect"):
-            locks.lock("x").acquire()
+        with fencelock.connect(pool) as blocking, pytest.raises(EngineUnavailable, match=r"aio\.connect"):
+            blocking.lock("x").acquire()
     finally:
         await connection.close()
         await pool.close()

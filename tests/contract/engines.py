@@ -37,7 +37,9 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
-                connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
+                connection.execute(
+                    "TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session, fencelock.record"
+                )
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
@@ -90,8 +92,8 @@ ENGINES = [
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
-    Engine("postgres", _postgres("postgresql"), server="postgres"),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
     # Whole seconds; a lock goes with its connection.
     Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]

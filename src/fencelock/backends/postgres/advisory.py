@@ -13,6 +13,7 @@ from math import ceil
 from fencelock.backends.postgres.link import Link, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.backends.postgres.schema import ADVISORY_SINCE
 from fencelock.backends.postgres.seat import Seat
 from fencelock.backends.postgres.trouble import ServerError, translate
@@ -82,6 +83,7 @@ class AdvisoryBackend:
         self._world = world
         self._namespace = namespace
         self._links = Links(world, place, self._begin)
+        self.records = PostgresRecords(self._links, namespace)
         self._seats: dict[str, Seat] = {}
         self._doomed: dict[str, list[int]] = {}
         """Sessions that were given up without an answer, by claim: they may yet get the lock."""

@@ -10,6 +10,7 @@ from fencelock.backends.postgres.ear import Ear
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.core.world import World
 from fencelock.errors import LimitMismatch
 from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
@@ -44,6 +45,7 @@ class RowsBackend:
         self._world = world
         self._namespace = namespace
         self._links = Links(world, source)
+        self.records = PostgresRecords(self._links, namespace)
         self._ear = Ear(world, self._links)
         self._rounds = count(1)
 
