@@ -15,7 +15,7 @@ BEGIN
 END $$;
 
 -- Behind a pooler a client does not notice that the server is another one now. The server's own session does: it was never
--- greeted.
+-- greeted. Nor does anybody notice that a backup was restored under it: what is a second behind the clock is moved, always.
 CREATE OR REPLACE FUNCTION fencelock.mint() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   minted bigint;
@@ -24,7 +24,7 @@ BEGIN
     PERFORM fencelock.catch_up(), set_config('fencelock.greeted', 'yes', false);
   END IF;
   minted := nextval('fencelock.token');
-  IF minted < date_part('epoch', clock_timestamp()) * 1000000 - 60000000 THEN
+  IF minted < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN
     PERFORM fencelock.catch_up();
     minted := nextval('fencelock.token');
   END IF;
