@@ -15,7 +15,7 @@ import pytest
 import fencelock
 from fencelock import EngineUnavailable, LeaseLost
 from tests.backends.conftest import Clients
-from tests.backends.postgres_server import advisory, ask, connected, empty, kill_sessions, sessions
+from tests.backends.postgres_server import OURS, advisory, ask, connected, empty, kill_sessions, sessions
 from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
 from tests.engines import packages, template
 from tests.engines.pgbouncer import PgBouncer
@@ -43,7 +43,7 @@ async def blocked(pg: Postgres) -> None:
     """Wait until a session of ours waits for a lock of the server's."""
 
     async def is_so() -> bool:
-        return bool(ask(pg, "SELECT FROM pg_stat_activity WHERE application_name LIKE 'fencelock%%' AND wait_event_type = 'Lock'"))
+        return bool(ask(pg, f"SELECT pid FROM pg_stat_activity WHERE {OURS} AND wait_event_type = 'Lock'"))
 
     await eventually(is_so, "a session of ours waits")
 
@@ -82,7 +82,6 @@ def deadlocks(connection: psycopg.Connection[Any]) -> int:
 async def test_serialization_failure(pg: Postgres, url: str, clients: Clients) -> None:
     """A greeting that fails as others have written meanwhile, where the role's isolation is serializable, is repeated."""
     await take(clients.connect(pg.url), "x")
-    ask(pg, "CREATE SEQUENCE IF NOT EXISTS greetings")
     ask(
         pg,
         "INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, seat, owner) "

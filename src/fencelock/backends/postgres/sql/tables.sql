@@ -1,6 +1,7 @@
 -- What fencelock keeps in a database, for all namespaces: made once, in one transaction, and never changed silently.
 -- Names are compared byte by byte (COLLATE "C"): they are never normalised, and case counts.
 SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = 0;
 SELECT pg_advisory_xact_lock(7306372540837290868);
 
 DO $$
