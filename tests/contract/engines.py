@@ -14,7 +14,7 @@ import psycopg
 
 _databases = itertools.count()
 _spare: dict[str, list[str]] = defaultdict(list)
-_TABLES = ("claim", "gone", "name", "session")
+_TABLES = ("claim", "gone", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
@@ -96,8 +96,8 @@ ENGINES = [
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
-    Engine("postgres", _postgres("postgresql"), server="postgres"),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
     # Whole seconds; a lock goes with its connection.
     Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
 ]
