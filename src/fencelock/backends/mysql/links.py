@@ -122,8 +122,7 @@ class Links:
             words: bytes | None = login.begin()
             while words is not None:
                 reply = link.expect()
-                if words:
-                    link.wire.tell(words)
+                link.wire.tell(words)
                 words = login.answer(*await self._packet(link, reply, until))
         except (ServerError, ValueError) as error:
             raise dialer.unreachable(error) from error

@@ -76,7 +76,7 @@ class Login:
         return packet(2 if self._encrypted else 1, body)
 
     def answer(self, number: int, body: bytes) -> bytes | None:
-        """Return what to say to a packet: b"" for nothing, None if we are in. Raise what the server refuses with."""
+        """Return what to say to a packet, None if we are in. Raise what the server refuses with."""
         kind = body[:1]
         if kind == b"\x00":
             return None
@@ -109,8 +109,6 @@ class Login:
 
     def _more(self, number: int, body: bytes) -> bytes:
         """Go on with a password that the server does not remember: it has to have it as it is."""
-        if body == b"\x03":
-            return b""
         if body == b"\x04":
             # Without TLS, under the server's own key: that is asked for first.
             return packet(number + 1, self._password + b"\0" if self._encrypted else b"\x02")
