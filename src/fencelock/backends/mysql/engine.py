@@ -178,6 +178,8 @@ class MysqlBackend:
                 seat.link.ttl = 0  # perhaps it was not set
                 if await self._given_back(seat) is None:
                     await self._end(seat)
+                if answer.code == sql.FULL and (await self._links.run(sql.SWEEP))[0].affected:
+                    raise Unanswered(f"{self._links.address}: {answer}; there is room now") from answer
                 if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
                     raise Unanswered(f"{self._links.address} broke it off: {answer}") from answer
                 self._links.check(answer)

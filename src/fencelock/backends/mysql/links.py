@@ -143,12 +143,12 @@ class Links:
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
-        self._refuse_clusters(dict(cluster.rows))
+        known = dict(cluster.rows)
+        self._refuse_clusters(known)
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
         if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
-            for statement in sql.schema():
-                await self.ask(link, [statement], patience)
+            await self.create(link, patience, group=bool(known.get(b"group_replication_group_name")))
             version, first = await self.ask(link, [sql.VERSION, sql.FIRST], patience)
         self.check(version)
         self.check(first)
@@ -161,7 +161,7 @@ class Links:
         if self.database is None or not rows_of(first):
             # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
             floor = 0 if rows_of(first) else int(reserved or 0)
-            _, first = await self.ask(link, [sql.begin(floor), sql.FIRST], patience)
+            *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
         self._first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
@@ -174,6 +174,15 @@ class Links:
                 self.address,
                 sql_words(flush),
             )
+
+    async def create(self, link: Link, patience: float, *, group: bool) -> None:
+        """Make the tables; those of a group, and of who allows no others, are all on disk."""
+        for statement in sql.schema():
+            on_disk = statement.replace("ENGINE=MEMORY", "ENGINE=InnoDB")
+            (answer,) = await self.ask(link, [on_disk if group else statement], patience, check=False)
+            if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
+                (answer,) = await self.ask(link, [on_disk], patience, check=False)
+            self.check(answer)
 
     def _refuse_clusters(self, known: dict[bytes | None, bytes | None]) -> None:
         """Refuse servers whose locks are not those of the other members."""

@@ -71,7 +71,7 @@ class Looks:
             if answer.code == sql.NOT_THE_OWNER:
                 raise EngineUnavailable(
                     f"{self._links.address} refused: {answer}; whoever holds {name!r} logged in as another user, and ending "
-                    "that user's session takes the right CONNECTION ADMIN (MariaDB), or CONNECTION_ADMIN and perhaps SYSTEM_USER (MySQL)",
+                    "that session takes the right CONNECTION ADMIN, on MySQL CONNECTION_ADMIN and perhaps SYSTEM_USER",
                     name,
                 ) from answer
             if answer.code != sql.NO_SUCH_THREAD:

@@ -30,7 +30,9 @@ HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
-NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE = 1094, 1095, 1146
+NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE, FULL = 1094, 1095, 1146, 1114
+NO_MEMORY_TABLES = frozenset({1286, 1290, 3161})
+"""The administrator allows other kinds of tables only (or, 1290, no tables at all)."""
 INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
 """A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
 
@@ -43,9 +45,13 @@ def schema() -> list[str]:
 
 
 def settle(ttl: int, *, mariadb: bool) -> str:
-    """Make the session what we need: its ttl, and no limit of the server's to how long a statement waits."""
+    """Make the session what we need, whatever the server's settings or its init_connect have made of it.
+
+    Its ttl, no limit to how long a statement waits, and statements that mean what they say.
+    """
     limit = "max_statement_time = 0" if mariadb else "max_execution_time = 0"
-    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {limit}"
+    mode = "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0"
+    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {mode}, {limit}"
 
 
 def keep_for(ttl: int) -> str:
@@ -125,10 +131,13 @@ def reserve(token: int) -> str:
 
 
 SKIP = (
-    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '', '', '', '', 0)",
+    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '-', '', '', '', 0)",
     "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
 )
 """Use up a token."""
+
+SWEEP = "DELETE FROM fencelock_holders WHERE connection > 0 AND NOT (IS_USED_LOCK(lock_key) <=> connection)"
+"""Forget those whose sessions ended without a release: a line is written after the lock was had, so none is too young."""
 
 
 def is_mine(key: str) -> str:
