@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.backends.mysql.engine import MysqlBackend
+from fencelock.backends.mysql.links import MysqlSchema
 from fencelock.backends.mysql.place import parse
 
 if TYPE_CHECKING:
     from fencelock.core.world import World
+
+
+def schema_for(world: World, url: str) -> MysqlSchema:
+    """Return what makes the tables in the database that the URL names."""
+    return MysqlSchema(world, parse(url))
 
 
 def connect(world: World, url: str, namespace: str) -> MysqlBackend:

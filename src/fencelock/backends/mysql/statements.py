@@ -27,6 +27,7 @@ HERE = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
 FIRST = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {HERE}"
 COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
+UPTIME = "SHOW GLOBAL STATUS LIKE 'Uptime'"
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
@@ -37,10 +38,14 @@ INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
 """A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
 
 
+def script() -> str:
+    """Return what makes the tables, with what is to be said of them."""
+    return (files(__package__) / "schema.sql").read_text("utf-8")
+
+
 def schema() -> list[str]:
-    """Return what makes the tables."""
-    text = (files(__package__) / "schema.sql").read_text("utf-8")
-    plain = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    """Return what makes the tables, statement by statement."""
+    plain = "\n".join(line for line in script().splitlines() if not line.startswith("--"))
     return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
