@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from fencelock.core.world import World
 
 
+def adopt(world: World, client: object, namespace: str) -> MysqlBackend:
+    """Connect as an application's own object does, over connections of our own."""
+    from fencelock.backends.mysql.application import application
+
+    theirs = application(world, client)
+    return MysqlBackend(world, theirs, namespace, theirs.url)
+
+
 def schema_for(world: World, url: str) -> MysqlSchema:
     """Return what makes the tables in the database that the URL names."""
     return MysqlSchema(world, parse(url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.link import Link, Reply, Turn, hear_all
@@ -16,6 +16,9 @@ from fencelock.backends.mysql.place import Place
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
+
+if TYPE_CHECKING:
+    from fencelock.backends.mysql.application import Application
 
 TRAITS = Traits(
     engine="mysql",
@@ -83,7 +86,9 @@ class MysqlBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, place: Place, namespace: str) -> None:
+    def __init__(self, world: World, place: Place | Application, namespace: str, url: str | None = None) -> None:
+        self.url = url
+        """For people; None if there was one to begin with."""
         self._world = world
         self._namespace = namespace
         self._links = Links(world, place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.dial import MysqlDialer, hint
@@ -14,6 +14,9 @@ from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
+
+if TYPE_CHECKING:
+    from fencelock.backends.mysql.application import Application
 
 LINKS_KEPT = 32
 LOOK_SECONDS = 1.0
@@ -29,7 +32,7 @@ PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0
 class Links:
     """The connections to one server, and what is known about it."""
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: Place | Application) -> None:
         self.address = place.address
         self.mariadb = True
         self.reserved = 0
@@ -90,13 +93,15 @@ class Links:
 
     async def make(self, ttl: int) -> Link:
         """Connect, log in, and see that the server is one that we can work with."""
+        place = self._place if isinstance(self._place, Place) else await self._place.place()
+        self.address = place.address
         link = Link(self._world)
-        dialer = MysqlDialer(self._place)
+        dialer = MysqlDialer(place)
         link.wire = await self._world.wire(dialer, link.heard, link.ended)
         self._all.add(link)
         try:
-            until = self._world.now() + self._place.seconds
-            greeting = await self._log_in(link, dialer, until)
+            until = self._world.now() + place.seconds
+            greeting = await self._log_in(link, dialer, place, until)
             self.mariadb = greeting.mariadb
             link.ttl = ttl
             await self._introduce(link, max(0.5, until - self._world.now()))
@@ -110,7 +115,7 @@ class Links:
         link.used = self._world.now()
         return link
 
-    async def _log_in(self, link: Link, dialer: MysqlDialer, until: float) -> Greeting:
+    async def _log_in(self, link: Link, dialer: MysqlDialer, place: Place, until: float) -> Greeting:
         try:
             if dialer.greeting is None:
                 first = await self._packet(link, link.greeting, until)
@@ -118,7 +123,7 @@ class Links:
             else:
                 greeting = dialer.greeting
                 link.expect_nothing()
-            login = Login(self._place, greeting)
+            login = Login(place, greeting)
             words: bytes | None = login.begin()
             while words is not None:
                 reply = link.expect()
@@ -271,7 +276,7 @@ class Links:
             if pause:
                 await self._world.sleep(pause)
             found, up = await self.run(sql.session(link.id, link.host), sql.UPTIME, patience=patience)
-            if not found.rows or (self._place.local and float(up.rows[0][1]) < self._world.now() - link.made - 1):
+            if not found.rows or (":" not in link.host and float(up.rows[0][1]) < self._world.now() - link.made - 1):
                 return  # over a Unix socket all sessions have one address, and one of another start may have the number
             if pause in (0.0, 0.1):
                 (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -111,19 +112,24 @@ def _tls(url: str, options: dict[str, str]) -> SSLContext | None:
     mode = options.get("ssl-mode", "VERIFY_IDENTITY" if files else "DISABLED").upper()
     if mode not in MODES:
         raise InvalidURL(f"{redact(url)!r}: ssl-mode is one of {', '.join(MODES)}")
+    if mode == "DISABLED" and files:
+        raise InvalidURL(f"{redact(url)!r}: {', '.join(files)} without TLS; leave out ssl-mode=DISABLED")
+    try:
+        return context(mode, options)
+    except (OSError, ValueError) as error:
+        raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
+
+
+def context(mode: str, files: Mapping[str, str]) -> SSLContext | None:
+    """Return what does it."""
     if mode == "DISABLED":
-        if files:
-            raise InvalidURL(f"{redact(url)!r}: {', '.join(files)} without TLS; leave out ssl-mode=DISABLED")
         return None
     import ssl  # only who asks for TLS pays for it
 
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl-ca"))
-        context.check_hostname = mode == "VERIFY_IDENTITY"
-        if mode == "REQUIRED":
-            context.verify_mode = ssl.CERT_NONE
-        if "ssl-cert" in options:
-            context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
-    except (OSError, ValueError) as error:
-        raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
-    return context
+    made = ssl.create_default_context(cafile=files.get("ssl-ca"))
+    made.check_hostname = mode == "VERIFY_IDENTITY"
+    if mode == "REQUIRED":
+        made.verify_mode = ssl.CERT_NONE
+    if "ssl-cert" in files:
+        made.load_cert_chain(files["ssl-cert"], files.get("ssl-key"))
+    return made
