@@ -97,6 +97,8 @@ ENGINES = [
     Engine("postgres", _postgres("postgresql"), server="postgres"),
     Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
     # Whole seconds; a lock goes with its connection.
-    Engine("mysql", _mysql, server="mariadb", shared=False, limit=False, pace=4.0, slack=0.5, hangs_up=True),
-    Engine("mysql_innodb", _mysql_innodb, "mariadb", shared=False, limit=False, pace=4.0, slack=0.5, hangs_up=True),
+    *(
+        Engine(name, make, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+        for name, make in (("mysql", _mysql), ("mysql_innodb", _mysql_innodb))
+    ),
 ]

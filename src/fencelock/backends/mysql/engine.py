@@ -13,6 +13,7 @@ from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Ok, Rows, ServerError
 from fencelock.backends.mysql.place import Place
+from fencelock.backends.mysql.records import MysqlRecords
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
@@ -93,6 +94,7 @@ class MysqlBackend:
         self._namespace = namespace
         self._links = Links(world, place)
         self._looks = Looks(world, self._links, self._names)
+        self.records = MysqlRecords(self._links, self._known_names)
         self._seats: dict[str, Seat] = {}
         self._contended = False
         self._abandoned: dict[str, None] = {}
@@ -439,6 +441,10 @@ class MysqlBackend:
         if child:
             self._seats.clear()
             self._links.forget()
+
+    async def _known_names(self) -> sql.Names:
+        await self._links.know()
+        return self._names()
 
     def _names(self) -> sql.Names:
         """Return how names are written; there was a connection before."""

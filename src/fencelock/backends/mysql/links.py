@@ -243,6 +243,22 @@ class Links:
             await self.ask(link, [sql.reserve(ahead)], patience)
             self.reserved = max(self.reserved, ahead)
 
+    async def mint(self) -> int:
+        """Return a number above every token and every such number so far."""
+        link = await self.take()
+        try:
+            minted, _ = await self.ask(link, sql.SKIP, LONGEST)
+            number: int = minted.insert_id
+            await self.reserve(link, number, LONGEST)
+        finally:
+            self.give(link)
+        return number
+
+    async def know(self) -> None:
+        """Make sure that there was a connection: how names are written depends on the server."""
+        if self.database is None:
+            self.give(await self.take())
+
     def check(self, answer: Any) -> None:
         """Raise what is to be raised for a server's error."""
         if isinstance(answer, ServerError):
