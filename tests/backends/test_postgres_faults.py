@@ -140,7 +140,7 @@ CREATE TABLE evil.claim (); CREATE TABLE evil.layout ();
 
 
 def test_search_path(pg: Postgres, url: str) -> None:
-    """A search_path on which others' functions and operators come first changes nothing, nor does it when the schema is made."""
+    """A search_path on which others' functions and operators come first changes nothing, nor while the schema is made."""
     ask(pg, "DROP SCHEMA IF EXISTS evil CASCADE")
     ask(pg, SHADOWS)
     try:
