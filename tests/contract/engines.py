@@ -12,9 +12,11 @@ from typing import Any
 
 import psycopg
 
+from fencelock.backends.mysql.statements import schema
+
 _databases = itertools.count()
 _spare: dict[str, list[str]] = defaultdict(list)
-_TABLES = ("claim", "gone", "name", "session")
+_TABLES = ("claim", "gone", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
@@ -56,9 +58,11 @@ def _mysql(server: Any, _: Path) -> str:
     return str(server.url).removesuffix("/fencelock") + f"/{spare.pop()}"
 
 
-def _mysql_counter(server: Any, folder: Path) -> str:
-    """Return the same, with tokens as MySQL has them, which knows no sequences."""
-    return f"{_mysql(server, folder)}?tokens=counter"
+def _mysql_innodb(server: Any, folder: Path) -> str:
+    """Return the same, where the administrator allows no tables in memory: a grant waits for the disk."""
+    url = _mysql(server, folder)
+    server.query(f"USE {url.rpartition('/')[2]};" + ";".join(schema()).replace("ENGINE=MEMORY", "ENGINE=InnoDB"))
+    return url
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,11 @@ ENGINES = [
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
-    Engine("postgres", _postgres("postgresql"), server="postgres"),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
     # Whole seconds; a lock goes with its connection.
-    Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
+    *(
+        Engine(name, make, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+        for name, make in (("mysql", _mysql), ("mysql_innodb", _mysql_innodb))
+    ),
 ]

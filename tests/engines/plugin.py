@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engines.etcd import Etcd, EtcdCluster
-from tests.engines.mariadb import MariaDB
+from tests.engines.mariadb import MariaDB, sql_server
 from tests.engines.packages import FAMILIES
 from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
@@ -258,7 +258,7 @@ own_redis_nodes = _own("own_redis_nodes", RedisNodes)
 own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)
 own_pgbouncer = _own("own_pgbouncer", PgBouncer)
-own_mariadb = _own("own_mariadb", MariaDB)
+own_mariadb = _own("own_mariadb", sql_server)
 
 
 def _etcd(members: int = 1, **options: Any) -> Etcd | EtcdCluster:
