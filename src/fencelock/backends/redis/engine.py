@@ -39,8 +39,9 @@ BATCH = 500
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 
-LINGER = 0.02
-"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile."""
+LINGER = 0.1
+"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile: a thirtieth
+of the ttl, but no more than this. If the holder runs out just then, the waiter is so much late."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -52,11 +53,12 @@ RELEASED = b"released"
 
 
 class Form(NamedTuple):
-    """What all claims of a kind have in common: the commands about them, packed, but for an id and a seat, and a patience."""
+    """What all claims of a kind have in common: the commands about them, packed but for id and seat, and how long to wait."""
 
     attempt: str
     release: str
     patience: float
+    linger: float
 
 
 class Seat(NamedTuple):
@@ -90,10 +92,9 @@ class RedisBackend:
 
     def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
         """Take the lock or a place in line."""
-        # Only after a lock that was taken: where locks are free, one that is not is rather told so at once.
-        linger = 0.0 if not (queue and self._contended) else LINGER if patience is None else min(LINGER, patience)
         seat = self._seats.pop(claim.id, None) if self._seats else None
-        return self._attempt(claim, queue, seat, patience, linger)
+        # To linger only after a lock that was taken: where locks are free, one that is not is rather told so at once.
+        return self._attempt(claim, queue, seat, patience, queue and self._contended)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
@@ -113,19 +114,19 @@ class RedisBackend:
             if round == seat.round:
                 self._rise(claim, seat)
                 return Grant(claim, token, busy.since)
-        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), 0.0)
+        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), False)
 
     async def _attempt(
-        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, linger: float
+        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, lingers: bool
     ) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
-        form, _, patience = self._form(name, ttl, owner, shared, limit)
+        form, _, patience, linger = self._form(name, ttl, owner, shared, limit)
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
         if within is not None:
-            patience = min(patience, max(within, GRACE))
+            patience, linger = min(patience, max(within, GRACE)), max(0.0, min(linger, within))
         if self._links.owed:
             await self._links.pay(link)
         sent = self._world.now()
@@ -134,7 +135,7 @@ class RedisBackend:
         try:
             place = f"{link.channel}:{round}" if queue else ""
             command = f"{form}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
-            answer = await link.wire.ask(command, patience, linger)
+            answer = await link.wire.ask(command, patience, linger if lingers else 0.0)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, patience, answer)
             busy = self._contended = queue and type(answer) is int and answer < 0
@@ -187,7 +188,7 @@ class RedisBackend:
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
         name, ttl, owner, shared, limit, id = grant.claim
-        _, form, patience = self._form(name, ttl, owner, shared, limit)
+        _, form, patience, _ = self._form(name, ttl, owner, shared, limit)
         command = f"{form}${len(id)}\r\n{id}\r\n".encode()
         answer: bytes = await self._links.run(RELEASE, command, patience, linger=None)
         return answer == RELEASED
@@ -255,9 +256,8 @@ class RedisBackend:
     def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
-        return Form(
-            ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 1), _patience(ttl)
-        )
+        attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 1)
+        return Form(attempt, release, _patience(ttl), min(LINGER, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
