@@ -143,11 +143,12 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
-        """Send a command and return its answer; raise Unanswered if none came in time, or the connection broke.
+    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
+        """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
+        connection broke.
 
         A short answer (SHORT) may be left unread for `linger` seconds: if what is pushed next comes meanwhile, the two are
-        read at once, and who waits for them is woken once instead of twice.
+        read at once, and who waits for them is woken once instead of twice. None: the answer is never short.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...
