@@ -1,4 +1,4 @@
-"""Eight processes on one name, on ZooKeeper, beside kazoo's lock. tooz is not among them: its lock is kazoo's."""
+"""Eight processes on one name, on ZooKeeper, beside kazoo's lock and bare sockets. tooz is not among them: its lock is kazoo's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tests.engines.zookeeper import ZooKeeper
 
 OURS = "fencelock"
 KAZOO = "kazoo Lock"
+BARE = "bare sockets, no library (the bound)"
 
 
 def main(rounds: int) -> list[Goal]:
-    contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo}
+    contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo, BARE: peers.raw}
     with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         title = f"ZooKeeper, {PROCESSES} processes on one name, empty body"
         found = compare(title, contestants, server.url, rounds=rounds)

@@ -39,6 +39,9 @@ class Link:
         self.stopped = False
         """Whether nothing more will come from kazoo's thread."""
         self.layout = Layout(0, 0)
+        self.doubts: list[bool | None] = [None]
+        """Empty while `layout` is watched and was neither changed nor removed: a server tells of that before it answers
+        whatever it carries out later, as it sends events and answers in the order of its changes."""
         self._world = world
         self._on_end = on_end
         self._signs: Signs | None = None

@@ -13,7 +13,7 @@ from fencelock.model import Claim
 class Place:
     """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
 
-    __slots__ = ("_ahead", "_bell", "called", "claim", "gone", "node", "parent", "seen", "session", "token")
+    __slots__ = ("_ahead", "_bell", "called", "claim", "gone", "looked", "node", "parent", "seen", "session", "token")
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim
@@ -28,6 +28,8 @@ class Place:
         """Whether the last one that stood in the way is known to be gone."""
         self.seen: list[str] | None = None
         """Who else is there, if somebody has looked for us."""
+        self.looked = 0.0
+        """When it was last asked whether the node is there, or made."""
         self._bell: Event | None = None
         self._ahead: dict[str, bool] = {}
 
