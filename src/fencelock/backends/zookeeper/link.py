@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any
 
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
-from kazoo.protocol.states import EventType, KazooState
+from kazoo.protocol.states import KazooState
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.answers import Answer
@@ -27,7 +27,7 @@ BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync)
 class Link:
     """A connection that lives as long as its session.
 
-    kazoo's thread calls `_made`, `_changed`, `_fired` and whatever listens; all of that must not wait.
+    kazoo's thread calls `_made` and `_changed`, and whoever reads calls `_fired` and whatever listens; that must not wait.
     """
 
     def __init__(self, world: World, address: Address, seconds: float, on_end: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Link:
         self._waiting: set[Event] = set()
         self._held: dict[str, Listener] = {}
         self._listeners: dict[str, dict[object, Listener]] = {}
-        self._driver = Driver(address, seconds, world.now, self._made, self._changed)
+        self._driver = Driver(address, seconds, world.now, self._made, self._changed, self._fired)
 
     @property
     def id(self) -> int | None:
@@ -95,6 +95,8 @@ class Link:
 
         Raise EngineUnavailable if nothing was sent, Unanswered if not everything was answered.
         """
+        if self._driver.tangled():
+            self.connected = False  # a signal handler must not wait for what it has interrupted
         if not self.connected and not await self.ready(patience):
             raise self.away()
         event = self._world.event()
@@ -104,9 +106,9 @@ class Link:
         try:
             self._driver.post(*zip(requests, answers, strict=True))
         except BaseException:
-            self._driver.nudge(len(requests))
+            self._driver.nudge()
             raise
-        await event.wait(patience)
+        await self.attend(event, patience)
         last = answers[-1]
         if not last.done:
             raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
@@ -114,6 +116,10 @@ class Link:
             last.get()
         self._heard(sent, any(isinstance(request, BY_LEADER) for request in requests))
         return answers
+
+    async def attend(self, event: Event, timeout: float) -> None:
+        """Wait for an event that may come of what is read."""
+        await self._world.attend(self._driver.turns, event, timeout)
 
     async def fresh(self, since: float, patience: float) -> bool:
         """Have the session's claims live for their ttl from `since`; return whether they do."""
@@ -153,7 +159,7 @@ class Link:
             elif ours and answer.value[1].ephemeralOwner != self.id:
                 self._tell(path, True)
 
-        self._driver.post((GetData(path, self._fired), Answer(then=answered)))
+        self._driver.post((GetData(path, True), Answer(then=answered)))
 
     def look(self, parent: str, listener: Callable[[list[str] | None], None]) -> None:
         """Have the listener told who is there, None if that is not to be had; nobody waits for that here."""
@@ -197,9 +203,8 @@ class Link:
         for listener in listeners.values():
             listener(gone)
 
-    def _fired(self, event: Any) -> None:
-        if event.type != EventType.NONE:  # that is the connection, of which `_changed` hears
-            self._tell(event.path, event.type == EventType.DELETED)
+    def _fired(self, path: str, gone: bool) -> None:
+        self._tell(path, gone)
 
     # ------------------------------------------------------------------ kazoo's thread
 

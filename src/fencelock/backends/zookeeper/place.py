@@ -46,7 +46,7 @@ class Place:
     async def listen(self, timeout: float) -> None:
         """Wait until one ahead is gone, or may be."""
         if self._bell is not None:
-            await self._bell.wait(timeout)
+            await self.session.handle.attend(self._bell, timeout)
 
     def hush(self) -> None:
         """Forget that a bell rang: we look now."""
@@ -68,7 +68,7 @@ class Place:
     def _heard(self, path: str, gone: bool | None) -> None:
         last = self._ahead.pop(path, None)
         if last is False and gone:
-            # Straight from the driver's thread: whoever waits need not wake only to ask this.
+            # Straight from whoever read it: whoever waits need not wake only to ask this.
             self.session.handle.look(self.parent, self._looked)
             return
         if last and gone:
