@@ -70,14 +70,14 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
 
 
 async def test_uncontended_pair(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """A lock that is free takes one create and one look, sent together, and one delete."""
+    """A lock that is free takes one create and one look, sent together, and one transaction that gives it back."""
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
     asked.clear()
     for _ in range(10):
         await take(locks, "x")
-    assert asked["Create2"] == asked["GetChildren"] == asked["Delete"] == 10
-    assert set(asked) <= {"Create2", "GetChildren", "Delete", "Sync", "GetData"}
+    assert asked["Create2"] == asked["GetChildren"] == asked["Transaction"] == 10
+    assert set(asked) <= {"Create2", "GetChildren", "Transaction", "Sync", "GetData"}
     assert asked["GetData"] < 10  # a lease that a beat of the pulse comes upon is watched
 
 

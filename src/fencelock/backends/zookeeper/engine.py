@@ -11,8 +11,8 @@ from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
 from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, tell
 from fencelock.backends.zookeeper.link import Link
-from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
-from fencelock.backends.zookeeper.place import Place
+from fencelock.backends.zookeeper.looks import Looks, delete, pass_on, queue_of
+from fencelock.backends.zookeeper.place import News, Place
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.backends.zookeeper.signs import BEAT
@@ -201,7 +201,7 @@ class ZooKeeperBackend:
         told = tell(place.session.ttl, claim.owner)
         create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
-        place.looked = self._world.now()
+        place.looked, place.first = self._world.now(), False
         made, found = await link.ask(create, look, patience=patience)
         for _ in range(TRIES):
             if made.missing:
@@ -284,9 +284,7 @@ class ZooKeeperBackend:
         if isinstance(answer, Admitted):
             return self._granted(place)
         if queue:
-            place.watch(
-                self._world, {node.name: _is_last(nodes, node, claim) for node in nodes if node.id in answer.by}
-            )
+            place.watch(self._world, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
         else:
             await self._remove(place, _patience(claim.ttl))
         return Busy(claim._replace(ttl=session.ttl), session.since, handle=place)
@@ -294,6 +292,7 @@ class ZooKeeperBackend:
     def _granted(self, place: Place) -> Grant:
         place.leave()
         session = place.session
+        place.first = not place.claim.shared
         session.handle.hold(place.path, partial(self._lost_if, place))
         self._keep(place)
         return Grant(place.claim._replace(ttl=session.ttl), place.token, session.since, place)
@@ -303,7 +302,7 @@ class ZooKeeperBackend:
         link = place.session.handle
         there = False
         if place.node is not None:
-            there = await delete(link, place.path, patience)
+            there = await (pass_on if place.first else delete)(link, place.path, patience)
         else:
             for node in await queue_of(link, place.parent, patience):
                 if node.id == place.claim.id:
@@ -362,9 +361,11 @@ class ZooKeeperBackend:
                 self.on_gone(id)
 
 
-def _is_last(nodes: list[Node], node: Node, claim: Claim) -> bool:
-    """Return whether the claim may hold the name as soon as that node is gone."""
-    return isinstance(admit([other for other in nodes if other is not node], claim), Admitted)
+def _news(nodes: list[Node], node: Node, claim: Claim) -> News:
+    """Return what it would mean for the claim that this node is gone, and that it was passed on."""
+    others = [other for other in nodes if other is not node]
+    after = nodes[nodes.index(node) + 1 :]
+    return News(isinstance(admit(others, claim), Admitted), isinstance(admit(after, claim), Admitted))
 
 
 def _is_held(grant: Grant) -> bool:

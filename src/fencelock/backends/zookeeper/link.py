@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 from kazoo.protocol.states import KazooState
 
 from fencelock.backends.zookeeper.address import Address
@@ -21,7 +21,7 @@ from fencelock.errors import EngineUnavailable, Unanswered
 Listener = Callable[[bool | None], None]
 """Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
 
-BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync)
+BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync, Transaction)
 
 
 class Link:
