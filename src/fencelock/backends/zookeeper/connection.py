@@ -224,7 +224,11 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             raise self.handler.timeout_exception("the server does not answer")
 
     def _read_socket(self, read_timeout: float) -> Any:  # noqa: ARG002
-        self.read(self._socket)
+        if self._have(self._socket):
+            try:
+                self.read(self._socket)
+            finally:
+                self._socket.mutex.release()
         return self._look()
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from struct import Struct
-from threading import RLock, get_ident
+from threading import RLock
 from typing import Any
+
+from kazoo.exceptions import ConnectionLoss
 
 from fencelock.backends.zookeeper.answers import Answer
 
@@ -44,7 +46,7 @@ class Line:
         self.deserted = False
         """Whether the thread that has the mutex may not get on: it is in a signal handler, which waits."""
         self._number = 0
-        self._sending = self._taking = 0
+        self._sending = self._taking = False
 
     # ------------------------------------------------------------------ what kazoo does with a socket
 
@@ -60,6 +62,7 @@ class Line:
         """Close it."""
         self.kill()
         self.sock.close()
+        self.fail()
 
     # ------------------------------------------------------------------ what we do
 
@@ -69,16 +72,22 @@ class Line:
         with suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # past TLS, which is not made for two threads
 
+    def fail(self) -> None:
+        """Tell whoever has asked over it, and was not told yet, that nobody knows."""
+        with suppress(IndexError):
+            while True:
+                self.pending.popleft()[1].set_exception(ConnectionLoss())
+
     def tangled(self) -> bool:
         """Return whether this very thread was interrupted while it was at the line: nobody else can get on with it."""
-        return get_ident() in (self._sending, self._taking)
+        return self.mutex._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def send(self, *asked: Asked) -> bool:
         """Send, if nothing is in the way of that; return whether it was taken in."""
         with self.mutex:
             if self.dead or self._sending or self.unsent:
                 return False
-            self._sending = get_ident()
+            self._sending = True
             try:
                 self.add(asked)
                 self.flush()
@@ -86,7 +95,9 @@ class Line:
                 self.kill()  # nobody knows how much of it was sent
                 raise
             finally:
-                self._sending = 0
+                self._sending = False
+                if self.deserted:
+                    self.fail()
             return True
 
     def add(self, asked: tuple[Asked, ...]) -> None:
@@ -115,39 +126,45 @@ class Line:
         with self.mutex:
             if self.dead or self._taking:
                 return
-            self._taking = get_ident()
+            self._taking = True
             try:
                 self._read()
-                while (message := self._whole()) is not None:
+                for message in self._whole():
                     deliver(self, message)
-            except OSError:
-                self.kill()
+            except (OSError, IndexError):
+                self.kill()  # or nothing is pending any more, as it was given up meanwhile, in a signal handler
             except BaseException:
                 self.kill()  # a message may have been lost on its way
                 raise
             finally:
-                self._taking = 0
+                self._taking = False
+                if self.deserted:
+                    self.fail()
 
     def _read(self) -> None:
         found = False
-        with suppress(*NOT_NOW):
+        try:
             while chunk := self.sock.recv(CHUNK):
                 self.unread += chunk
                 found = True
                 if self.shared:
                     return  # a look at the socket shows whether there is more, which is not so of TLS
-            if not found:
-                raise ConnectionResetError("the server closed the connection")
+        except NOT_NOW:
+            return
+        if not found:
+            raise ConnectionResetError("the server closed the connection")
 
-    def _whole(self) -> bytes | None:
-        unread = self.unread
-        if len(unread) < LENGTH.size:
-            return None
-        end = LENGTH.size + LENGTH.unpack_from(unread)[0]
-        if end < LENGTH.size:
-            raise ConnectionResetError("the server talks nonsense")
-        if len(unread) < end:
-            return None
-        message = bytes(unread[LENGTH.size : end])
-        del unread[:end]
-        return message
+    def _whole(self) -> list[bytes]:
+        """Take the messages that are whole."""
+        unread, start, messages = self.unread, 0, []
+        while len(unread) - start >= LENGTH.size:
+            begin = start + LENGTH.size
+            end = begin + LENGTH.unpack_from(unread, start)[0]
+            if end < begin:
+                raise ConnectionResetError("the server talks nonsense")
+            if len(unread) < end:
+                break
+            messages.append(bytes(unread[begin:end]))
+            start = end
+        del unread[:start]
+        return messages

@@ -78,13 +78,15 @@ class Link:
 
     async def ready(self, patience: float) -> bool:
         """Wait for a connection, for so long at most; return whether there is one."""
-        if not self._settled():
-            event = self._world.event()
-            self._waiting.add(event)
-            try:
-                await event.wait(0 if self._settled() else patience)
-            finally:
-                self._waiting.discard(event)
+        until = self._world.now() + patience
+        event = self._world.event()
+        self._waiting.add(event)
+        try:
+            while not self._settled() and (left := until - self._world.now()) > 0:
+                await event.wait(left)
+                event.clear()  # it rings for the end of a connection, too
+        finally:
+            self._waiting.discard(event)
         return self.connected
 
     def _settled(self) -> bool:
