@@ -1,4 +1,4 @@
-"""What ZooKeeper and this machine allow: a lock of raw bytes on a socket, without a library, a token, or a fault that it survives."""
+"""What ZooKeeper and this machine allow: a lock of bytes on a socket, with no library, no token, and no care for faults."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class BlockingEvent:
             if source.enter(key):
                 self._waiters.append(source.wake)
                 source.read_until(key, self.is_set, until)
-            return self._set or await self.wait(until - boottime())
+            return await self.wait(until - boottime())
         finally:
             source.leave(key)
             with suppress(ValueError):

@@ -1,7 +1,7 @@
 """kazoo's connection, as far as we let it: it connects, logs in, and knows the messages. It never pings.
 
-Its thread sends what could not be sent at once, and reads while nobody waits (`turns.py`). What is read is delivered right there,
-without the two hops that kazoo's own results and callbacks take.
+Its thread sends what could not be sent at once, and reads while nobody waits (`turns.py`). What is read is delivered right
+there, without the two hops that kazoo's own results and callbacks take.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         callback.func(*callback.args)
 
     def select(self, readers: Sequence[Any], writers: Sequence[Any], _: Any, timeout: float) -> Any:
-        """Wait as kazoo's own does, without an epoll descriptor for each time. Its loop has two readers: socket and caller."""
+        """Wait as kazoo's own does, without an epoll descriptor for each time. Its loop listens to line and callers."""
         rest = self.rest() if len(readers) > 1 else 0.0
         if rest > 0:
             readers, timeout = readers[1:], min(rest, timeout)
@@ -231,7 +231,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
                 self._socket.mutex.release()
         return self._look()
 
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:  # noqa: ARG002
         """Send what could not be sent at once, or was asked for while there was no connection."""
         self._read_sock.recv(AT_ONCE)
         line, queue = self._socket, self.client._queue

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from ssl import SSLContext, create_default_context
-from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.protocol.serialization import CloseInstance, Create2
@@ -140,6 +139,7 @@ class Driver:
     def forget(self) -> None:
         """Let go of what a forked child inherited; kazoo's thread is not in the child."""
         line = self.turns.line
-        for sock in (line and line.sock, self._connection._read_sock, self._connection._write_sock):
+        inherited = self._connection._read_sock, self._connection._write_sock, None if line is None else line.sock
+        for sock in inherited:
             if sock is not None:
                 silence(sock)

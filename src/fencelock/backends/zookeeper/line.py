@@ -1,7 +1,7 @@
 """One connection's bytes: what was asked over it and not answered yet, what was read and is not whole yet.
 
-Any thread may send and any may read, so that whoever asks need not wake another to send, nor be woken by another that has read
-the answer. A signal handler may interrupt either in the middle, and ask for something itself: see `tangled`.
+Any thread may send and any may read: whoever asks need not wake another to send, nor be woken by another that has read the
+answer. A signal handler may interrupt either in the middle, and ask for something itself: see `tangled`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,20 @@ class News(NamedTuple):
 class Place:
     """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
 
-    __slots__ = ("_ahead", "_bell", "called", "claim", "first", "gone", "looked", "node", "parent", "seen", "session", "token")
+    __slots__ = (
+        "_ahead",
+        "_bell",
+        "called",
+        "claim",
+        "first",
+        "gone",
+        "looked",
+        "node",
+        "parent",
+        "seen",
+        "session",
+        "token",
+    )
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim

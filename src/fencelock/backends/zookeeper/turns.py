@@ -1,4 +1,4 @@
-"""Who reads a connection: the first who waits for something, as nobody need be woken for it then; else the driver's own thread."""
+"""Who reads a connection: whoever waits for something, as nobody need be woken for it then; else the driver's own thread."""
 
 from __future__ import annotations
 
