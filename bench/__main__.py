@@ -22,6 +22,10 @@ PARTS = {
     "etcd-contended": 3,
     "zookeeper-pairs": 20,
     "zookeeper-contended": 3,
+    "postgres-pairs": 20,
+    "postgres-contended": 3,
+    "mysql-pairs": 30,
+    "mysql-contended": 3,
 }
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from tests.engines.redis import Redis
+from tests.engines.server import Server
 
 
 class Forwarder:
     """Forwards to a server, in the event loop of the test."""
 
-    def __init__(self, server: Redis) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._epoch = 0
         self.accepted = 0
@@ -45,7 +45,7 @@ class Forwarder:
 
 
 @asynccontextmanager
-async def forwarding(server: Redis) -> AsyncIterator[Forwarder]:
+async def forwarding(server: Server) -> AsyncIterator[Forwarder]:
     """Forward to a server for as long as the body runs."""
     forwarder = Forwarder(server)
     listener = await asyncio.start_server(forwarder._serve, "127.0.0.1", 0)

@@ -12,12 +12,15 @@ from tests.contract.pace import Pace
 from tests.contract.subject import Subject
 from tests.engines.plugin import Session
 
+MARKS = {"processes", "fair", "shared", "limit", "records"}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Say what the marks mean."""
     config.addinivalue_line("markers", "processes: needs a second process, so for engines that others can reach")
     config.addinivalue_line("markers", "fair: is about the order of service, so for engines that promise one")
-    config.addinivalue_line("markers", "shared: is about readers and permits, so for engines that have them")
+    config.addinivalue_line("markers", "shared: is about readers, so for engines that have them")
+    config.addinivalue_line("markers", "limit: is about permits, so for engines that have them")
     config.addinivalue_line("markers", "records: is about what is remembered beside locks, so for engines that keep it")
     config.addinivalue_line("markers", "colour(name): is about one colour only")
 
@@ -25,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose engines and colours by the table and the marks."""
     if "engine" in metafunc.fixturenames:
-        needed = {mark.name for mark in metafunc.definition.iter_markers()} & {"processes", "fair", "shared", "records"}
+        needed = {mark.name for mark in metafunc.definition.iter_markers()} & MARKS
         engines = [engine for engine in ENGINES if all(getattr(engine, need) for need in needed)]
         metafunc.parametrize(
             "engine",

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
+from fencelock.backends.mysql.statements import schema
+
 _databases = itertools.count()
+_spare: dict[str, list[str]] = defaultdict(list)
+_TABLES = ("claim", "gone", "name", "session", "record")
+_OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
 def _redis(server: Any, _: Path) -> str:
@@ -27,6 +35,36 @@ def _zookeeper(server: Any, folder: Path) -> str:
     return f"{server.url}/{folder.parent.name}-{folder.name}"
 
 
+def _postgres(scheme: str) -> Callable[[Any, Path], str]:
+    """Return what empties the schema of a shared server, and ends whatever an earlier test has left there."""
+
+    def url(server: Any, _: Path) -> str:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
+            if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
+                # Not TRUNCATE, which makes new files for each table and each index.
+                connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
+        return str(server.url).replace("postgresql", scheme, 1)
+
+    return url
+
+
+def _mysql(server: Any, _: Path) -> str:
+    """Return a database of its own on a shared server. Fifty at a time: each time starts a client's process."""
+    spare = _spare[server.url]
+    if not spare:
+        spare += [f"contract_{os.getpid()}_{next(_databases)}" for _ in range(50)]
+        server.query("; ".join(f"CREATE DATABASE {name}" for name in spare))
+    return str(server.url).removesuffix("/fencelock") + f"/{spare.pop()}"
+
+
+def _mysql_innodb(server: Any, folder: Path) -> str:
+    """Return the same, where the administrator allows no tables in memory: a grant waits for the disk."""
+    url = _mysql(server, folder)
+    server.query(f"USE {url.rpartition('/')[2]};" + ";".join(schema()).replace("ENGINE=MEMORY", "ENGINE=InnoDB"))
+    return url
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the suite gets at an engine."""
@@ -41,21 +79,32 @@ class Engine:
     fair: bool = True
     """Whether it serves in order. A test compares this and the next with the engine's traits."""
     shared: bool = True
-    """Whether it has readers and permits."""
+    """Whether it has readers."""
+    limit: bool = True
+    """Whether it has permits too."""
     records: bool = False
     """Whether it keeps records."""
     pace: float = 1.0
     """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    hangs_up: bool = False
+    """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
     slack: float = 0.0
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
 
 ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
-    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
+    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db", records=True),
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
-    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False),
+    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
+    # Whole seconds; a lock goes with its connection.
+    *(
+        Engine(name, make, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+        for name, make in (("mysql", _mysql), ("mysql_innodb", _mysql_innodb))
+    ),
 ]

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.contract.colours import LocksView
+from tests.contract.engines import Engine
 from tests.contract.pace import Pace
 from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, waiting
 from tests.contract.worker import WorkerFailed
@@ -28,8 +29,8 @@ async def test_excluded(subject: Subject, locks: LocksView) -> None:
     assert await worker.acquire("x") > lease.token
 
 
-async def test_killed_holder(subject: Subject, locks: LocksView, pace: Pace) -> None:
-    """A holder that is killed is replaced once its ttl is over, not before."""
+async def test_killed_holder(subject: Subject, engine: Engine, locks: LocksView, pace: Pace) -> None:
+    """A holder that is killed is replaced once its ttl is over, and not before unless its connection was all it had."""
     worker = await subject.worker()
     token = await worker.acquire("x", ttl=1)
     await pace.sleep(0.5)  # renewed meanwhile
@@ -37,7 +38,8 @@ async def test_killed_holder(subject: Subject, locks: LocksView, pace: Pace) -> 
     remaining = await worker.do("result = lease.remaining")
     await worker.kill()
     async with locks.lock("x", timeout=SOON) as lease:
-        assert time.monotonic() - asked > remaining > 0
+        assert remaining > 0
+        assert engine.hangs_up or time.monotonic() - asked > remaining
         assert lease.token > token
 
 
@@ -229,7 +231,7 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
 
 
 @pytest.mark.colour("blocking")
-async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView, pace: Pace) -> None:
+async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
     """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
     worker = await subject.worker()
     await worker.do(
@@ -251,11 +253,12 @@ with locks.raw.lock('x', ttl=pace(0.25)):
     async with background(
         worker.do(
             """
-end = time.monotonic() + pace(3)
-while time.monotonic() < end:
+end = time.monotonic() + 40
+def enough(): return time.monotonic() > end or min(interrupts, grants) >= 200
+while not enough():
     try:
         armed = True
-        while time.monotonic() < end:
+        while not enough():
             with locks.raw.lock(names[grants % 2], ttl=pace(0.25), timeout=5):
                 grants += 1
     except KeyboardInterrupt:
@@ -269,8 +272,7 @@ result = [interrupts, grants]
 """
         )
     ) as (task,):
-        begun = time.monotonic()
-        while time.monotonic() - begun < pace(2.7):
+        while not task.done():
             worker.signal(signal.SIGINT)
             await asyncio.sleep(0.003)
         interrupts, grants = await asyncio.wait_for(task, SOON)
@@ -303,8 +305,8 @@ result = 'ready'
     async with background(
         worker.do(
             """
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
+end = time.monotonic() + 10
+while time.monotonic() < end and len(seen) < 100:
     await lease.renew()
     other = await locks.lock('y').acquire()
     await other.release()
@@ -313,7 +315,7 @@ result = len(seen)
 """
         )
     ) as (task,):
-        for _ in range(300):
+        while not task.done():
             worker.signal(signal.SIGUSR1)
             await asyncio.sleep(0.003)
         assert await asyncio.wait_for(task, SOON) > 50

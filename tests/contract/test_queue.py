@@ -19,18 +19,21 @@ from tests.contract.subject import SOON, Subject, waiting
 
 async def test_traits(engine: Engine, locks: LocksView) -> None:
     """What this suite expects of an engine is what the engine says of itself."""
-    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (engine.fair, engine.shared, engine.shared)
+    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (engine.fair, engine.shared, engine.limit)
 
 
 async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) -> None:
     """An engine without readers and permits says so, and takes nothing."""
     backend = subject.backend()
-    for claim in (reader(), permit(3)):
-        if backend.traits.shared:
+    for claim, can, what in (
+        (reader(), backend.traits.shared, "readers"),
+        (permit(3), backend.traits.limit, "permits"),
+    ):
+        if can:
             assert isinstance(await backend.attempt(claim, queue=False), Grant)
             await backend.abandon(claim)
         else:
-            with pytest.raises(GuaranteeUnavailable, match="readers"):
+            with pytest.raises(GuaranteeUnavailable, match=what):
                 await backend.attempt(claim, queue=False)
     assert (await backend.inspect("x")).holders == ()
 
@@ -182,7 +185,7 @@ async def test_readers_share(subject: Subject) -> None:
     assert isinstance(await backend.attempt(late, queue=True), Grant)
 
 
-@pytest.mark.shared
+@pytest.mark.limit
 async def test_permits(subject: Subject) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
     backend = subject.backend()
@@ -199,7 +202,7 @@ async def test_permits(subject: Subject) -> None:
     assert all(holder.shared for holder in snapshot.holders)
 
 
-@pytest.mark.shared
+@pytest.mark.limit
 @pytest.mark.parametrize("other", [permit(5), reader()], ids=["permits", "readers"])
 async def test_limit_that_contradicts(subject: Subject, other: Claim) -> None:
     """Who uses a name with another limit is told, with both numbers, and leaves nothing behind."""
@@ -252,7 +255,7 @@ class Model:
         return [member.claim.owner for member in self.queue if member.token is None]
 
 
-@pytest.mark.shared
+@pytest.mark.limit
 @pytest.mark.parametrize("seed", range(6))
 async def test_engine_against_admit(subject: Subject, seed: int) -> None:
     """On random histories the engine holds and queues exactly whom `admit` says, with tokens that only rise."""

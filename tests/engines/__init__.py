@@ -12,6 +12,7 @@ from tests.engines.cluster import Cluster
 from tests.engines.etcd import Etcd, EtcdCluster
 from tests.engines.mariadb import MariaDB
 from tests.engines.packages import EngineMissing
+from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxies, Proxy
 from tests.engines.redis import Redis, RedisNodes
@@ -24,6 +25,7 @@ __all__ = [
     "Etcd",
     "EtcdCluster",
     "MariaDB",
+    "PgBouncer",
     "Postgres",
     "Proxies",
     "Proxy",

@@ -81,3 +81,15 @@ class Watchful(Backend, Protocol):
 
     on_gone: Callable[[str], None]
     """Set by the client: to be called, from any thread, with the id of a held claim that is gone."""
+
+
+class Schema(Protocol):
+    """What an engine needs in a database before it can be used, for those whose applications may not make it."""
+
+    def text(self) -> str:
+        """Return the statements that make it."""
+        ...
+
+    async def apply(self) -> None:
+        """Make it, unless it is there; raise EngineUnavailable."""
+        ...

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
+from typing import Protocol
 
 
-def silence(sock: socket.socket) -> None:
+class Descriptor(Protocol):
+    """A socket, or something else that has one."""
+
+    def fileno(self) -> int: ...
+
+
+def silence(sock: Descriptor) -> None:
     """Put nothing in the place of a socket that was inherited: closing it could still say good-bye for the parent."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

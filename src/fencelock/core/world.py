@@ -72,10 +72,13 @@ class Host(NamedTuple):
     """Where a server listens, for a world to connect to by itself."""
 
     name: str
+    """A name, an address, or the path of a Unix socket, which begins with a slash and has no use for the port."""
     port: int
     tls: SSLContext | None = None
     seconds: float = 5.0
     """How long connecting may take."""
+    greet: Callable[[bytes], bytes | None] | None = None
+    """What is said in the clear before TLS begins: given all that the server has said, or None until that is enough."""
 
 
 class Dialer(Protocol):
@@ -266,6 +269,13 @@ class World(Protocol):
 
     async def attend(self, source: Source, event: Event, timeout: float) -> bool:
         """Wait for an event that may come of what is read; read it here, where it is threads that wait."""
+
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.
+
+        For drivers that speak their protocol without waiting (libpq). One at a time may wait for a descriptor, and nobody
+        closes it meanwhile.
+        """
         ...
 
     async def close(self) -> None:

@@ -206,6 +206,10 @@ class SimWorld:
         """Wait for the event."""
         return await event.wait(timeout)
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Refuse: there are no descriptors here, and no engine of this world has a driver that needs one."""
+        raise NotImplementedError("the simulated world has no descriptors")
+
     async def close(self) -> None:
         """Cancel what is left of the world's own tasks, and wait for their end."""
         left = [task for task in self._tasks if task is not self.process.current]

@@ -277,6 +277,22 @@ class AioWorld:
         """Wait for the event: nobody may read here, as other tasks would have to wait."""
         return await event.wait(timeout)
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Let the loop watch it."""
+        loop = self._home()
+        ready: asyncio.Future[bool] = loop.create_future()
+        loop.add_reader(descriptor, _ready, ready)
+        if write:
+            loop.add_writer(descriptor, _ready, ready)
+        handle = loop.call_later(max(0.0, timeout), _not_ready, ready)
+        try:
+            return await ready
+        finally:
+            handle.cancel()
+            loop.remove_reader(descriptor)
+            if write:
+                loop.remove_writer(descriptor)
+
     async def close(self) -> None:
         """Give back the socket, the threads and the tasks that are left."""
         if self._socket is not None:
@@ -300,6 +316,16 @@ class AioWorld:
         self._socket_mutex = Lock()
         self._slots.clear()
         self._tasks.clear()
+
+
+def _ready(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(True)
+
+
+def _not_ready(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)
 
 
 def _nobody_asks(future: asyncio.Future[Any]) -> None:

@@ -308,6 +308,12 @@ class BlockingWorld:
         """Read, in this thread, if nobody else does."""
         return await cast("BlockingEvent", event).attend(source, timeout)
 
+    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+        """Wait for it in this thread."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN | select.POLLOUT if write else select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1000))
+
     async def close(self) -> None:
         """Close the sockets that are kept."""
         self._closed = True

@@ -191,13 +191,19 @@ class SocketWire:
         """Wait until there is something to read, the end included."""
         if self.has_more():
             return True
-        descriptor = self.fileno()
-        if descriptor < 0:
-            return True
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(descriptor, select.POLLIN)
-        return bool(self._poll.poll(max(0.0, timeout) * 1000))
+        # Whoever closes it meanwhile leaves the descriptor to us: its number could be another's before we wait for it.
+        busy, self._busy = self._busy, True
+        try:
+            if not self.open:
+                return True
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self.fileno(), select.POLLIN)
+            return bool(self._poll.poll(max(0.0, timeout) * 1000))
+        finally:
+            self._busy = busy
+            if not self.open and not busy:
+                self._sock.close()
 
     def take_in(self) -> None:
         """Read what is there and put every answer in its place."""
@@ -289,13 +295,39 @@ def fan(
 
 def reach(host: Host) -> socket.socket:
     """Connect to a server that no driver connects to."""
+    if host.name.startswith("/"):
+        return _reach_local(host)
     sock = socket.create_connection((host.name, host.port), host.seconds)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if host.greet is not None:
+            _greet(sock, host.greet)
         return sock if host.tls is None else host.tls.wrap_socket(sock, server_hostname=host.name)
     except BaseException:
         sock.close()
         raise
+
+
+def _reach_local(host: Host) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(host.seconds)
+        sock.connect(host.name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greet(sock: socket.socket, greet: Callable[[bytes], bytes | None]) -> None:
+    """Say what comes before TLS; the server says no more until it is answered."""
+    heard = b""
+    while (answer := greet(heard)) is None:
+        data = sock.recv(CHUNK)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        heard += data
+    sock.sendall(answer)
 
 
 def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: int | None = None) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Host
 from fencelock.errors import Unanswered
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 LOOK_SECONDS = 0.05
 """How often a wire that is owed an answer notes that its loop still reads."""
@@ -167,12 +170,55 @@ class _Unread(asyncio.Protocol):
         cast("asyncio.Transport", transport).pause_reading()
 
 
+class _Greeter(asyncio.Protocol):
+    """Takes in what a server says before TLS."""
+
+    def __init__(self, greet: Callable[[bytes], bytes | None]) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._greet = greet
+        self._heard = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._heard += data
+        try:
+            if not self.answer.done() and (answer := self._greet(self._heard)) is not None:
+                self.answer.set_result(answer)
+        except Exception as error:
+            self.answer.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(exc or ConnectionResetError("the server closed the connection"))
+
+
 async def reach(host: Host) -> asyncio.BaseTransport:
     """Connect to a server that no driver connects to."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(host.seconds):
+        if host.greet is not None and host.tls is not None:
+            return await _reach_greeted(loop, host, host.greet, host.tls)
+        if host.name.startswith("/"):
+            return (await loop.create_unix_connection(_Unread, host.name))[0]
         transport, _ = await loop.create_connection(_Unread, host.name, host.port, ssl=host.tls)
     return transport
+
+
+async def _reach_greeted(
+    loop: asyncio.AbstractEventLoop, host: Host, greet: Callable[[bytes], bytes | None], tls: SSLContext
+) -> asyncio.BaseTransport:
+    """Connect, say what comes before TLS, and begin that."""
+    transport, greeter = await loop.create_connection(lambda: _Greeter(greet), host.name, host.port)
+    try:
+        transport.write(await greeter.answer)
+        encrypted = await loop.start_tls(transport, _Unread(), tls, server_hostname=host.name)
+    except BaseException:
+        transport.abort()
+        if greeter.answer.done() and not greeter.answer.cancelled():
+            greeter.answer.exception()
+        raise
+    assert encrypted is not None
+    encrypted.pause_reading()
+    return encrypted
 
 
 async def fan(

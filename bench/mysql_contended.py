@@ -1,0 +1,29 @@
+"""Eight processes on one name, on MariaDB, beside the bare statements. tooz is not among them: it takes 27 ms a pair."""
+
+from __future__ import annotations
+
+from bench import mysql_peers as peers
+from bench.contended import PROCESSES, Make, compare
+from bench.harness import Goal
+from tests.engines import MariaDB
+
+OURS = "fencelock"
+BARE = "GET_LOCK, NEXTVAL, RELEASE_LOCK, bare PyMySQL"
+
+
+def main(rounds: int) -> list[Goal]:
+    contestants: dict[str, Make] = {
+        BARE: peers.bare,
+        "GET_LOCK, RELEASE_LOCK, bare PyMySQL (no token)": peers.bare_without_token,
+        OURS: peers.ours,
+    }
+    with MariaDB() as server:
+        seen = compare(
+            f"MariaDB, {PROCESSES} processes on one name, empty body", contestants, server.url, rounds=rounds
+        )
+    ours = seen[OURS]
+    return [
+        Goal("MariaDB contended: grants per second ÷ the bare statements'", ours.per_second / seen[BARE].per_second, 0.7,
+             at_most=False),
+        Goal("MariaDB contended: the most uneven process, % of the mean", ours.uneven * 100, 10),
+    ]  # fmt: skip

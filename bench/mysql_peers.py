@@ -1,0 +1,88 @@
+"""The contestants on MariaDB: fencelock, the bare statements over PyMySQL, and tooz. Each makes its lock at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pymysql
+
+import fencelock
+from fencelock import aio
+
+SEQUENCE = "bench_tokens"
+"""What the bare statements take their tokens from."""
+
+
+def connection(url: str) -> Any:
+    parts = urlsplit(url)
+    made = pymysql.connect(
+        host=parts.hostname, port=parts.port or 3306, user=parts.username, database=parts.path[1:], autocommit=True
+    )
+    with made.cursor() as cursor:
+        cursor.execute(f"CREATE SEQUENCE IF NOT EXISTS {SEQUENCE}")
+    return made
+
+
+class Bare:
+    """GET_LOCK, a token, RELEASE_LOCK, and nothing else: no ttl, no renewal, nobody who could look."""
+
+    def __init__(self, url: str, *, token: bool = True) -> None:
+        self._cursor = connection(url).cursor()
+        self._token = token
+
+    def __enter__(self) -> None:
+        self._ask("SELECT GET_LOCK('bare', 60)")
+        if self._token:
+            self._ask(f"SELECT NEXTVAL({SEQUENCE})")
+
+    def __exit__(self, *_: object) -> None:
+        self._ask("SELECT RELEASE_LOCK('bare')")
+
+    def _ask(self, statement: str) -> Any:
+        self._cursor.execute(statement)
+        ((value,),) = self._cursor.fetchall()
+        if not value:
+            raise RuntimeError(f"{statement}: {value}")
+        return value
+
+
+def bare(url: str) -> AbstractContextManager[Any]:
+    return Bare(url)
+
+
+def bare_without_token(url: str) -> AbstractContextManager[Any]:
+    return Bare(url, token=False)
+
+
+def ours(url: str) -> AbstractContextManager[Any]:
+    return fencelock.connect(url).lock("bench")
+
+
+def tooz(url: str) -> AbstractContextManager[Any]:
+    from tooz import coordination
+
+    coordinator = coordination.get_coordinator(url, b"bench")
+    coordinator.start()
+    lock: AbstractContextManager[Any] = coordinator.get_lock(b"bench")
+    return lock
+
+
+class Aio:
+    """What runs in an event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._locks: list[Any] = []
+
+    def ours(self, url: str) -> AbstractAsyncContextManager[Any]:
+        self._locks.append(aio.connect(url))
+        lock: AbstractAsyncContextManager[Any] = self._locks[-1].lock("bench-aio")
+        return lock
+
+    def close(self) -> None:
+        for locks in self._locks:
+            self.loop.run_until_complete(locks.close())
+        self.loop.close()

@@ -1,0 +1,352 @@
+"""All connections of a client: made, looked after, ended. Each lease and each waiter has one to itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fencelock.backends.mysql import statements as sql
+from fencelock.backends.mysql.dial import MysqlDialer, hint
+from fencelock.backends.mysql.link import Link
+from fencelock.backends.mysql.login import Greeting, Login, read_greeting
+from fencelock.backends.mysql.packets import Packet, Rows, ServerError
+from fencelock.backends.mysql.place import Place
+from fencelock.core.world import Event, World
+from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
+
+if TYPE_CHECKING:
+    from fencelock.backends.mysql.application import Application
+
+LINKS_KEPT = 32
+LOOK_SECONDS = 1.0
+"""A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
+LONGEST = 5.0
+"""Seconds that an answer is waited for where no ttl says otherwise."""
+AIDE_TTL = 30
+"""The ttl of a session that is made to look at others."""
+PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0.5)
+"""How long to wait, again and again, for a session that was killed to be gone."""
+
+
+class Links:
+    """The connections to one server, and what is known about it."""
+
+    def __init__(self, world: World, place: Place | Application) -> None:
+        self.address = place.address
+        self.mariadb = True
+        self.reserved = 0
+        """No token above this may be granted before it is reserved, on disk."""
+        self._first = 0
+        """Where the server began with tokens: there are none below, unless somebody has emptied the table."""
+        self.database: str | None = None
+        """As the server writes it; None before the first connection."""
+        self._world = world
+        self._place = place
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._closed = False
+        self._warned = False
+        self._census: tuple[float, frozenset[int]] = (0.0, frozenset())
+        self._counting: Event | None = None
+
+    # ------------------------------------------------------------------ having one
+
+    def check_open(self) -> None:
+        """Raise if the client was closed."""
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+
+    async def take(self, ttl: int | None = None) -> Link:
+        """Return a link that works, as far as can be told without asking, and the right to speak on it."""
+        self.check_open()
+        while self._idle:
+            try:
+                place = next((n for n, link in enumerate(self._idle) if link.ttl == ttl), -1)
+                link = self._idle.pop(place)
+            except IndexError:
+                break  # another thread was faster
+            if self._usable(link):
+                link.pooled = True
+                return link
+            self.drop(link)
+        return await self.make(AIDE_TTL if ttl is None else ttl)
+
+    def _usable(self, link: Link) -> bool:
+        idle = self._world.now() - link.used
+        if idle >= link.ttl * 0.8 or not link.open:  # the server is about to hang up
+            return False
+        return idle < LOOK_SECONDS or link.wire.alive()
+
+    def give(self, link: Link) -> None:
+        """Give a link back, for the next who needs one; nothing hangs on it."""
+        if not link.open or not link.idle or self._closed or len(self._idle) >= LINKS_KEPT:
+            self.drop(link)
+        else:
+            link.used = self._world.now()
+            self._idle.append(link)
+
+    def drop(self, link: Link) -> None:
+        """Close a link for good."""
+        self._all.discard(link)
+        link.close()
+
+    async def make(self, ttl: int) -> Link:
+        """Connect, log in, and see that the server is one that we can work with."""
+        place = self._place if isinstance(self._place, Place) else await self._place.place()
+        self.address = place.address
+        link = Link(self._world)
+        dialer = MysqlDialer(place)
+        link.wire = await self._world.wire(dialer, link.heard, link.ended)
+        self._all.add(link)
+        try:
+            until = self._world.now() + place.seconds
+            greeting = await self._log_in(link, dialer, place, until)
+            self.mariadb = greeting.mariadb
+            link.ttl = ttl
+            await self._introduce(link, max(0.5, until - self._world.now()))
+        except BaseException:
+            self.drop(link)
+            self.check_open()  # then that is why
+            raise
+        if self._closed:
+            self.drop(link)
+            self.check_open()
+        link.used = self._world.now()
+        return link
+
+    async def _log_in(self, link: Link, dialer: MysqlDialer, place: Place, until: float) -> Greeting:
+        try:
+            if dialer.greeting is None:
+                first = await self._packet(link, link.greeting, until)
+                greeting = read_greeting(first.body)
+            else:
+                greeting = dialer.greeting
+                link.expect_nothing()
+            login = Login(place, greeting)
+            words: bytes | None = login.begin()
+            while words is not None:
+                reply = link.expect()
+                link.wire.tell(words)
+                words = login.answer(*await self._packet(link, reply, until))
+        except (ServerError, ValueError) as error:
+            raise dialer.unreachable(error) from error
+        dialer.messages.logged_in = True
+        return greeting
+
+    async def _packet(self, link: Link, reply: Any, until: float) -> Packet:
+        if not await link.hear([reply], max(0.001, until - self._world.now())):
+            why = "it does not answer" if link.open else "it hung up"
+            raise EngineUnavailable(f"cannot reach MySQL at {self.address}: {why} while we log in")
+        answer: Packet = reply.answer
+        return answer
+
+    async def _introduce(self, link: Link, patience: float) -> None:
+        """Settle the session, and learn what has to be known of the server."""
+        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.FIRST]
+        settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
+        for answer in (settled, who, host, cluster):
+            self.check(answer)
+        ((id, database, flush, read_only),) = who.rows
+        known = dict(cluster.rows)
+        self._refuse_clusters(known)
+        if read_only not in (b"0", b"OFF"):
+            raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
+        if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
+            await self.create(link, patience, group=bool(known.get(b"group_replication_group_name")))
+            version, first = await self.ask(link, [sql.VERSION, sql.FIRST], patience)
+        self.check(version)
+        self.check(first)
+        ((layout, reserved),) = rows_of(version)
+        if layout != str(sql.LAYOUT).encode():
+            raise EngineUnavailable(
+                f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
+                f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
+            )
+        if self.database is None or not rows_of(first):
+            # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
+            floor = 0 if rows_of(first) else int(reserved or 0)
+            *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
+        self._first = int(rows_of(first)[0][0] or 0)
+        self.reserved = int(reserved or 0)
+        link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
+        self.database = sql_words(database)
+        warned, self._warned = self._warned, True
+        if flush != b"1" and not warned:
+            logging.getLogger("fencelock").warning(
+                "%s does not wait for its disk (innodb_flush_log_at_trx_commit is %s, and should be 1): after a crash of "
+                "the machine only its clock keeps tokens from repeating",
+                self.address,
+                sql_words(flush),
+            )
+
+    async def create(self, link: Link, patience: float, *, group: bool) -> None:
+        """Make the tables; those of a group, and of who allows no others, are all on disk."""
+        for statement in sql.schema():
+            on_disk = statement.replace("ENGINE=MEMORY", "ENGINE=InnoDB")
+            (answer,) = await self.ask(link, [on_disk if group else statement], patience, check=False)
+            if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
+                (answer,) = await self.ask(link, [on_disk], patience, check=False)
+            self.check(answer)
+
+    def _refuse_clusters(self, known: dict[bytes | None, bytes | None]) -> None:
+        """Refuse servers whose locks are not those of the other members."""
+        several = known.get(b"group_replication_group_name") and (
+            known.get(b"group_replication_single_primary_mode") == b"OFF"
+        )
+        if known.get(b"wsrep_on") == b"ON" or several:
+            kind = "a group with several primaries" if several else "a Galera cluster"
+            raise EngineUnavailable(
+                f"{self.address} is a member of {kind}, where GET_LOCK does not reach the other members: two could "
+                "hold one lock. Use a single server, or another engine"
+            )
+
+    # ------------------------------------------------------------------ asking
+
+    async def ask(self, link: Link, asked: Sequence[str], patience: float, *, check: bool = True) -> list[Any]:
+        """Ask on this link."""
+        replies = link.say(asked)
+        if not await link.hear(replies, patience):
+            why = f"no answer within {patience:g} s" if link.open else "the connection broke before the answer came"
+            raise Unanswered(f"{self.address}: {why}")
+        answers = [reply.answer for reply in replies]
+        if check:
+            for answer in answers:
+                self.check(answer)
+        return answers
+
+    async def run(self, *asked: str, check: bool = True, patience: float = LONGEST) -> list[Any]:
+        """Ask what may be repeated, on any link."""
+        link = await self.take()
+        again = link.pooled
+        try:
+            return await self.ask(link, asked, patience, check=check)
+        except Unanswered:
+            if link.open or not again:
+                raise
+        finally:
+            self.give(link)
+        link = await self.make(AIDE_TTL)  # the server had hung up on the other
+        try:
+            return await self.ask(link, asked, patience, check=check)
+        finally:
+            self.give(link)
+
+    async def reserve(self, link: Link, token: int, patience: float) -> None:
+        """See to it that a token may be granted: whatever happens to the server, none will be granted twice."""
+        if token <= self._first:
+            raise EngineUnavailable(
+                f"{self.address}: somebody has emptied fencelock_holders, which has the tokens' number"
+            )
+        if token > self.reserved:
+            ahead = token + sql.AHEAD
+            await self.ask(link, [sql.reserve(ahead)], patience)
+            self.reserved = max(self.reserved, ahead)
+
+    async def mint(self) -> int:
+        """Return a number above every token and every such number so far."""
+        link = await self.take()
+        try:
+            minted, _ = await self.ask(link, sql.SKIP, LONGEST)
+            number: int = minted.insert_id
+            await self.reserve(link, number, LONGEST)
+        finally:
+            self.give(link)
+        return number
+
+    async def know(self) -> None:
+        """Make sure that there was a connection: how names are written depends on the server."""
+        if self.database is None:
+            self.give(await self.take())
+
+    def check(self, answer: Any) -> None:
+        """Raise what is to be raised for a server's error."""
+        if isinstance(answer, ServerError):
+            raise EngineUnavailable(f"{self.address} refused: {answer}{hint(answer)}") from answer
+
+    # ------------------------------------------------------------------ sessions, seen from another
+
+    async def lives(self, link: Link, since: float, patience: float) -> bool:
+        """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
+        while self._census[0] < since:
+            if self._counting is not None:
+                await self._counting.wait(LONGEST)
+                continue
+            counting = self._counting = self._world.event()
+            try:
+                begun = self._world.now()
+                (found,) = await self.run(sql.SESSIONS, patience=patience)
+                self._census = begun, frozenset(int(row[0]) for row in found.rows)
+            finally:
+                self._counting = None
+                counting.set()
+        return link.id in self._census[1]
+
+    async def end(self, link: Link, patience: float) -> None:
+        """End a session for sure, whatever it is doing; when this returns, it holds nothing and waits for nothing."""
+        link.close()
+        self._all.discard(link)
+        if not link.id:
+            return
+        for pause in PAUSES:
+            if pause:
+                await self._world.sleep(pause)
+            found, up = await self.run(sql.session(link.id, link.host), sql.UPTIME, patience=patience)
+            if not found.rows or (":" not in link.host and float(up.rows[0][1]) < self._world.now() - link.made - 1):
+                return  # over a Unix socket all sessions have one address, and one of another start may have the number
+            if pause in (0.0, 0.1):
+                (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience)
+                if isinstance(answer, ServerError) and answer.code != sql.NO_SUCH_THREAD:
+                    self.check(answer)
+        raise Unanswered(f"{self.address}: a session that was killed does not end")
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close all links; whoever waits on one learns of it."""
+        self._closed = True
+        for link in list(self._all):
+            link.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        for link in self._all:
+            link.wire.forget()
+        self._all, self._idle, self._counting = set(), [], None
+
+
+class MysqlSchema:
+    """`fencelock.core.backend.Schema` of one database."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._links = Links(world, place)
+
+    def text(self) -> str:
+        """Return the statements, for people to read and run."""
+        return sql.script()
+
+    async def apply(self) -> None:
+        """Make the tables, as every first connection does."""
+        try:
+            await self._links.take()
+        finally:
+            self._links.close()
+
+
+def _missing(answer: Any) -> bool:
+    return isinstance(answer, ServerError) and answer.code == sql.NO_SUCH_TABLE
+
+
+_WRITES = "connect to the server that takes writes"
+
+
+def sql_words(value: bytes | None) -> str:
+    """Return a value as text."""
+    return "" if value is None else value.decode(errors="replace")
+
+
+def rows_of(answer: Any) -> list[tuple[bytes | None, ...]]:
+    """Return what a query found."""
+    return answer.rows if isinstance(answer, Rows) else []

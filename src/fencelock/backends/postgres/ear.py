@@ -1,0 +1,133 @@
+"""The ear of a client: one connection that listens, and whoever is called on it. It is there while somebody waits."""
+
+from __future__ import annotations
+
+from os import urandom
+from threading import Lock
+
+from fencelock.backends.postgres.link import Link, Statement
+from fencelock.backends.postgres.links import Links
+from fencelock.core.world import Event, World
+
+LOOK_SECONDS = 1.0
+LINGER_SECONDS = 20.0
+"""How long it goes on listening when nobody waits: making a connection costs more than a contended lock."""
+ASK_SECONDS = 5.0
+
+
+class Seat:
+    """A place in line: the bell that is rung when its claim is called."""
+
+    __slots__ = ("bell", "round", "token")
+
+    def __init__(self, bell: Event) -> None:
+        self.bell = bell
+        self.round = 0
+        """The number of the attempt that it was taken or kept with: a call for an earlier one comes too late."""
+        self.token: int | None = None
+
+
+class Ear:
+    """Hears who is called. The world runs it in the background: a thread, or a task."""
+
+    def __init__(self, world: World, links: Links) -> None:
+        self.channel: str | None = None
+        """Where to be called; None while nobody listens."""
+        self.deaf = False
+        """Whether there is a pooler between, which gives the connection to others after each statement."""
+        self.seats: dict[str, Seat] = {}
+        self._world = world
+        self._links = links
+        self._link: Link | None = None
+        self._opening: Event | None = None
+        self._mutex = Lock()
+        self._closed = False
+
+    def sit(self, id: str, round: int) -> Seat:
+        """Take or keep a place, before the engine is asked for it: it may call before it answers."""
+        seat = self.seats.get(id)
+        if seat is None:
+            seat = self.seats[id] = Seat(self._world.event())
+        seat.bell.clear()
+        seat.round, seat.token = round, None
+        return seat
+
+    def rise(self, id: str) -> None:
+        """Leave a place."""
+        seat = self.seats.pop(id, None)
+        if seat is not None:
+            seat.bell.set()  # on close, somebody may be waiting for it
+
+    async def open(self, patience: float) -> None:
+        """Listen, from now on; whoever comes while that is being seen to waits for it."""
+        mine = self._world.event()
+        with self._mutex:
+            if self.channel is not None or self.deaf or self._closed:
+                return
+            other = self._opening
+            if other is None:
+                self._opening = mine
+        if other is not None:
+            await other.wait(patience)
+            return
+        try:
+            await self._open()
+        finally:
+            self._opening = None
+            mine.set()
+
+    async def _open(self) -> None:
+        link = await self._links.make()
+        try:
+            if not link.direct:
+                self.deaf = True
+                self._links.drop(link)
+                return
+            channel = f"fencelock_{urandom(12).hex()}"
+            await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), ASK_SECONDS)
+            self._link = link
+            self._world.spawn(self._listen(link), "fencelock-ear")
+            self.channel = channel
+        except BaseException:
+            self._links.drop(link)
+            raise
+
+    async def _listen(self, link: Link) -> None:
+        """Ring the bells of those who are called, until nobody has waited for a while or the connection ends."""
+        last = self._world.now()
+        try:
+            while link.open and not self._closed:
+                for call in link.take_in():
+                    self._heard(call)
+                if self.seats:
+                    last = self._world.now()
+                elif self._world.now() - last > LINGER_SECONDS:
+                    break
+                if link.open:
+                    await self._world.readable(link.fileno(), LOOK_SECONDS)
+        finally:
+            if self._link is link:
+                self.channel = self._link = None
+            self._links.drop(link)
+            for seat in list(self.seats.values()):
+                seat.bell.set()  # let them look for themselves
+
+    def _heard(self, call: str) -> None:
+        """Take a call in: `id:token:round`."""
+        id, token, round = call.split(":")
+        seat = self.seats.get(id)
+        if seat is not None and seat.round == int(round):
+            seat.token = int(token)
+            seat.bell.set()
+
+    def close(self) -> None:
+        """End it; the links close its connection."""
+        self._closed = True
+        for seat in list(self.seats.values()):
+            seat.bell.set()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        self._mutex = Lock()
+        self.channel = self._link = self._opening = None
+        self.seats.clear()

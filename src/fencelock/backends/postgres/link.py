@@ -1,0 +1,347 @@
+"""A connection to a server: libpq speaks the protocol and never waits, the world does. So one code serves both colours."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import OperationalError
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
+
+from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.trouble import HINTS, PREPARED, UNPREPARED, ServerError
+from fencelock.core.inherited import silence
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn as Connection
+
+KNOWN_SECONDS = 86400.0
+KNOWN_KEPT = 10000
+
+Row = tuple[bytes | None, ...]
+Word = str | int | float | bool | None
+
+
+class Statement(NamedTuple):
+    """What can be asked, with its name for when it is prepared."""
+
+    name: str
+    sql: str
+
+
+class Link:
+    """One connection. It belongs to one task or thread at a time; only `hang_up` may be called by any."""
+
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_pgconn",
+        "_prepared",
+        "_seen",
+        "_world",
+        "direct",
+        "known",
+        "open",
+        "owner",
+        "pending",
+        "pid",
+        "ticket",
+        "used",
+    )
+
+    def __init__(self, world: World, pgconn: Connection, address: str) -> None:
+        pgconn.nonblocking = 1
+        self._world = world
+        self._pgconn = pgconn
+        self._address = address
+        self._seen: set[str] = set()
+        self._prepared: set[str] = set()
+        self.direct = False
+        """Whether it is known that there is no pooler between: what is set or prepared in this session stays there."""
+        self.pid = 0
+        self.ticket: object = None
+        """What counts it among those that are in use, for whoever keeps count."""
+        self.open = True
+        self.pending = False
+        """Whether the server owes an answer."""
+        self.used = world.now()
+        self.owner: str | None = None
+        """The label that this session last wrote down."""
+        self.known: dict[int, float] = {}
+        """The advisory keys that it was introduced with, and when."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._pgconn.socket
+
+    @property
+    def version(self) -> int:
+        """The server's version, as 150004."""
+        return self._pgconn.server_version
+
+    @property
+    def claimed_pid(self) -> int:
+        """The process that the server says it is; a pooler says something else than the process behind it."""
+        return self._pgconn.backend_pid
+
+    def knows(self, owner: str, key: int) -> bool:
+        """Return whether this session was introduced with this owner and key, today."""
+        when = self.known.get(key)
+        return self.owner == owner and when is not None and self._world.now() - when < KNOWN_SECONDS
+
+    def learn(self, owner: str, key: int) -> None:
+        """Note that it was."""
+        if len(self.known) >= KNOWN_KEPT:
+            self.known.clear()
+        self.owner = owner
+        self.known[key] = self._world.now()
+
+    def setting(self, name: str) -> str:
+        """Return a setting that the server reports by itself."""
+        return (self._pgconn.parameter_status(name.encode()) or b"").decode()
+
+    # ------------------------------------------------------------------ asking
+
+    async def ask(
+        self, statement: Statement, words: Sequence[Word], timeout: float, *, keep: bool = False
+    ) -> list[Row]:
+        """Ask and return the rows; raise what the server says, or Unanswered (as `answer` does)."""
+        until = self._world.now() + timeout
+        if statement.name not in self._prepared:
+            await self.prepare(statement, timeout, keep=keep)
+        self.send(statement, words)
+        return await self.answer(until - self._world.now(), keep=keep)
+
+    async def prepare(self, statement: Statement, timeout: float, *, keep: bool = False) -> None:
+        """Have a statement prepared if it is used for the second time: short-lived processes do without."""
+        name = statement.name
+        if not self.direct or name in self._prepared:
+            return
+        if name in self._seen:
+            self._send(self._pgconn.send_prepare, name.encode(), statement.sql.encode())
+            try:
+                await self.answer(timeout, keep=keep)
+            except ServerError as error:
+                if error.state != PREPARED:  # we were interrupted before it was answered, the last time
+                    raise
+            self._prepared.add(name)
+        self._seen.add(name)
+
+    def send(self, statement: Statement, words: Sequence[Word]) -> None:
+        """Send a statement, as far as it can be sent now, without waiting for its answer; raise Unanswered."""
+        values = [None if word is None else _word(word) for word in words]
+        if statement.name in self._prepared:
+            self._send(self._pgconn.send_query_prepared, statement.name.encode(), values)
+        else:
+            self._send(self._pgconn.send_query_params, statement.sql.encode(), values)
+
+    async def script(self, sql: str, timeout: float) -> None:
+        """Run several statements as one transaction."""
+        self._send(self._pgconn.send_query, sql.encode())
+        await self.answer(timeout)
+
+    def _send(self, send: Callable[..., None], *words: object) -> None:
+        self.pending = True
+        try:
+            send(*words)
+            self._pgconn.flush()
+        except OperationalError as error:
+            self.close()
+            raise Unanswered(f"{self._address}: {_words(error)}") from error
+
+    async def answer(self, timeout: float, *, keep: bool = False) -> list[Row]:
+        """Wait for what the server owes; unless `keep`, the link is closed if that does not come in time.
+
+        If we are interrupted, or it is kept, the answer is still to come, and can be waited for again.
+        """
+        world, pgconn = self._world, self._pgconn
+        until = world.now() + timeout
+        found = None
+        try:
+            while pgconn.flush():
+                if not await world.readable(pgconn.socket, until - world.now(), write=True):
+                    raise self._silent(timeout, keep)
+                pgconn.consume_input()
+            while True:
+                while pgconn.is_busy():
+                    if not await world.readable(pgconn.socket, until - world.now()):
+                        raise self._silent(timeout, keep)
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                if found is None or found.status != ExecStatus.FATAL_ERROR:
+                    found = result
+        except OperationalError as error:
+            self.close()
+            if found is not None and found.status == ExecStatus.FATAL_ERROR:
+                raise self._refused(found) from error
+            raise Unanswered(f"{self._address}: {_words(error)}") from error
+        self.pending = False
+        self.used = world.now()
+        if found is None or found.status == ExecStatus.FATAL_ERROR:
+            raise self._refused(found)
+        return [tuple(found.get_value(row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
+
+    def _silent(self, timeout: float, keep: bool) -> Unanswered:
+        if not keep:
+            self.close()
+        return Unanswered(f"{self._address}: no answer within {timeout:g} s")
+
+    def _refused(self, result: Any) -> FencelockError | ServerError:
+        state, words = "", ""
+        if result is not None:
+            state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+            words = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        if not state or self._pgconn.status != ConnStatus.OK:
+            said = words or self._pgconn.get_error_message().strip()
+            self.close()
+            return Unanswered(f"{self._address}: {said}")
+        return ServerError(state, words)
+
+    # ------------------------------------------------------------------ listening
+
+    async def settle(self, timeout: float) -> bool:
+        """Take in an answer that nobody waits for any more; return whether the link can be used again."""
+        try:
+            await self.answer(timeout)
+        except ServerError as error:
+            if error.state == UNPREPARED:
+                self.close()
+        except Unanswered:
+            pass
+        return self.open
+
+    def take_in(self) -> list[str]:
+        """Read what is there, without waiting; return what was called out. Closes a link that is broken."""
+        try:
+            self._pgconn.consume_input()
+            calls = []
+            while (call := self._pgconn.notifies()) is not None:
+                calls.append(call.extra.decode(errors="replace"))
+            if self._pgconn.status != ConnStatus.OK:
+                self.close()
+            return calls
+        except OperationalError:
+            self.close()
+            return []
+
+    def alive(self) -> bool:
+        """Return whether it is still good, as far as can be told without asking."""
+        if not self.open or self.pending or self._pgconn.status != ConnStatus.OK:
+            return False
+        poll = select.poll()
+        poll.register(self._pgconn.socket, select.POLLIN)
+        if poll.poll(0):
+            # A notice, perhaps; or the end.
+            self.take_in()
+            return self._pgconn.status == ConnStatus.OK and not poll.poll(0)
+        return True
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close it."""
+        self.open = False
+        self._pgconn.finish()
+
+    def hang_up(self) -> None:
+        """Break it under whoever uses it, in another thread perhaps, who then closes it."""
+        if not self.open:
+            return
+        with suppress(OSError, OperationalError):
+            copy = socket.socket(fileno=os.dup(self._pgconn.socket))
+            try:
+                copy.shutdown(socket.SHUT_RDWR)
+            finally:
+                copy.close()
+
+    def forget(self) -> None:
+        """Let go of it in a forked child without a word to the server, which still serves the parent."""
+        if self.open:
+            self.open = False
+            with suppress(OperationalError):
+                silence(self)  # first: libpq says good-bye as it closes
+            self._pgconn.finish()
+
+
+class Halfway:
+    """A connection that is being made. Whoever is interrupted meanwhile leaves it to the next: it cannot be hurried."""
+
+    __slots__ = ("conninfo", "pgconn")
+
+    def __init__(self, conninfo: bytes, pgconn: Connection) -> None:
+        self.conninfo = conninfo
+        self.pgconn = pgconn
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self.pgconn.socket
+
+    def forget(self) -> None:
+        """Let go of it in a forked child."""
+        with suppress(OperationalError):
+            silence(self)
+        self.pgconn.finish()
+
+
+async def dial(world: World, place: Place, left: list[Halfway]) -> Link:
+    """Connect and log in, at one host after the other; go on with what was left halfway."""
+    failed: list[str] = []
+    cause: Exception | None = None
+    for conninfo in place.attempts:
+        try:
+            halfway = next((each for each in left if each.conninfo == conninfo), None)
+            if halfway is not None:
+                left.remove(halfway)
+                with suppress(OperationalError, TimeoutError):  # the server may have lost its patience with it
+                    return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
+            # It looks names up, and waits for that.
+            halfway = Halfway(conninfo, await world.block(PGconn.connect_start, conninfo))
+            return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
+        except (OperationalError, TimeoutError) as error:
+            failed.append(_words(error))
+            cause = error
+    said = "; ".join(dict.fromkeys(failed))
+    hint = next((hint for state, hint in HINTS.items() if state in said), None)
+    raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
+
+
+async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfway]) -> Connection:
+    until = world.now() + seconds
+    pgconn = halfway.pgconn
+    try:
+        while True:
+            if pgconn.status == ConnStatus.BAD:
+                raise OperationalError(pgconn.get_error_message())
+            if pgconn.status == ConnStatus.OK:
+                return pgconn
+            state = pgconn.connect_poll()
+            if state == PollingStatus.OK:
+                return pgconn
+            if state == PollingStatus.FAILED:
+                raise OperationalError(pgconn.get_error_message())
+            if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
+                raise TimeoutError(f"no connection within {seconds:g} s")
+    except Exception:
+        pgconn.finish()
+        raise
+    except BaseException:
+        left.append(halfway)
+        raise
+
+
+def _word(word: str | int | float | bool) -> bytes:
+    if word is True or word is False:
+        return b"t" if word else b"f"
+    return str(word).encode()
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())

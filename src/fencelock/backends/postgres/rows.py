@@ -1,0 +1,189 @@
+"""PostgreSQL, rows: a queue of claims in a table, each step one SQL function; the releaser calls the next in line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+from fencelock.backends.postgres.application import Application
+from fencelock.backends.postgres.ear import Ear
+from fencelock.backends.postgres.link import Row, Statement
+from fencelock.backends.postgres.links import Links
+from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
+from fencelock.core.world import World
+from fencelock.errors import LimitMismatch
+from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
+
+TRAITS = Traits(engine="postgresql", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
+
+LONGEST, SHORTEST = 5.0, 0.5
+"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+GRACE = 1.0
+"""Seconds that an answer is waited for however little time the caller has."""
+POLL_FIRST, POLL_OTHERS = 0.05, 0.25
+"""Seconds between two looks of a waiter that cannot be called, as there is a pooler between: first in line, and others."""
+
+ATTEMPT = Statement("fl_attempt", "SELECT * FROM fencelock.attempt($1, $2, $3, $4, $5, $6, $7, $8)")
+RELEASE = Statement("fl_release", "SELECT fencelock.release($1, $2, $3)")
+ABANDON = Statement("fl_abandon", "SELECT fencelock.abandon($1, $2, $3, $4)")
+RENEW = Statement("fl_renew", "SELECT fencelock.renew($1, $2)")
+LOOK = Statement("fl_look", "SELECT fencelock.look($1)")
+INSPECT = Statement("fl_inspect", "SELECT * FROM fencelock.inspect($1, $2)")
+NAMES = Statement("fl_names", "SELECT fencelock.names($1, $2)")
+FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
+
+
+class RowsBackend:
+    """`fencelock.core.backend.Backend` on rows of a table."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
+        self.url = url
+        """What an application's own object stands for; None if a URL was given."""
+        self._world = world
+        self._namespace = namespace
+        self._links = Links(world, source)
+        self.records = PostgresRecords(self._links, namespace)
+        self._ear = Ear(world, self._links)
+        self._rounds = count(1)
+
+    # ------------------------------------------------------------------ the protocol
+
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        """Take the lock or a place in line."""
+        name, ttl, owner, shared, limit, id = claim
+        round = next(self._rounds)
+        seat = None
+        if queue:
+            channel = self._ear.channel
+            seat = "" if channel is None else f"{channel}:{round}"
+            if channel is not None:
+                self._ear.sit(id, round)
+        if not seat and id in self._ear.seats:
+            self._ear.rise(id)  # nobody would hear it being called
+        granted = True
+        try:
+            words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
+            sent, rows = await self._links.timed(ATTEMPT, words, _patience(ttl, patience))
+            ((token, retry_in, others, first),) = rows
+            granted = token is not None or others is not None
+        finally:
+            if granted:
+                self._ear.rise(id)
+        if others is not None:
+            how = "for any number of readers" if others == b"s" else f"with {others.decode()} permits"
+            raise LimitMismatch(f"{name!r}: others use it {how}", name)
+        if token is not None:
+            return Grant(claim, int(token), sent)
+        return Busy(claim, sent, None if retry_in is None else float(retry_in), first == b"t")
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait to be called; ask again in the end."""
+        claim = busy.claim
+        ear = self._ear
+        if busy.retry_in is not None:
+            timeout = min(timeout, busy.retry_in)
+        seat = ear.seats.get(claim.id)
+        if seat is None:
+            # Nobody listened when it lined up: it has to say where it can be called.
+            await ear.open(timeout)
+            if ear.deaf:
+                return await self._poll(busy, timeout)
+        else:
+            try:
+                await seat.bell.wait(timeout)
+            except BaseException:
+                ear.rise(claim.id)
+                raise
+            if seat.token is not None:
+                ear.rise(claim.id)
+                return Grant(claim, seat.token, busy.since)
+        return await self.attempt(claim, queue=True)
+
+    async def _poll(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Look every now and then; ask again in the end."""
+        claim = busy.claim
+        until = self._world.now() + timeout
+        pause = POLL_FIRST if busy.handle else POLL_OTHERS
+        while (left := until - self._world.now()) > 0:
+            await self._world.sleep(min(left, pause * (0.5 + self._world.random())))
+            ((token,),) = await self._links.run(LOOK, (claim.id,), _patience(claim.ttl))
+            if token is not None:
+                return Grant(claim, int(token), busy.since)
+        return await self.attempt(claim, queue=True)
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind."""
+        self._ear.rise(claim.id)
+        await self._links.run(ABANDON, (self._namespace, claim.name, claim.id, claim.ttl), _patience(claim.ttl))
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Renew all in one statement."""
+        ids = ",".join(grant.claim.id for grant in grants)
+        ttls = ",".join(str(grant.claim.ttl) for grant in grants)
+        patience = _patience(min(grant.claim.ttl for grant in grants))
+        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
+        renewed = {row[0] for row in rows}
+        return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock; the step hands it over."""
+        claim = grant.claim
+        rows = await self._links.run(RELEASE, (self._namespace, claim.name, claim.id), _patience(claim.ttl))
+        return rows == [(b"t",)]
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look."""
+        rows = await self._links.run(INSPECT, (self._namespace, name), LONGEST)
+        return Snapshot(
+            name,
+            tuple(
+                Holder(
+                    _text(owner), int(token), float(left or 0), shared == b"t", None if limit is None else int(limit)
+                )
+                for owner, token, left, shared, limit in rows
+                if token is not None
+            ),
+            tuple(
+                Waiter(_text(owner), float(left or 0), shared == b"t", None if limit is None else int(limit))
+                for owner, token, left, shared, limit in rows
+                if token is None
+            ),
+        )
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call."""
+        rows: list[Row] = await self._links.run(NAMES, (self._namespace, prefix), LONGEST)
+        for (name,) in rows:
+            yield _text(name)
+
+    async def force_release(self, name: str) -> int:
+        """Drop the holders."""
+        ((dropped,),) = await self._links.run(FORCE, (self._namespace, name), LONGEST)
+        return int(dropped or 0)
+
+    async def close(self) -> None:
+        """Close all connections; whoever still waits learns of it."""
+        self._ear.close()
+        self._links.close()
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's connections without a word, and makes its own."""
+        if child:
+            self._ear.forget()
+            self._links.forget()
+
+
+def _patience(ttl: float, within: float | None = None) -> float:
+    """Return how long to wait for an answer, if the caller has so many seconds left."""
+    patience = min(LONGEST, max(SHORTEST, ttl / 3))
+    return patience if within is None else min(patience, max(within, GRACE))
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode(errors="replace")

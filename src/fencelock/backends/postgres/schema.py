@@ -1,0 +1,102 @@
+"""The schema `fencelock`: made on first use, or by `fencelock schema`; its version is compared, never migrated silently."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from fencelock.backends.postgres.link import Link, Row, Statement, dial
+from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.trouble import AGAIN, MISSING, ServerError, translate
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable
+
+LAYOUT = 1
+APPLY_SECONDS = 60.0
+TRIES = 20
+"""How often a greeting is repeated that others' make fail, as they do where the default isolation is serializable."""
+ADVISORY_SINCE = 140000
+"""The first server that can end an idle session, and knows since when one waits for a lock."""
+
+GREET = Statement(
+    "fl_greet",
+    "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
+    "pg_catalog.current_setting('idle_session_timeout', true), fencelock.greet() FROM fencelock.layout",
+)
+ISOLATION = Statement("fl_isolation", "SET default_transaction_isolation = 'read committed'")
+
+
+@cache
+def script(advisory: bool = True) -> str:
+    """Return all that makes the schema, in one transaction that sees what others have made while it waited for them."""
+    folder = files("fencelock.backends.postgres") / "sql"
+    parts = ("tables", "mint", "rows", "records", *(("advisory",) if advisory else ()), "version")
+    text = "\n".join((folder / f"{part}.sql").read_text("utf-8") for part in parts)
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{text}COMMIT;\n"
+
+
+class DatabaseSchema:
+    """`fencelock.core.backend.Schema` of one database."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._world = world
+        self._place = place
+
+    def text(self) -> str:
+        """Return the script, for people to read and run."""
+        return script()
+
+    async def apply(self) -> None:
+        """Make the schema."""
+        link = await dial(self._world, self._place, [])
+        try:
+            await apply(link, self._place.address, APPLY_SECONDS)
+            await greet(link, self._place.address, APPLY_SECONDS)
+        finally:
+            if link.open:
+                link.close()
+
+
+async def apply(link: Link, address: str, timeout: float) -> None:
+    """Make the schema, unless it is there; whoever else does the same waits."""
+    try:
+        await link.script(script(link.version >= ADVISORY_SINCE), timeout)
+    except ServerError as error:
+        raise translate(error, address) from error
+
+
+async def greet(link: Link, address: str, timeout: float) -> str:
+    """Make sure of the schema and of what the session needs; return its idle_session_timeout."""
+    encoding = link.setting("server_encoding")
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise EngineUnavailable(f"{address}: the database's encoding is {encoding}, and names need UTF8")
+    try:
+        rows = await _greet(link, address, timeout)
+        if [row[0] for row in rows] != [b"%d" % LAYOUT]:
+            versions = ", ".join(sorted((row[0] or b"").decode() for row in rows)) or "none"
+            raise EngineUnavailable(
+                f"{address}: the schema fencelock was made by another release of fencelock (layout {versions}, this one has "
+                f"{LAYOUT}); use another database, or the same release everywhere"
+            )
+        ((_, pid, isolation, idle, _),) = rows
+        link.pid = int(pid or 0)
+        link.direct = link.pid == link.claimed_pid
+        if isolation != b"read committed" and link.direct:
+            await link.ask(ISOLATION, (), timeout)
+    except ServerError as error:
+        raise translate(error, address) from error
+    return (idle or b"0").decode()
+
+
+async def _greet(link: Link, address: str, timeout: float) -> list[Row]:
+    """Greet the server; if it does not know us, make the schema first."""
+    tries = TRIES
+    while True:
+        tries -= 1
+        try:
+            return await link.ask(GREET, (), timeout)
+        except ServerError as error:
+            if error.state not in AGAIN | MISSING or not tries:
+                raise
+            if error.state in MISSING:
+                await apply(link, address, timeout)

@@ -1,0 +1,83 @@
+-- What the advisory engine needs beside plain statements. A session has one lock at most, for the ttl that
+-- idle_session_timeout keeps.
+
+-- What a session needs once: no limit of somebody else's on how long it waits, its client's death noticed while it does, and
+-- the server's own functions under their names.
+CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM set_config('search_path', 'pg_catalog, pg_temp', false);  -- it outlasts the function's own
+  PERFORM set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false);
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', false);  -- a token must not come again after a crash
+  END IF;
+  IF current_setting('transaction_timeout', true) IS NOT NULL THEN
+    PERFORM set_config('transaction_timeout', '0', false);
+  END IF;
+  BEGIN
+    PERFORM set_config('client_connection_check_interval', '2s', false);
+  EXCEPTION WHEN OTHERS THEN
+    NULL;  -- not every system can: then it is noticed when the lock is granted
+  END;
+END $$;
+
+-- See that a key stands for this name and no other; called once by each session for each owner and name that it is used for.
+CREATE OR REPLACE FUNCTION fencelock.introduce(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  known fencelock.name;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  INSERT INTO fencelock.session (pid, owner) VALUES (pg_backend_pid(), label)
+    ON CONFLICT (pid) DO UPDATE SET owner = excluded.owner WHERE session.owner <> excluded.owner;
+  INSERT INTO fencelock.name (key, namespace, name) VALUES (k, ns, nm)
+    ON CONFLICT (key) DO UPDATE SET seen = current_date WHERE name.seen < current_date;
+  SELECT * INTO known FROM fencelock.name WHERE key = k;
+  IF known.name <> nm OR known.namespace <> ns THEN
+    RAISE EXCEPTION 'its key % is that of % in the namespace %', k, quote_literal(known.name), quote_literal(known.namespace)
+      USING ERRCODE = 'FL003';
+  END IF;
+END $$;
+
+-- Who holds or waits for a key, in order: what pg_locks knows, with what the sessions say of themselves.
+CREATE OR REPLACE FUNCTION fencelock.sessions(
+  k bigint,
+  OUT pid integer, OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean
+) RETURNS SETOF record LANGUAGE sql VOLATILE
+  SET search_path = pg_catalog, pg_temp AS $$
+  SELECT locks.pid, coalesce(session.owner, ''),
+      CASE WHEN locks.granted THEN coalesce(substring(activity.application_name from '^fencelock (\d+) '), '0')::bigint END,
+      greatest(0, substring(activity.application_name from '^fencelock \S+ (\d+)ms$')::double precision / 1000
+        - CASE WHEN activity.state = 'idle' AND locks.granted
+            THEN date_part('epoch', clock_timestamp() - activity.state_change) ELSE 0 END),
+      locks.mode = 'ShareLock'
+    FROM pg_locks locks
+      JOIN pg_stat_activity activity ON activity.pid = locks.pid
+      LEFT JOIN fencelock.session session ON session.pid = locks.pid
+    WHERE locks.locktype = 'advisory' AND locks.objsubid = 1
+      AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (locks.classid::bigint << 32) | locks.objid::bigint = k
+    ORDER BY locks.granted DESC, locks.waitstart, 3, locks.pid
+$$;
+
+CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql VOLATILE
+  SET search_path = pg_catalog, pg_temp AS $$
+  SELECT DISTINCT known.name FROM fencelock.name known
+      JOIN pg_locks locks ON (locks.classid::bigint << 32) | locks.objid::bigint = known.key
+    WHERE locks.locktype = 'advisory' AND locks.objsubid = 1
+      AND locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND known.namespace = ns AND starts_with(known.name, beginning) ORDER BY 1
+$$;
+
+-- End the sessions that hold a key; every later token is above every earlier one. Returns how many were ended.
+CREATE OR REPLACE FUNCTION fencelock.evict(k bigint) RETURNS integer LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  dropped integer;
+BEGIN
+  SELECT count(*) INTO dropped FROM fencelock.sessions(k) AS holder
+    WHERE holder.token IS NOT NULL AND pg_terminate_backend(holder.pid, 5000);
+  PERFORM fencelock.mint();
+  PERFORM fencelock.durable(true);
+  RETURN dropped;
+END $$;

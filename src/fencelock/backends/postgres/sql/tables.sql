@@ -1,0 +1,69 @@
+-- What fencelock keeps in a database, for all namespaces: made once, in one transaction, and never changed silently.
+-- Names are compared byte by byte (COLLATE "C"): they are never normalised, and case counts.
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = 0;
+SELECT pg_advisory_xact_lock(7306372540837290868);
+
+DO $$
+BEGIN
+  IF to_regclass('fencelock.layout') IS NOT NULL THEN
+    IF (SELECT max(version) FROM fencelock.layout) IS DISTINCT FROM 1 THEN
+      RAISE EXCEPTION 'the schema fencelock was made by another release of fencelock (layout %, this one has 1)',
+        (SELECT max(version) FROM fencelock.layout) USING ERRCODE = 'FL002';
+    END IF;
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'fencelock') THEN
+    CREATE SCHEMA fencelock;
+  END IF;
+  IF to_regclass('fencelock.token') IS NULL THEN
+    -- Tokens begin at the clock in µs, as on every engine, and stay exact in a double.
+    EXECUTE format(
+      'CREATE SEQUENCE fencelock.token AS bigint MAXVALUE 9007199254740991 START WITH %s',
+      (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
+  END IF;
+END $$;
+
+-- Every claim, in order of its ticket: those with a token hold their name, the others wait for it.
+CREATE TABLE IF NOT EXISTS fencelock.claim (
+  namespace text COLLATE "C" NOT NULL,
+  name      text COLLATE "C" NOT NULL,
+  ticket    bigint GENERATED ALWAYS AS IDENTITY,
+  id        text COLLATE "C" NOT NULL,
+  seconds   double precision NOT NULL,
+  expires   timestamptz NOT NULL,
+  token     bigint,
+  shared    boolean NOT NULL,
+  permits   integer,
+  seat      text NOT NULL,  -- channel:round, where its client listens, or nothing
+  owner     text NOT NULL,
+  PRIMARY KEY (namespace, name, ticket),
+  UNIQUE (id)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
+
+-- Claims that were abandoned: their stragglers come too late, for one ttl.
+CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.gone (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
+
+-- What is remembered beside the locks (core/records.py); one without a value is forgotten, and only its token counts.
+CREATE TABLE IF NOT EXISTS fencelock.record (
+  namespace text COLLATE "C" NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  value     bytea,
+  token     bigint NOT NULL,
+  version   bigint NOT NULL,
+  ends      timestamptz NOT NULL,
+  PRIMARY KEY (namespace, key)
+);
+CREATE INDEX IF NOT EXISTS record_ends ON fencelock.record (ends);
+
+-- Which name an advisory key stands for: a hash says nothing, and two names may have the same.
+CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
+  key       bigint PRIMARY KEY,
+  namespace text COLLATE "C" NOT NULL,
+  name      text COLLATE "C" NOT NULL,
+  seen      date NOT NULL DEFAULT current_date
+);
+
+-- The owner's label of each session with an advisory lock; each writes its own before its first lock.
+CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.session (pid integer PRIMARY KEY, owner text NOT NULL);
+
+CREATE TABLE IF NOT EXISTS fencelock.layout (version integer PRIMARY KEY);

@@ -1,0 +1,54 @@
+"""What a server's errors mean: the one place where they are translated."""
+
+from __future__ import annotations
+
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidName, Unanswered
+
+COMMAND = "fencelock schema --apply"
+
+HINTS = {
+    "25006": "it is a replica, or read-only: connect to the primary",
+    "28P01": "the user or the password is wrong",
+    "42501": f"the user lacks the right: have `{COMMAND}` run by one who may create a schema, and see the grants in "
+    "docs/engines/postgres.md",
+    "53100": "its disk is full",
+    "53200": "it is out of memory",
+    "53300": "it has too many connections",
+    "FL001": "ALTER ROLE … SET default_transaction_isolation = 'read committed'",
+    "FL002": "use another database, or the same release of fencelock everywhere",
+}
+MISSING = frozenset({"3F000", "42P01", "42883"})
+"""The schema, a table or a function is not there."""
+AGAIN = frozenset({"40001", "40P01", "55P03", "57014"})
+"""Serialization failure, deadlock, a role's own lock_timeout or statement_timeout: nothing was done; again may help."""
+PREPARED = "42P05"
+"""The prepared statement is there already."""
+UNPREPARED = "26000"
+"""A prepared statement is gone: somebody between gave the session to others. Another link helps."""
+COLLISION = "FL003"
+
+
+class ServerError(Exception):
+    """What the server answered in place of a result."""
+
+    def __init__(self, state: str, words: str) -> None:
+        super().__init__(words)
+        self.state = state
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the server ended the session with it: what was asked may or may not have been carried out."""
+        return self.state.startswith(("08", "57P"))
+
+
+def translate(error: ServerError, address: str) -> FencelockError:
+    """Return the error to raise, `from` the server's own."""
+    words = f"{address}: {error}"
+    if error.fatal:
+        return Unanswered(words)
+    if error.state == COLLISION:
+        return InvalidName(
+            f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
+        )
+    hint = HINTS.get(error.state)
+    return EngineUnavailable(f"{words} ({hint})" if hint else words)
