@@ -167,6 +167,27 @@ class Wire(Protocol):
         ...
 
 
+class Source(Protocol):
+    """What events come of: a driver's connection, which its own thread reads unless somebody who waits can do it.
+
+    Everybody who waits enters and leaves, with a key of their own.
+    """
+
+    def enter(self, key: object) -> bool:
+        """Come to wait; return whether it is ours to read."""
+        ...
+
+    def read_until(self, key: object, enough: Callable[[], bool], until: float) -> None:
+        """Read, in this thread, until that is so, or nothing more can be read, or the time is over."""
+        ...
+
+    def wake(self) -> None:
+        """Have whoever reads look whether it is enough; from any thread."""
+        ...
+
+    def leave(self, key: object) -> None: ...
+
+
 class World(Protocol):
     """One way to run the core."""
 
@@ -246,6 +267,9 @@ class World(Protocol):
         It ends early when a wire breaks, or has been broken already.
         """
         ...
+
+    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
+        """Wait for an event that may come of what is read; read it here, where it is threads that wait."""
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.
