@@ -150,7 +150,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
     moved = await backend.wait(last, SOON)
     assert isinstance(moved, Busy)
     assert isinstance(grant, Grant)
-    assert moved.handle.blocked.by[0].endswith(grant.claim.id)
+    assert moved.handle.blocked.by == (grant.handle.key,)
     await backend.release(grant)
 
     async def granted() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.held import Held
-from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
+from fencelock.backends.etcd.keys import Keys
+from fencelock.backends.etcd.layout import About, Layout, Spot, about, is_of, read_about, spot, value
 from fencelock.backends.etcd.line import REFUSED_PAUSE, Line, Seat
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
@@ -89,6 +90,7 @@ class EtcdBackend:
         )
         self._held = Held(world, self._links, self._layout.about, self._tell)
         self._line = Line(world, self._links, self._sessions, self._layout)
+        self._keys = Keys(self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
         self.records = EtcdRecords(self._layout, self._ask, self._read_about)
         self._about: About | None = None
@@ -107,19 +109,27 @@ class EtcdBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        key = self._layout.queue(claim.name) + claim.id
         limit = Limit(self._world, claim.ttl, patience)
         while True:
             self._check_open()
-            session = self._session_of(key) or self._sessions.current(claim.ttl)
-            if session is None:
-                session = await self._sessions.make(claim.ttl, limit.left)
-            about = self._about or await self._read_about(limit.left)
-            await self._sessions.purge_all(limit.left)
-            self._check_open()  # a session that was made while close() ended the others is ended by nobody
-            outcome = await self._claim(claim, key, queue, session, about, limit)
-            if outcome is not None:
-                return outcome
+            key = self._keys.give(claim)
+            try:
+                session = self._session_of(key) or self._sessions.current(claim.ttl)
+                if session is None:
+                    session = await self._sessions.make(claim.ttl, limit.left)
+                about = self._about or await self._read_about(limit.left)
+                await self._sessions.purge_all(limit.left)
+                self._check_open()  # a session that was made while close() ended the others is ended by nobody
+                outcome = await self._claim(claim, key, queue, session, about, limit)
+                if outcome is not None:
+                    return outcome
+            finally:
+                if not self._known(key):
+                    self._keys.end(key, again=True)
+
+    def _known(self, key: str) -> bool:
+        """Return whether something of a claim may be on etcd, or on its way there."""
+        return key in self._doubt or self._sessions.end_of([key]) is not None
 
     def _session_of(self, key: str) -> Lease | None:
         """Return the session of an attempt that got no answer: whatever arrives of it then hangs on one session only."""
@@ -135,7 +145,7 @@ class EtcdBackend:
     ) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
         encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
-        prefix = encoded[: -len(claim.id)]
+        prefix = self._layout.queue(claim.name).encode()
         compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
         if not queue and not claim.shared:
             compares.append(m.none_below(prefix))
@@ -178,12 +188,12 @@ class EtcdBackend:
                     await self.abandon(claim)  # an earlier try may still arrive
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
+            if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
+                # What had the key before is there again, as the past was changed; or it is over by our clock, if not by etcd's.
+                await self._delete(key, limit.left)
+                return None
             if own[0].lease != session.handle:
                 session.let_go(key)
-                if self._sessions.given_up(own[0].lease):
-                    # It hangs on a session that is over by our clock, if not by etcd's.
-                    await self._delete(key, limit.left)
-                    return None
                 session = self._sessions.adopt(own[0].lease, session.ttl)
             revision = own[0].created
             header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
@@ -323,9 +333,12 @@ class EtcdBackend:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
-        key = self._layout.queue(claim.name) + claim.id
-        self._drop(claim.id, key)
+        key = self._keys.of(claim)
         limit = Limit(self._world, claim.ttl, GRACE)
+        if key is None:
+            await self._abandon_unknown(claim, limit)
+            return
+        self._drop(claim.id, key)
         session = self._doubt.get(key)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
@@ -338,14 +351,26 @@ class EtcdBackend:
                 if not refusal.no_lease:
                     raise refusal.told(self._links.address) from refusal
                 await self._delete(key, limit.left)
+            self._keys.end(key, again=False)
             self._settled(key, session)
         else:
             await self._delete(key, limit.left)
+            self._keys.end(key, again=False)
             self._doubt.pop(key, None)
+
+    async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
+        """Leave nothing behind of a claim that another client has made, if there is anything."""
+        line = m.below(self._layout.queue(claim.name).encode())
+        _, line_up = m.read_range(await self._ask(m.RANGE, line, limit.left))
+        for pair in line_up.pairs:
+            if is_of(pair, claim):
+                body = m.txn([m.created(pair.key, m.EQUAL, pair.created)], [m.do_delete(pair.key)])
+                m.read_txn(await self._ask(m.TXN, body, limit.left))
 
     def _tomb(self, key: str) -> bytes | None:
         """Return where a claim's tombstone has to stand, if it may still be on its way."""
-        return self._layout.tomb(key.rpartition("/")[2]).encode() if key in self._doubt else None
+        id = self._keys.id_of(key)
+        return self._layout.tomb(id).encode() if id is not None and key in self._doubt else None
 
     # ------------------------------------------------------------------ keeping it, giving it back
 
@@ -368,7 +393,11 @@ class EtcdBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; whoever watches it sees that."""
-        key = self._layout.queue(grant.claim.name) + grant.claim.id
+        key = self._keys.of(grant.claim)
+        if key is None:  # it was given back, or is another client's; whoever has the key by now is to keep it
+            held = grant.handle.key.encode()
+            body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
+            return m.read_txn(await self._ask(m.TXN, body)).succeeded
         self._drop(grant.claim.id, key)
         return await self._delete(key, patience(grant.claim.ttl)) > 0
 
@@ -379,9 +408,18 @@ class EtcdBackend:
 
     async def _delete(self, key: str, seconds: float = LONGEST) -> int:
         floor = self.facts.revision
-        header, deleted = m.read_deleted(await self._ask(m.DELETE, m.find(key.encode()), seconds))
+        body = m.find(key.encode())
+
+        def work(link: Link, left: float) -> Awaitable[bytes]:
+            self._keys.asked(key)
+            return link.call(m.DELETE, body, left)
+
+        header, deleted = m.read_deleted(await self._run(work, seconds))
+        self._keys.answered(key)
         self.facts.take(header, floor)
         self._sessions.let_go(key)
+        if not self._known(key):
+            self._keys.end(key, again=True)
         return deleted
 
     def _tell(self, id: str) -> None:
@@ -394,6 +432,8 @@ class EtcdBackend:
         for id, hold in list(self._holds.items()):
             if hold.session is session:
                 self._held.drop(hold.key)
+                self._keys.end(hold.key, again=False)
+                self._doubt.pop(hold.key, None)  # what still comes finds no lease
                 self._tell(id)
 
     def _past_changed(self) -> None:
@@ -404,8 +444,9 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
+            self._drop(self._keys.id_of(key) or "", key)
+            self._keys.end(key, again=False)
             self._doubt.pop(key, None)
-            self._drop(key.rpartition("/")[2], key)
 
     # ------------------------------------------------------------------ looking at it
 
@@ -425,10 +466,13 @@ class EtcdBackend:
         """Ask every member how it is. What was noticed by the way is in `facts`."""
         return await self._looks.health()
 
-    async def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
+    def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> Coroutine[Any, Any, bytes]:
+        return self._run(lambda link, left: link.call(method, body, left), seconds)
+
+    async def _run(self, work: Callable[[Link, float], Awaitable[bytes]], seconds: float) -> bytes:
         self._check_open()
         try:
-            return await self._links.ask(method, body, seconds)
+            return await self._links.run(work, seconds)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
@@ -452,6 +496,7 @@ class EtcdBackend:
         """The child lets go of the parent's connections without a word, and has sessions of its own."""
         if child:
             self._doubt, self._holds = {}, {}
+            self._keys.forget()
             self._held.forget()
             self._sessions.forget()
             self._links.forget()

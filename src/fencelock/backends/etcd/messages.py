@@ -20,7 +20,7 @@ AUTHENTICATE, STATUS = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Mainten
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
 EQUAL, LESS = 0, 2
-OF_CREATION, OF_CHANGE = 1, 2
+OF_CREATION, OF_CHANGE, OF_VALUE = 1, 2, 3
 NO_PUTS = 0
 DELETED = 1
 
@@ -65,6 +65,11 @@ def created(key: bytes, result: int, revision: int) -> bytes:
 def unchanged(key: bytes, revision: int) -> bytes:
     """Compare the revision at which a key was last written; that of a key that is not there is 0."""
     return _int(1, EQUAL) + _int(2, OF_CHANGE) + _bytes(3, key) + _int(6, revision)
+
+
+def valued(key: bytes, value: bytes) -> bytes:
+    """Compare what is written at a key; one that is not there is as good as no value."""
+    return _int(1, EQUAL) + _int(2, OF_VALUE) + _bytes(3, key) + _bytes(7, value)
 
 
 def none_below(prefix: bytes) -> bytes:
