@@ -69,7 +69,7 @@ class Baton:
                 body = m.below(PREFIX, order=m.DESCENDING, limit=2, bare=True, until=mine)
                 if len(m.read_range(self._ask(m.RANGE, body))[1].pairs) < 2:
                     return self
-            while not ((news := self._next()).deleted and news.revision > mine):
+            while self._next().deleted <= mine:
                 pass
         return self
 

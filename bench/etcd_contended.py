@@ -1,7 +1,7 @@
 """Eight processes on one name, on etcd, beside the peers and the bound, with an empty body.
 
-etcd3gw's lock does not wait: `acquire()` says whether it was free, and its `with` block is entered in either case. What counts
-as a grant is a yes, so it is asked until it says so. Its `with` block is in the table as it comes, and is no lock.
+etcd3gw's lock does not wait: `acquire()` says whether it was free, and its `with` block is entered in either case. What
+counts as a grant is a yes, so it is asked until it says so. Its `with` block is in the table as it comes, and is no lock.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class EtcdBackend:
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
-                # What had the key before is there again, as the past was changed; or it is over by our clock, if not by etcd's.
+                # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
                 await self._delete(key, limit.left)
                 return None
             if own[0].lease != session.handle:
@@ -208,14 +208,24 @@ class EtcdBackend:
         session.let_go(key)
 
     async def _look_up(
-        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False
+        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False, at_least: int = 0
     ) -> tuple[Header, list[Pair]]:
-        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
+        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead.
+
+        If it is to be seen `at_least` at some revision, any member will do that has got there: nobody who has left comes
+        ahead of us again, so what was once true of those ahead stays true. Of our own claim no answer says more than that
+        it was there; its session is alive by our clock, and if somebody deletes it, its watch tells. Asking a majority would
+        have us wait, between every two holders, for whatever is just being written to disk.
+        """
         prefix = self._layout.queue(claim.name).encode()
         if claim.shared:
             body = m.below(prefix, until=revision)
         else:
             body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
+        if at_least and not self._sessions.stale(session):
+            header, found = m.read_range(await self._ask(m.RANGE, m.local(body), limit.left))
+            if header.revision >= at_least and header.cluster == self.facts.cluster:
+                return header, found.pairs
         try:
             (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, limit, renew)
         except Refused as refusal:
@@ -316,11 +326,11 @@ class EtcdBackend:
             return await self.attempt(claim, queue=True, patience=within)
         seat.session.keep(seat.key, now, seat.session.ttl)
         look = partial(self._look, claim, seat, within)
-        outcome = await self._line.watch(seat, timeout, look) or await look()
+        outcome = await self._line.watch(seat, timeout, look)
         return outcome or await self.attempt(claim, queue=True, patience=within)
 
-    async def _look(self, claim: Claim, seat: Seat, within: float | None) -> Grant | Busy | None:
-        """Look where we are in line; None if we are no longer in it."""
+    async def _look(self, claim: Claim, seat: Seat, within: float | None, at_least: int) -> Grant | Busy | None:
+        """Look where we are in line, at this revision or later, or now if it is 0; None if we are no longer in it."""
         self._check_open()
         limit = Limit(self._world, claim.ttl, within)
         now = self._world.now()
@@ -328,7 +338,7 @@ class EtcdBackend:
             return None
         seat.session.keep(seat.key, now, seat.session.ttl)
         await self._sessions.purge_all(limit.left)
-        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit)
+        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit, at_least=at_least)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
     async def abandon(self, claim: Claim) -> None:

@@ -1,7 +1,7 @@
 """Where things are kept: one key for what is true of the namespace, one for each claim, and tombstones.
 
     <prefix>/<namespace>/about                   layout and base of the tokens, written once
-    <prefix>/<namespace>/claims/<name>/<ending>  a claim, under its session's lease: mode and owner, and in a second line its id
+    <prefix>/<namespace>/claims/<name>/<ending>  a claim, under its session's lease: mode and owner, and then its id
     <prefix>/<namespace>/tombs/<claim id>        a claim that was abandoned while it may still have been on its way
     <prefix>/<namespace>/records/<key>           a record, under a lease of its own: its token and value
 

@@ -101,6 +101,11 @@ def below(
     return out
 
 
+def local(body: bytes) -> bytes:
+    """Have a range be answered as far as a member knows, which may be less than the others do, without asking them."""
+    return body + _int(7, 1)
+
+
 def count(key: bytes) -> bytes:
     """Return the smallest range that there is: whether a key is there."""
     return _bytes(1, key) + _int(9, 1)
@@ -266,7 +271,8 @@ class News(NamedTuple):
     canceled: bool
     compacted: int
     reason: str
-    deleted: list[bytes]
+    deleted: int
+    """The revision of the last deletion that it tells of, or 0."""
 
 
 def header(fields: Fields) -> Header:
@@ -325,11 +331,11 @@ def read_token(data: bytes) -> str:
 def read_news(data: bytes) -> News:
     """Read what a watch says."""
     fields = _read(data, (11,))
-    deleted = []
+    deleted = 0
     for item in fields[11]:
         event = _read(item)
         if event.get(1, 0) == DELETED:
-            deleted.append(_pair(event.get(2, b"")).key)
+            deleted = max(deleted, _pair(event.get(2, b"")).changed)
     reason = bytes(fields.get(6, b"")).decode(errors="replace")
     return News(
         fields.get(2, 0),
