@@ -16,6 +16,7 @@ from types import TracebackType
 
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.http2 import (
+    ACK,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -46,7 +47,7 @@ class Baton:
         self._sock = socket.create_connection((host, int(port)))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.sendall(Connection().hello())
-        self._bytes = self._told = b""
+        self._bytes = self._told = self._pong = b""
         self._stream = 1
         self._parts: dict[int, bytes] = {}
         self._answers: dict[int, bytes] = {}
@@ -104,7 +105,8 @@ class Baton:
     def _ask(self, method: str, body: bytes) -> bytes:
         stream, self._stream = self._stream, self._stream + 2
         self._parts[stream] = b""
-        self._sock.sendall(self._headers(stream, method) + _frame(DATA, END_STREAM, stream, message(body)))
+        pong, self._pong = self._pong, b""
+        self._sock.sendall(pong + self._headers(stream, method) + _frame(DATA, END_STREAM, stream, message(body)))
         while stream not in self._answers:
             self._read()
         return self._answers.pop(stream)[5:]
@@ -136,5 +138,7 @@ class Baton:
                 self._parts[stream] += payload
             elif kind == HEADERS and flags & END_STREAM:
                 self._answers[stream] = self._parts.pop(stream)
-            elif kind in (SETTINGS, PING) and not flags & 1:
-                self._sock.sendall(_frame(kind, 1, 0, payload if kind == PING else b""))
+            elif kind == PING and not flags & ACK:
+                self._pong += _frame(PING, ACK, 0, payload)
+            elif kind == SETTINGS and not flags & ACK:
+                self._sock.sendall(_frame(SETTINGS, ACK, 0, b""))
