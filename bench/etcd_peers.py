@@ -19,7 +19,7 @@ from tests.engines import Etcd
 TTL = 30
 LEASE = 12345
 PAUSE = 0.005
-"""Seconds after which etcd3gw's lock is asked again: of those that were tried, what gave it the most grants."""
+"""Seconds after which etcd3gw's lock is asked again."""
 
 
 def ours(url: str) -> AbstractContextManager[Any]:
