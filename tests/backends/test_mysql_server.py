@@ -241,6 +241,30 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     await other.release(got)
 
 
+async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:
+    """A proxy that greets for itself, as those do that share sessions between clients, is refused before a lock is taken."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(mariadb.host, mariadb.port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        greeting = await there_reader.read(65536)
+        place = greeting.index(b"\0", 5) + 1
+        writer.write(greeting[:place] + b"\1\2\3\4" + greeting[place + 4 :])
+        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
+        url = own_database(mariadb).replace(mariadb.address, f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        locks = clients.connect(url)
+        with pytest.raises(EngineUnavailable, match=r"is a proxy: it greets as session 67305985"):
+            await take(locks, "x")
+        await locks.close()
+
+
 async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
     """A server that stands still holds nobody for ever, and has nothing of those who gave up once it goes on."""
     server = own_mariadb()

@@ -104,7 +104,7 @@ class Links:
             greeting = await self._log_in(link, dialer, place, until)
             self.mariadb = greeting.mariadb
             link.ttl = ttl
-            await self._introduce(link, max(0.5, until - self._world.now()))
+            await self._introduce(link, greeting.id, max(0.5, until - self._world.now()))
         except BaseException:
             self.drop(link)
             self.check_open()  # then that is why
@@ -141,13 +141,18 @@ class Links:
         answer: Packet = reply.answer
         return answer
 
-    async def _introduce(self, link: Link, patience: float) -> None:
+    async def _introduce(self, link: Link, promised: int, patience: float) -> None:
         """Settle the session, and learn what has to be known of the server."""
         asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.FIRST]
         settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
+        if int(id) & 0xFFFFFFFF != promised:
+            raise EngineUnavailable(
+                f"{self.address} is a proxy: it greets as session {promised}, and its answers come from {sql_words(id)}. A "
+                "lock lives in one session, which such a proxy may change or share; connect to the server itself"
+            )
         known = dict(cluster.rows)
         self._refuse_clusters(known)
         if read_only not in (b"0", b"OFF"):
