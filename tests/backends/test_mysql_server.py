@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,23 @@ async def test_first_use_by_many(mariadb: MariaDB, clients: Clients) -> None:
     url = own_database(mariadb)
     tokens = await asyncio.gather(*(take(clients.connect(url), "x") for _ in range(8)))
     assert len(set(tokens)) == 8
+
+
+async def test_others_connect_meanwhile(mariadb: MariaDB, clients: Clients) -> None:
+    """Whoever connects between a grant and the look at its token raises the tokens' number, and that is no reason to refuse."""
+    url = own_database(mariadb)
+    backend: Any = clients.on(url).backend()
+    links, reserve = backend._links, backend._links.reserve
+
+    async def late(*args: Any) -> None:
+        await take(clients.connect(url), "y")
+        links.give(await links.make(30))
+        await reserve(*args)
+
+    links.reserve = late
+    grant = await backend.attempt(Claim("x", 30), queue=False)
+    assert isinstance(grant, Grant)
+    assert await backend.release(grant) is True
 
 
 async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:

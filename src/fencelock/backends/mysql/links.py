@@ -37,8 +37,6 @@ class Links:
         self.mariadb = True
         self.reserved = 0
         """No token above this may be granted before it is reserved, on disk."""
-        self._first = 0
-        """Where the server began with tokens: there are none below, unless somebody has emptied the table."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
         self._world = world
@@ -143,7 +141,8 @@ class Links:
 
     async def _introduce(self, link: Link, promised: int, patience: float) -> None:
         """Settle the session, and learn what has to be known of the server."""
-        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.FIRST]
+        host_of = sql.HOST if self.mariadb else sql.MYSQL_HOST
+        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, host_of, sql.CLUSTER, sql.VERSION, sql.FIRST]
         settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
@@ -172,7 +171,7 @@ class Links:
             # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
             floor = 0 if rows_of(first) else int(reserved or 0)
             *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
-        self._first = int(rows_of(first)[0][0] or 0)
+        link.first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
@@ -239,7 +238,7 @@ class Links:
 
     async def reserve(self, link: Link, token: int, patience: float) -> None:
         """See to it that a token may be granted: whatever happens to the server, none will be granted twice."""
-        if token <= self._first:
+        if token <= link.first:
             raise EngineUnavailable(
                 f"{self.address}: somebody has emptied fencelock_holders, which has the tokens' number"
             )
