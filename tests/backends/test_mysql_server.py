@@ -92,7 +92,7 @@ async def test_first_use_by_many(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_others_connect_meanwhile(mariadb: MariaDB, clients: Clients) -> None:
-    """Whoever connects between a grant and the look at its token raises the tokens' number, and that is no reason to refuse."""
+    """Whoever connects between a grant and the look at its token raises the number, and that is no reason to refuse."""
     url = own_database(mariadb)
     backend: Any = clients.on(url).backend()
     links, reserve = backend._links, backend._links.reserve
