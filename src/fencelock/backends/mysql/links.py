@@ -47,6 +47,7 @@ class Links:
         self._warned = False
         self._census: tuple[float, frozenset[int]] = (0.0, frozenset())
         self._counting: Event | None = None
+        self._begun: Event | None = None
 
     # ------------------------------------------------------------------ having one
 
@@ -167,10 +168,9 @@ class Links:
                 f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
-        if self.database is None or not rows_of(first):
-            # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
-            floor = 0 if rows_of(first) else int(reserved or 0)
-            *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
+        if not rows_of(first):  # the server was started anew, or is another one
+            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], patience)
+        await self._begin(link, patience)
         link.first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
@@ -183,6 +183,22 @@ class Links:
                 self.address,
                 sql_words(flush),
             )
+
+    async def _begin(self, link: Link, patience: float) -> None:
+        """See to it, once for all connections, that tokens are not below the clock: data may be from an old copy."""
+        while (begun := self._begun) is not None:
+            if not await begun.wait(patience):
+                raise Unanswered(f"{self.address}: no answer within {patience:g} s")
+            if self._begun is begun:
+                return
+        begun = self._begun = self._world.event()
+        try:
+            await self.ask(link, [sql.SWEEP, sql.begin(0)], patience)
+        except BaseException:
+            self._begun = None  # the next one has to
+            raise
+        finally:
+            begun.set()
 
     async def create(self, link: Link, patience: float, *, group: bool) -> None:
         """Make the tables; those of a group, and of who allows no others, are all on disk."""
@@ -318,7 +334,7 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.wire.forget()
-        self._all, self._idle, self._counting = set(), [], None
+        self._all, self._idle, self._counting, self._begun = set(), [], None, None
 
 
 class MysqlSchema:
