@@ -141,7 +141,7 @@ CREATE TABLE evil.claim (); CREATE TABLE evil.layout ();
 
 
 def test_search_path(pg: Postgres, url: str) -> None:
-    """A search_path on which others' functions and operators come first changes nothing, nor does it when the schema is made."""
+    """A search_path on which others' functions and operators come first changes nothing, not even in making the schema."""
     ask(pg, "DROP SCHEMA IF EXISTS evil CASCADE")
     ask(pg, SHADOWS)
     try:
@@ -317,7 +317,7 @@ async def test_failover_behind_a_pooler(
     """A pooler that hides a failover from its clients does not make them give a token twice."""
     primary = own_postgres()
     with ExitStack() as stack:
-        pooler = own_pgbouncer(primary)
+        pooler = own_pgbouncer(primary, settings={"server_login_retry": "1"})
         locks = clients.connect(pooler.url)
         await take(locks, "x")
         standby = standby_of(primary, stack)
