@@ -87,7 +87,7 @@ class AdvisoryBackend:
         self._gone: dict[str, None] = {}
         """Claims that were abandoned under somebody who still asks for them."""
         self._contended: set[int] = set()
-        """Keys that somebody else had, the last time: asked for in the statement that waits, which costs more if it need not."""
+        """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
         self._sweep_at = SWEEP_AT
 
     # ------------------------------------------------------------------ the protocol
