@@ -43,8 +43,8 @@ SWEEP_AT = 64
 BEGIN = Statement("fl_begin", "SELECT fencelock.begin_session()")
 INTRODUCE = Statement("fl_introduce", "SELECT fencelock.introduce($1, $2, $3, $4)")
 # Plain SQL, not a function: it is half of what an uncontended lock costs. From now on the session ends when it is idle for
-# the ttl, if it has the lock or is about to wait for it. A token that is far behind the clock, as after a backup was restored,
-# is drawn again by a function that sees to that.
+# the ttl, if it has the lock or is about to wait for it. A token that is far behind the clock, as after a restore, is
+# drawn again by a function that sees to that.
 SEIZE = Statement(
     "fl_seize",
     "SELECT token, CASE WHEN token IS NOT NULL OR $4 THEN set_config('idle_session_timeout', $2, false) || "
