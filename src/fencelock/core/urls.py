@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
         def get_connection_params(self) -> dict[str, Any]: ...
 
+    class PyMysqlConnection(Protocol):
+        """A connection of PyMySQL's, which has no types of its own."""
+
+        host: Any
+        db: Any
+        unix_socket: Any
+
     Database: TypeAlias = (
         Connection[Any]
         | AsyncConnection[Any]
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
         | SqlAlchemyEngine
         | AsyncEngine
         | DjangoConnection
+        | PyMysqlConnection
     )
     """What an application connects to a database with, and may hand in instead of a URL."""
 
@@ -82,6 +90,7 @@ ENGINES: dict[str, Engine] = {
 CLIENTS = {
     "redis": ENGINES["redis"],
     **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
+    **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy", "mysql"), ENGINES["mysql"]),
 }
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
 
