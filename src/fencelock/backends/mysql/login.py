@@ -24,6 +24,8 @@ class Greeting(NamedTuple):
     abilities: int
     nonce: bytes
     plugin: str
+    id: int = 0
+    """The session's number, of which a greeting has the last 32 bits."""
 
     @property
     def mariadb(self) -> bool:
@@ -44,7 +46,13 @@ def read_greeting(body: bytes) -> Greeting:
     abilities = int.from_bytes(rest[13:15], "little") | int.from_bytes(rest[18:20], "little") << 16
     nonce = rest[4:12] + rest[31 : 31 + max(12, rest[20] - 9)]
     plugin = rest[31 + max(13, rest[20] - 8) :].partition(b"\0")[0].decode(errors="replace")
-    return Greeting(body[1:end].decode(errors="replace"), abilities, nonce[:20], plugin or NATIVE)
+    return Greeting(
+        body[1:end].decode(errors="replace"),
+        abilities,
+        nonce[:20],
+        plugin or NATIVE,
+        int.from_bytes(rest[:4], "little"),
+    )
 
 
 def ask_for_tls() -> bytes:
@@ -64,6 +72,7 @@ class Login:
         self._password = place.password.encode()
         self._user, self._database = place.user.encode(), place.database.encode()
         self._encrypted = place.tls is not None
+        self._safe = self._encrypted or place.local
         self._nonce, self._plugin = greeting.nonce, greeting.plugin
 
     def begin(self) -> bytes:
@@ -76,7 +85,7 @@ class Login:
         return packet(2 if self._encrypted else 1, body)
 
     def answer(self, number: int, body: bytes) -> bytes | None:
-        """Return what to say to a packet: b"" for nothing, None if we are in. Raise what the server refuses with."""
+        """Return what to say to a packet, None if we are in. Raise what the server refuses with."""
         kind = body[:1]
         if kind == b"\x00":
             return None
@@ -99,7 +108,7 @@ class Login:
         if self._plugin == CACHING:
             once = sha256(self._password).digest()
             return _xor(once, sha256(sha256(once).digest() + self._nonce).digest())
-        if self._plugin == CLEAR and self._encrypted:
+        if self._plugin == CLEAR and self._safe:
             return self._password + b"\0"
         raise ValueError(
             f"the user is to log in by {self._plugin}, which fencelock does not know"
@@ -109,11 +118,9 @@ class Login:
 
     def _more(self, number: int, body: bytes) -> bytes:
         """Go on with a password that the server does not remember: it has to have it as it is."""
-        if body == b"\x03":
-            return b""
         if body == b"\x04":
             # Without TLS, under the server's own key: that is asked for first.
-            return packet(number + 1, self._password + b"\0" if self._encrypted else b"\x02")
+            return packet(number + 1, self._password + b"\0" if self._safe else b"\x02")
         return packet(number + 1, _sealed(_xor(self._password + b"\0", self._nonce), body))
 
 
