@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.world import Event, Guard
 
-RELEASE_PAUSES = (0.02, 0.1)
+RELEASE_PAUSES = (0.0, 0.02, 0.1)
 
 _HINTS = {
     Reason.EXPIRED: "its deadline passed before it could be renewed",
