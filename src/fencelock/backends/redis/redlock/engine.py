@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fencelock.backends.redis.link import Link, literally
-from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, never, is_answer
+from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load
 from fencelock.core.clock import wall_us
