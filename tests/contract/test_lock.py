@@ -20,7 +20,7 @@ from fencelock.model import CORRECT
 from fencelock.worlds.blocking import drive
 from tests.contract.colours import LocksView, client_of, core_of
 from tests.contract.pace import Pace
-from tests.contract.subject import SOON, Subject, background, is_free, nobody, take, told_once, waiting
+from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, told_once, waiting
 
 
 async def test_one_holder(locks: LocksView) -> None:
@@ -217,6 +217,28 @@ async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture)
     assert not await is_free(locks, "x")
     await successor.release()
     assert await locks.force_release("x", reason="nobody is there") == 0
+
+
+async def test_force_release_is_noticed_on_leaving(subject: Subject) -> None:
+    """A holder whose lock was taken away, and who leaves before any renewal could tell, is told then, once."""
+    losses: list[tuple[object, Reason]] = []
+    locks = subject.connect(on_lost=lambda lease, reason: losses.append((lease, reason)))
+    with pytest.raises(LeaseLost) as caught:
+        async with locks.lock("x") as lease:
+            await locks.force_release("x", reason="test")
+    assert caught.value.reason is Reason.GONE
+    assert lease.reason is Reason.GONE
+    other = await locks.lock("x").acquire(timeout=SOON)
+    await locks.force_release("x", reason="test")
+    assert await other.release() is False
+    with pytest.raises(LeaseLost):
+        other.check()
+
+    async def told() -> bool:
+        return len(losses) == 2
+
+    await eventually(told, "on_lost is called")
+    assert {reason for _, reason in losses} == {Reason.GONE}
 
 
 async def test_force_release_hands_over(locks: LocksView) -> None:

@@ -46,7 +46,11 @@ class Backend(Protocol):
         ...
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock and let the next in; return whether it was still this grant's."""
+        """Give back the lock and let the next in; return whether it was still this grant's.
+
+        False is certain: the holder is told that it had lost its lock. Where an answer got lost, raise Unanswered, and do not
+        ask again: what is not there then may have been given back by the first time.
+        """
         ...
 
     async def inspect(self, name: str) -> Snapshot: ...

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.world import Event, Guard
 
-RELEASE_PAUSES = (0.02, 0.1)
+RELEASE_PAUSES = (0.0, 0.02, 0.1)
 
 _HINTS = {
     Reason.EXPIRED: "its deadline passed before it could be renewed",
@@ -262,14 +262,23 @@ class LeaseCore:
         except BaseException:
             await undo(client.world, client.backend, grant.claim)
             raise
+        else:
+            if not ours:
+                self._lost_unnoticed()
         finally:
             client.under_way.pop(id, None)
         if grant.straggler:
             await undo(client.world, client.backend, grant.claim)
         return ours
 
+    def _lost_unnoticed(self) -> None:
+        """Learn by the release itself that somebody else was let in: the engine has pushed nothing, no renewal was due."""
+        with self._client.mutex:
+            self.reason = Reason.EXPIRED if self._client.world.now() >= self.deadline else Reason.GONE
+        self._client.tell_lost(self, self.reason)
+
     async def _release_again(self) -> bool:
-        """Try some more: what an answer that got lost would have said makes no difference."""
+        """Try some more. If it is no longer there, nobody can say whether it was lost or the answer to its release."""
         world, backend = self._client.world, self._client.backend
         try:
             for pause in RELEASE_PAUSES:

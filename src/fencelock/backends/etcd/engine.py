@@ -409,18 +409,25 @@ class EtcdBackend:
             body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
             return m.read_txn(await self._ask(m.TXN, body)).succeeded
         self._drop(grant.claim.id, key)
-        return await self._delete(key, patience(grant.claim.ttl)) > 0
+        deleted, tries = await self._delete(key, patience(grant.claim.ttl))
+        if not deleted and tries > 1:
+            raise Unanswered(f"{self._links.address}: an earlier try may have given {grant.claim.name!r} back")
+        return deleted
 
     def _drop(self, id: str, key: str) -> None:
         """Look after a claim no longer: what becomes of it is our own doing."""
         self._holds.pop(id, None)
         self._held.drop(key)
 
-    async def _delete(self, key: str, seconds: float = LONGEST) -> int:
+    async def _delete(self, key: str, seconds: float = LONGEST) -> tuple[bool, int]:
+        """Delete a key; return whether it was there, and how often that was asked for."""
         floor = self.facts.revision
         body = m.find(key.encode())
+        tries = 0
 
         def work(link: Link, left: float) -> Awaitable[bytes]:
+            nonlocal tries
+            tries += 1
             self._keys.asked(key)
             return link.call(m.DELETE, body, left)
 
@@ -430,7 +437,7 @@ class EtcdBackend:
         self._sessions.let_go(key)
         if not self._known(key):
             self._keys.end(key, again=True)
-        return deleted
+        return deleted > 0, tries
 
     def _tell(self, id: str) -> None:
         """Pass on that a claim was deleted by somebody else."""

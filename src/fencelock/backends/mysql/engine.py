@@ -366,19 +366,24 @@ class MysqlBackend:
         seat = self._seats.get(grant.claim.id)
         if seat is None or seat.token != grant.token:
             return False
-        if not await seat.turn.take(seat.patience):  # a renewal that is not answered
-            await self._end(seat)
-            return False
-        try:
-            if self._seats.get(grant.claim.id) is not seat:
-                return False
-            ours = await self._given_back(seat) if seat.link.open else None
-        finally:
-            seat.turn.give()
+        ours = None
+        ended = False
+        if await seat.turn.take(seat.patience):  # else a renewal is not answered
+            try:
+                if self._seats.get(grant.claim.id) is not seat:
+                    return False
+                ended = not seat.link.wire.alive()
+                if not ended:
+                    ours = await self._given_back(seat)
+            finally:
+                seat.turn.give()
         if ours is None:
             await self._end(seat)
-            return False
-        return ours
+            if not ended:
+                raise Unanswered(
+                    f"{self._links.address}: no answer on the session of {grant.claim.name!r}", grant.claim.name
+                )
+        return bool(ours)
 
     async def _given_back(self, seat: Seat) -> bool | None:
         """Release on the claim's own connection; None if that cannot be told, and the session has to end."""

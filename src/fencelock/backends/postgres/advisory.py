@@ -381,8 +381,9 @@ class AdvisoryBackend:
         try:
             if link.pending:
                 await link.answer(patience)  # to a renewal
-            if not link.open:
-                return False
+            if not link.alive():
+                self._links.drop(link)
+                return False  # the session has ended, and the lock with it
             statement = UNLOCK_SHARED if claim.shared else UNLOCK
             rows = await link.ask(statement, (seat.key, self._links.idle_default), patience)
         except ServerError as error:

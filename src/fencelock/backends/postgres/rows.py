@@ -131,7 +131,7 @@ class RowsBackend:
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the step hands it over."""
         claim = grant.claim
-        rows = await self._links.run(RELEASE, (self._namespace, claim.name, claim.id), _patience(claim.ttl))
+        _, rows = await self._links.timed(RELEASE, (self._namespace, claim.name, claim.id), _patience(claim.ttl))
         return rows == [(b"t",)]
 
     async def inspect(self, name: str) -> Snapshot:

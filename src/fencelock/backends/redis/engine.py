@@ -190,7 +190,7 @@ class RedisBackend:
         name, ttl, owner, shared, limit, id = grant.claim
         _, form, patience, _ = self._form(name, ttl, owner, shared, limit)
         command = f"{form}${len(id)}\r\n{id}\r\n".encode()
-        answer: bytes = await self._links.run(RELEASE, command, patience, linger=None)
+        answer: bytes = await self._links.run(RELEASE, command, patience, linger=None, again=0)
         return answer == RELEASED
 
     async def inspect(self, name: str) -> Snapshot:

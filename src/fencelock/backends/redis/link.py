@@ -269,12 +269,12 @@ class Links:
         patience: float,
         silent: float | None = None,
         linger: float | None = 0.0,
+        again: int = 2,
     ) -> Any:
-        """Run a script, on any link; it may be repeated right away when a connection turns out to be broken.
+        """Run a script, on any link; repeat it right away when a connection turns out to be broken, so many times.
 
         A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
         """
-        again = 2  # idle connections that the server had closed
         while True:
             link = self.idle(patience) or await self.make()
             if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
@@ -290,7 +290,7 @@ class Links:
                 self.doubt(link)
                 if not again or link.wire.open:
                     raise
-                again -= 1
+                again -= 1  # an idle connection that the server had closed
             finally:
                 self.give(link)
 

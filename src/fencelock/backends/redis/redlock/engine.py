@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fencelock.backends.redis.link import Link, literally
-from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, never
+from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load
 from fencelock.core.clock import wall_us
@@ -23,6 +23,7 @@ from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
     GuaranteeUnavailable,
+    Unanswered,
 )
 from fencelock.model import (
     TOKEN_MAX,
@@ -148,7 +149,10 @@ class RedlockBackend:
         )
         self._tried.pop(claim.id, None)
         self._highest = max(self._highest, grant.token + 1)
-        return answers.count(1) >= self._nodes.majority
+        ours = answers.count(1)
+        if ours < self._nodes.majority <= ours + sum(not is_answer(answer) for answer in answers):
+            raise Unanswered(f"{claim.name!r}: too few Redlock nodes said whether it was still held", claim.name)
+        return ours >= self._nodes.majority
 
     async def inspect(self, name: str) -> Snapshot:
         """Ask all nodes; whoever has a majority of them holds the name."""
