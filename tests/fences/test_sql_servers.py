@@ -94,7 +94,7 @@ class Beside:
 
 
 def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Connect) -> None:
-    """The row stays locked until commit: a newer holder's check waits for that, and its read then sees the older one's write."""
+    """The row stays locked until commit: a newer holder's check waits, and its read then sees the older one's write."""
     old, new = connect(), connect()
     FENCE.check(old, "stock", bearer(33))
     seen = stock(old)
@@ -205,7 +205,7 @@ def idle_bound(connection: Any, server: str) -> str:
 
 
 def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
-    """The bound ends with the transaction on PostgreSQL, and with `restore` on MariaDB; a shorter one of the caller's stays."""
+    """The bound ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter one of the caller's stays."""
     connection = connect()
     session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
     for own, during, bound in [("0", "7", 7.9), ("5", "5", 7.9), ("9", "7", 7.9)]:
@@ -224,7 +224,7 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
 
 
 def test_collected_behind_a_floor(connect: Connect) -> None:
-    """What was collected refuses tokens below the floor, as does what was never seen; a fence moved by hand goes its own way."""
+    """What was collected, or never seen, refuses tokens below the floor; a fence moved by hand goes its own way."""
     connection = connect()
     for resource, token in [("a", 10), ("b", 20), ("c", 30)]:
         FENCE.check(connection, resource, bearer(token))
