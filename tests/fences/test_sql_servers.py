@@ -208,6 +208,7 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
     """The bound ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter one of the caller's stays."""
     connection = connect()
     session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
+    before = ""
     for own, during, bound in [("0", "7", 7.9), ("5", "5", 7.9), ("9", "7", 7.9)]:
         run(connection, f"SET SESSION {session} = " + (f"'{own}s'" if server == "postgres" else own))
         connection.commit()

@@ -114,7 +114,7 @@ class EtcdFence:
             seen = mark or floor
             if seen is not None and not seen.admits(mine):
                 raise refusal(resource, mine, seen)
-            if mark == mine:
+            if mark is not None and mark.is_of(mine):
                 return
             unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
             if await self._put(unchanged, key, Mark(*mine)):
@@ -131,7 +131,7 @@ class EtcdFence:
         if answer.get("succeeded"):
             return answer
         (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
-        if mark != mine:
+        if mark is None or not mark.is_of(mine):
             raise refusal(resource, mine, mark or floor)
         return {**answer, "responses": answer["responses"][:-2]}
 

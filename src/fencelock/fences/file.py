@@ -123,7 +123,7 @@ class _Place:
         mark = self.mark()
         if mark is not None and not mark.admits(mine):
             raise refusal(self.path, mine, mark)
-        if mark != mine:
+        if mark is None or not mark.is_of(mine):
             self.set_mark(Mark(*mine))
 
     def set_mark(self, mark: Mark) -> None:

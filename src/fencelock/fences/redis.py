@@ -145,7 +145,7 @@ class RedisFence:
     def _collect(self, floor: int) -> int:
         self._call(None, _script("raise"), [self._prefix], [floor], None)
         found = self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT)
-        count = sum(self._call(None, _script("forget"), [key], [floor], None) for key in found)
+        count: int = sum(self._call(None, _script("forget"), [key], [floor], None) for key in found)
         tell_collected(count, floor)
         return count
 

@@ -54,7 +54,7 @@ class ZooKeeperFence:
             seen = mark or floor
             if seen is not None and not seen.admits(mine):
                 raise refusal(name, mine, seen)
-            if mark == mine and self._client.exists(self._permit(name, mine)) is not None:
+            if mark is not None and mark.is_of(mine) and self._client.exists(self._permit(name, mine)) is not None:
                 return
             if self._replace(name, Mark(*mine), version, floor_version, permit=self._permit(name, mine)):
                 return
@@ -78,7 +78,7 @@ class ZooKeeperFence:
                 "RuntimeInconsistency",
             ):
                 raise result
-        return results
+        return list(results)
 
     # ------------------------------------------------------------------ what keepers of the fence do
 
