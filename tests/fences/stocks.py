@@ -345,3 +345,13 @@ STOCKS: dict[str, Any] = {
 def open_stock(kind: str, address: str, *, fenced: bool = True) -> Any:
     """Return the stock of a kind; the address is the kind's own."""
     return STOCKS[kind](address, fenced)
+
+
+def close(stock: Any) -> None:
+    """Let go of what a stock has open."""
+    for name in ("connection", "client"):
+        one: Any = getattr(stock, name, None)
+        if hasattr(one, "stop"):
+            one.stop()
+        if hasattr(one, "close"):
+            one.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +63,10 @@ def test_fenced_commands(one: Caller) -> None:
     assert do(one.client.pttl("apples")) > 0
     for stale in (bearer(33), bearer(34, "somebody else")):
         for write in (
-            lambda stale=stale: fence.set("stock", stale, "apples", 0),
-            lambda stale=stale: fence.hset("stock", stale, "sold", {"apples": 0}),
-            lambda stale=stale: fence.delete("stock", stale, "apples", "sold"),
-            lambda stale=stale: fence.enter("stock", stale),
+            partial(fence.set, "stock", stale, "apples", 0),
+            partial(fence.hset, "stock", stale, "sold", {"apples": 0}),
+            partial(fence.delete, "stock", stale, "apples", "sold"),
+            partial(fence.enter, "stock", stale),
         ):
             with pytest.raises(StaleToken, match="'stock' refused token") as caught:
                 do(write())
@@ -78,6 +79,7 @@ def test_fenced_commands(one: Caller) -> None:
 def test_a_script_of_ones_own(one: Caller) -> None:
     """A script sees its own keys and arguments; answers and errors come back as they are; SCRIPT FLUSH is no matter."""
     script = "return {#KEYS, #ARGV, KEYS[1], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}"
+    answer: Any = None
     for _ in range(2):
         answer = one.do(one.fence.run("stock", bearer(34), script, ["apples"], [10]))
         assert answer[:4] == [1, 1, b"apples", b"10"]

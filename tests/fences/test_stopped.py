@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from tests.fences.stocks import STOCKS, SqliteStock, open_stock
+from tests.fences.stocks import STOCKS, SqliteStock, close, open_stock
 
 ROOT = Path(__file__).parents[2]
 TTL = 1.0
@@ -118,16 +118,6 @@ def empty(kind: str, engines: Any, folder: Path, stack: ExitStack) -> str:
     else:
         close(stock)
     return address
-
-
-def close(stock: Any) -> None:
-    """Let go of what a stock has open."""
-    for name in ("connection", "client"):
-        one = getattr(stock, name, None)
-        if hasattr(one, "stop"):
-            one.stop()
-        if hasattr(one, "close"):
-            one.close()
 
 
 def kinds(*names: str) -> list[Any]:
