@@ -1,12 +1,14 @@
-"""`fencelock schema`: prints what makes PostgreSQL's schema, or makes it; changes nothing that is there."""
+"""`fencelock schema`: prints what makes the tables of PostgreSQL or MySQL, or makes them; changes nothing that is there."""
 
 from __future__ import annotations
 
 import psycopg
 import pytest
 
+from tests.backends.mysql_server import own_database
 from tests.backends.postgres_server import ask, empty
 from tests.cli.conftest import Cli
+from tests.engines.mariadb import MariaDB
 from tests.engines.postgres import Postgres
 
 
@@ -45,6 +47,31 @@ def test_other_layout(cli: Cli, pg: Postgres) -> None:
     assert done.returncode == 69
     assert "layout 7" in done.stderr
     assert ask(pg, "SELECT version FROM fencelock.layout") == [(7,)]
+
+
+def test_mysql(cli: Cli, mariadb: MariaDB) -> None:
+    """MySQL's tables are printed, for an administrator to make them, or made: then a user who may make none gets along."""
+    url = own_database(mariadb)
+    name = url.rpartition("/")[2]
+    mariadb.query(f"CREATE USER c{name} IDENTIFIED BY 's3cr3t'")
+    mariadb.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO c{name}")
+    cli.env["FENCELOCK_URL"] = url
+    script = cli("schema", "--print").stdout
+    assert mariadb.query(f"SHOW TABLES FROM {name}") == ""
+    for _ in range(2):
+        mariadb.query(f"USE {name};\n{script}")
+    cli.env["FENCELOCK_URL"] = url.replace("root@", f"c{name}:s3cr3t@")
+    assert cli("run", "x", "--", "true").returncode == 0
+    mariadb.query(f"DROP DATABASE {name}; CREATE DATABASE {name}")
+    assert cli("schema", "--apply").returncode == 69
+    for _ in range(2):
+        done = cli("schema", "--apply", "--url", url)
+        assert (done.returncode, done.stdout) == (0, "")
+    assert cli("run", "x", "--", "true").returncode == 0
+    mariadb.query(f"UPDATE {name}.fencelock_layout SET version = 7")
+    done = cli("schema", "--apply")
+    assert done.returncode == 69
+    assert "layout 7" in done.stderr
 
 
 def test_engine_without_one(cli: Cli) -> None:

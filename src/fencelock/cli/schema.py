@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     url = engine_url(options)
     schema = open_schema(BlockingWorld(), url)
     if schema is None:
-        say(f"{redact(url)} needs no schema; PostgreSQL does")
+        say(f"{redact(url)} needs no schema; only databases do")
     elif options.print:
         put(schema.text())
     else:
