@@ -109,6 +109,8 @@ def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
     """
     if seen is None:
         said = "a newer holder has been here"
+    elif not seen.id:
+        said = f"the fence was put at token {seen.token}"  # a floor, or moved by hand
     elif seen.token == mine.token:
         said = f"token {seen.token} of another owner has been here, as after the engine lost its data and its clock went back"
     else:
