@@ -111,7 +111,8 @@ def find(thing: Any) -> Link:
 def _of_driver(thing: Any, package: str) -> Link:
     connection = thing
     if not hasattr(connection, "commit"):
-        connection = getattr(thing, "connection", None) or getattr(thing, "_conn", None)
+        # A cursor of aiosqlite's has a `connection`, too: sqlite3's own, which belongs to another thread.
+        connection = getattr(thing, "_conn" if package == "aiosqlite" else "connection", None)
         if connection is None or not hasattr(connection, "commit"):
             raise TypeError(f"a connection or a cursor is needed, not {kind_of(thing)}")
     driver = DRIVERS[package]
