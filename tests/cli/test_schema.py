@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 import pytest
 
@@ -79,3 +81,46 @@ def test_engine_without_one(cli: Cli) -> None:
     done = cli("schema", "--apply", "--url", "memory://")
     assert done.returncode == 0
     assert "needs no schema" in done.stderr
+
+
+def fence_table(url: str) -> list[str]:
+    """Return the fence's resources; fails if there is no table."""
+    from fencelock.cli.database import connect
+
+    connection = connect(url)
+    try:
+        cursor = connection.cursor()
+        cursor.execute("SELECT resource FROM fencelock_fence")
+        return [str(row[0]) for row in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
+    """`--fence` is about the table of the SQL fence: `--apply` makes it, twice even, and `--print` says how."""
+    urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/my%20app.db"}
+    url = cli.env["FENCELOCK_URL"] = urls[kind]
+    for _ in range(2):
+        done = cli("schema", "--fence", "--apply")
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        assert "the fence's table is there" in done.stderr
+    assert fence_table(url) == (["b''"] if kind == "mariadb" else [])  # the floor
+    script = cli("schema", "--fence", "--print").stdout
+    assert script.startswith("CREATE TABLE IF NOT EXISTS fencelock_fence")
+    assert script.endswith(";\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("memory://", 64, "names no database"),
+        ("sqlite://", 64, "names no file"),
+        ("mysql://root@127.0.0.1:1/x", 69, "127.0.0.1"),
+    ],
+)
+def test_fence_refused(cli: Cli, url: str, code: int, words: str) -> None:
+    """What is no database, or cannot be reached, is said so."""
+    done = cli("schema", "--fence", "--apply", "--url", url)
+    assert done.returncode == code
+    assert words in done.stderr

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fencelock.errors import FencelockError
+from fencelock.fences.core import Credentials
+
+__all__ = ["Credentials", "Fenced", "from_environ"]
 
 
 class Fenced(Protocol):
@@ -22,41 +25,17 @@ class Fenced(Protocol):
     def id(self) -> str: ...
 
 
-class Credentials(NamedTuple):
-    """A token and an owner's id, all that a fence needs of a lease."""
-
-    token: int
-    id: str
-
-
-def from_environ(environ: Mapping[str, str] = os.environ) -> Credentials:
+def from_environ(environ: Mapping[str, str] | None = None) -> Credentials:
     """Return what `fencelock run` gave to this command, to be handed to a fence in place of a lease.
 
     >>> from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "5f1d"})
     Credentials(token=34, id='5f1d')
     """
-    token, id_ = environ.get("FENCELOCK_TOKEN", ""), environ.get("FENCELOCK_ID", "")
+    given = os.environ if environ is None else environ
+    token, id_ = given.get("FENCELOCK_TOKEN", ""), given.get("FENCELOCK_ID", "")
     if not token or not id_:
         missing = " and ".join(name for name, value in (("FENCELOCK_TOKEN", token), ("FENCELOCK_ID", id_)) if not value)
         raise FencelockError(f"{missing} is not set: start this command with `fencelock run NAME -- COMMAND`")
     if not (token.isascii() and token.isdigit()):
         raise FencelockError(f"FENCELOCK_TOKEN is {token!r:.40} and not a number; leave it as `fencelock run` sets it")
     return Credentials(int(token), id_)
-
-
-def check_resource(resource: object) -> None:
-    """Raise TypeError or ValueError unless it can be the name of a resource."""
-    if not isinstance(resource, str):
-        raise TypeError(f"a fence's resource must be a str such as 'order:42', not {type(resource).__name__}")
-    if not resource:
-        raise ValueError("a fence's resource must not be empty; name what is written, as in 'order:42'")
-
-
-def check_lease(lease: object) -> None:
-    """Raise TypeError unless it has what a fence compares: a number as its token, and a str as its id."""
-    token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
-    if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
-        raise TypeError(
-            f"a fence takes a lease, or anything else with a token (int) and an id (str), not {type(lease).__name__}: give "
-            "it what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
-        )
