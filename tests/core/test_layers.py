@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": BASE | {"core"},
     "primitives": BASE | {"core"},
     "fences": {"errors"},
-    "lockfree": {"errors"},
+    "lockfree": BASE | {"core", "worlds", "primitives", "fences"},
     "facade": BASE | {"core", "worlds", "primitives"},
     "sim": BASE | {"core", "worlds", "backends", "primitives", "fences"},
     "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", "web", ""},
