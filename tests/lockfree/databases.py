@@ -8,12 +8,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import psycopg
-import pymysql
 
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.schema import create_tables
@@ -30,9 +28,13 @@ def connect_to(url: str) -> Any:
     if parts.scheme == "sqlite":
         return sqlite3.connect(parts.path, timeout=30, check_same_thread=False)
     if parts.scheme == "mysql":
+        import pymysql  # each driver takes a while, and a process needs one
+
         return pymysql.connect(
             host=parts.hostname or "", port=parts.port or 0, user="root", database=parts.path[1:], autocommit=False
         )
+    import psycopg
+
     return psycopg.connect(url)
 
 
@@ -109,14 +111,14 @@ async def _dbapi(database: Database) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _psycopg2(database: Database) -> AsyncIterator[Any]:
-    import psycopg2
-
-    async with _closing(psycopg2.connect(database.url)) as connection:
+    async with _closing(import_module("psycopg2").connect(database.url)) as connection:
         yield connection
 
 
 @asynccontextmanager
 async def _psycopg_async(database: Database) -> AsyncIterator[Any]:
+    import psycopg
+
     async with _closing(await psycopg.AsyncConnection.connect(database.url)) as connection:
         yield connection
 

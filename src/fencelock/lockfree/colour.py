@@ -1,9 +1,13 @@
-"""Both colours from one text: what is written here as coroutines runs to its end in a thread, or is awaited."""
+"""Both colours from one text: what is written here as coroutines runs to its end in a thread, or is awaited.
+
+Which of the two is decided by what the caller hands in: for a connection or client of asyncio's, what is returned has to be
+awaited.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fencelock.worlds.blocking import BlockingWorld, drive
 
@@ -11,6 +15,12 @@ if TYPE_CHECKING:
     from fencelock.core.world import World
 
 T = TypeVar("T")
+
+
+class Awaited(Protocol):
+    """A connection or session whose commit is awaited."""
+
+    def commit(self) -> Coroutine[Any, Any, None]: ...
 
 
 def world_of(*, awaited: bool) -> World:
@@ -27,17 +37,17 @@ async def settled(value: Any) -> Any:
     return await value if hasattr(value, "__await__") else value
 
 
-def straight(work: Coroutine[Any, Any, T], thing: object, *, awaited: bool, instead: str) -> T:
-    """Run it in this thread; raise TypeError if what it works on has to be awaited."""
-    if awaited:
-        work.close()
-        raise TypeError(f"{type(thing).__module__}.{type(thing).__name__} is for asyncio: use {instead}")
-    return drive(work)
+def in_colour(work: Coroutine[Any, Any, T], *, awaited: bool) -> Any:
+    """Return what the work returns, or the work itself, to be awaited."""
+    return work if awaited else drive(work)
 
 
-async def awaiting(work: Coroutine[Any, Any, T], thing: object, *, awaited: bool, instead: str) -> T:
-    """Await it; raise TypeError if what it works on would block the event loop."""
-    if not awaited:
-        work.close()
-        raise TypeError(f"{type(thing).__module__}.{type(thing).__name__} would block the event loop: use {instead}")
-    return await work
+def check_colour(thing: object, *, awaited: bool, asked: bool) -> None:
+    """Raise TypeError if a `with` block is of another colour than what it is about."""
+    if awaited is not asked:
+        kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+        raise TypeError(
+            f"{kind} is for asyncio: write `async with`"
+            if awaited
+            else f"{kind} would block the event loop: write `with`"
+        )

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from hashlib import sha256
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fencelock.core.names import check_name
 from fencelock.errors import FencelockError, KeyInProgress, KeyReused
 from fencelock.lockfree import idempotency_sql
 from fencelock.lockfree.canonical import Json, canonical
-from fencelock.lockfree.colour import awaiting, straight
+from fencelock.lockfree.colour import Awaited, check_colour
 from fencelock.lockfree.idempotency_sql import Done, SqlStore
-from fencelock.lockfree.statements import statements
 from fencelock.primitives.locked import naming
+from fencelock.sqlio import link, run
+from fencelock.worlds.blocking import drive
 
-__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "Run", "acollect", "collect", "idempotent", "idempotent_by"]
+__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "Run", "collect", "idempotent", "idempotent_by"]
 
 DAY = 86400.0
 KEY_MAX_BYTES = 1000
@@ -101,18 +102,16 @@ class Idempotent:
         self._run: Run | None = None
 
     def __enter__(self) -> Run:
-        store = self._open()
-        return straight(self._begin(store), self._connection, awaited=store.awaited, instead="async with")
+        return drive(self._begin(self._open(awaited=False)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._store is not None
-        straight(self._end(self._store, error), self._connection, awaited=False, instead="")
+        drive(self._end(self._store, error))
 
     async def __aenter__(self) -> Run:
-        store = self._open()
-        return await awaiting(self._begin(store), self._connection, awaited=store.awaited, instead="with")
+        return await self._begin(self._open(awaited=True))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -120,14 +119,16 @@ class Idempotent:
         assert self._store is not None
         await self._end(self._store, error)
 
-    def _open(self) -> Store:
+    def _open(self, *, awaited: bool) -> Store:
         from fencelock.lockfree.idempotency_locks import LockStore, is_client
 
         if is_client(self._connection):
-            self._store = LockStore(self._connection, self._key)
+            store: Store = LockStore(self._connection, self._key)
         else:
-            self._store = SqlStore(statements(self._connection), self._key)
-        return self._store
+            store = SqlStore(link(self._connection), self._key)
+        check_colour(self._connection, awaited=store.awaited, asked=awaited)
+        self._store = store
+        return store
 
     async def _begin(self, store: Store) -> Run:
         try:
@@ -250,7 +251,13 @@ def idempotent_by(
     return decorate
 
 
-def collect(connection: Any, limit: int = 1000) -> int:
+@overload
+def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+@overload
+def collect(connection: object, limit: int = 1000) -> int: ...
+
+
+def collect(connection: Any, limit: int = 1000) -> Any:
     """Remove results whose time is over, so many at most, in the caller's transaction; return how many. For a daily job.
 
     >>> import sqlite3
@@ -261,16 +268,8 @@ def collect(connection: Any, limit: int = 1000) -> int:
     0
     >>> db.close()
     """
-    on = statements(connection)
-    work = idempotency_sql.collect(on, limit)
-    return straight(work, connection, awaited=on.awaited, instead="await acollect(…)")
-
-
-async def acollect(connection: Any, limit: int = 1000) -> int:
-    """Remove results whose time is over; for asyncio. See `collect`."""
-    on = statements(connection)
-    work = idempotency_sql.collect(on, limit)
-    return await awaiting(work, connection, awaited=on.awaited, instead="collect(…)")
+    to = link(connection)
+    return run(to, idempotency_sql.collect(to, limit))
 
 
 def fingerprint(payload: Json | bytes) -> str:

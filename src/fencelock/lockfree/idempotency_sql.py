@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fencelock.errors import EngineUnavailable, KeyInProgress
+from fencelock.errors import FencelockError, KeyInProgress
 from fencelock.lockfree.colour import world_of
-from fencelock.lockfree.statements import Statements, need_transaction
+from fencelock.lockfree.schema import explain
 from fencelock.model import new_id
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Link
 
 FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 0.5
@@ -23,7 +24,7 @@ FOR_EVER = 31_536_000
 
 PG_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS bigint)"
 LITE_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
-NOW = {"postgresql": PG_NOW, "mysql": "UNIX_TIMESTAMP()", "sqlite": LITE_NOW}
+NOW = {POSTGRESQL: PG_NOW, MYSQL: "UNIX_TIMESTAMP()", SQLITE: LITE_NOW}
 
 _OVER = """ON CONFLICT (name) DO UPDATE
 SET claim = excluded.claim, fingerprint = excluded.fingerprint, result = NULL, ends = excluded.ends
@@ -33,30 +34,30 @@ WHERE fencelock_idempotency.result IS NULL OR fencelock_idempotency.ends <= {now
 # transaction, and waiters that find the first one gone do not deadlock.
 PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine)
 INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-SELECT CAST(? AS text), CAST(? AS text), CAST(? AS text), {PG_NOW} + CAST(? AS bigint) FROM turn {{where}}
+SELECT CAST(:name AS text), CAST(:claim AS text), CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
 {_OVER.format(now=PG_NOW)}"""
-PG_WAIT = PG_CLAIM.format(turn="pg_advisory_xact_lock(CAST(? AS bigint))", where="")
-PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(? AS bigint))", where="WHERE mine")
+PG_WAIT = PG_CLAIM.format(turn="pg_advisory_xact_lock(CAST(:turn AS bigint))", where="")
+PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(:turn AS bigint))", where="WHERE mine")
 
 LITE_CLAIM = f"""INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-VALUES (?, ?, ?, {LITE_NOW} + ?) {_OVER.format(now=LITE_NOW)}"""
+VALUES (:name, :claim, :payload, {LITE_NOW} + :ttl) {_OVER.format(now=LITE_NOW)}"""
 
 # From left to right: what the first assignment decides, the others follow.
 MY_CLAIM = """INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-VALUES (?, ?, ?, UNIX_TIMESTAMP() + ?)
-ON DUPLICATE KEY UPDATE claim = IF(result IS NULL OR ends <= UNIX_TIMESTAMP(), ?, claim),
-fingerprint = IF(claim = ?, ?, fingerprint), result = IF(claim = ?, NULL, result),
-ends = IF(claim = ?, UNIX_TIMESTAMP() + ?, ends)"""
+VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)
+ON DUPLICATE KEY UPDATE claim = IF(result IS NULL OR ends <= UNIX_TIMESTAMP(), :claim, claim),
+fingerprint = IF(claim = :claim, :payload, fingerprint), result = IF(claim = :claim, NULL, result),
+ends = IF(claim = :claim, UNIX_TIMESTAMP() + :ttl, ends)"""
 
-READ = "SELECT claim, fingerprint, result FROM fencelock_idempotency WHERE name = ?"
+READ = "SELECT claim, fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
-FINISH = "UPDATE fencelock_idempotency SET result = ?, ends = {now} + ? WHERE name = ? AND claim = ?"
+FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = :claim"
 COLLECT = {
-    "postgresql": """DELETE FROM fencelock_idempotency WHERE name IN
-(SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT ? FOR UPDATE SKIP LOCKED)""",
-    "mysql": "DELETE FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT ?",
-    "sqlite": """DELETE FROM fencelock_idempotency WHERE name IN
-(SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT ?)""",
+    POSTGRESQL: """DELETE FROM fencelock_idempotency WHERE name IN
+(SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT :limit FOR UPDATE SKIP LOCKED)""",
+    MYSQL: "DELETE FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT :limit",
+    SQLITE: """DELETE FROM fencelock_idempotency WHERE name IN
+(SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT :limit)""",
 }
 
 
@@ -70,80 +71,84 @@ class Done(NamedTuple):
 class SqlStore:
     """Keeps one key, in the transaction of one connection."""
 
-    def __init__(self, on: Statements, key: str) -> None:
+    def __init__(self, on: Link, key: str) -> None:
         self._on = on
         self.awaited = on.awaited
         self._key = key
-        self._name: str | bytes = key.encode() if on.dialect == "mysql" else key
-        self._claim = new_id()
+        self._args: dict[str, Any] = {"name": key.encode() if on.dialect == MYSQL else key, "claim": new_id()}
         self._turn = ""
 
     async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
         """Return what an earlier run left, or None: it is for us to run. Raise KeyInProgress."""
-        need_transaction(self._on, "the idempotency key", self._key)
-        claim = {"postgresql": self._claim_pg, "mysql": self._claim_my, "sqlite": self._claim_lite}[self._on.dialect]
-        return await claim(fingerprint, math.ceil(ttl), patience)
+        if await self._on.commits_each():
+            raise FencelockError(
+                f"the idempotency key {self._key!r} needs a transaction, and this connection commits each statement by "
+                "itself: begin one first, or turn autocommit off",
+                self._key,
+            )
+        self._args |= {"payload": fingerprint, "ttl": math.ceil(ttl)}
+        claim = {POSTGRESQL: self._claim_pg, MYSQL: self._claim_my, SQLITE: self._claim_lite}[self._on.dialect]
+        try:
+            return await claim(patience)
+        except Exception as error:
+            explain(error, self._key)
+            raise
 
     async def finish(self, result: str, ttl: float) -> None:
         """Keep the result, for so long."""
         finish = FINISH.format(now=NOW[self._on.dialect])
-        done = await self._on.run(finish, result, math.ceil(ttl), self._name, self._claim)
-        if done.changed != 1:
-            raise EngineUnavailable(
+        done = await self._on.execute(finish, {**self._args, "result": result, "ttl": math.ceil(ttl)})
+        if done.touched != 1:
+            raise FencelockError(
                 f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block",
                 self._key,
             )
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block; the row's own lock lasts until the caller's commit."""
-        if self._turn:
-            try:
-                await self._on.run("DO RELEASE_LOCK(?)", self._turn)
-            except Exception:
-                if error is None:
-                    raise
+        if not self._turn:
+            return
+        try:
+            await self._on.execute("DO RELEASE_LOCK(:turn)", {"turn": self._turn})
+        except Exception:
+            if error is None:
+                raise
 
-    async def _claim_pg(self, fingerprint: str, ttl: int, patience: float | None) -> Done | None:
-        number = int.from_bytes(sha256(f"fencelock.idempotency:{self._key}".encode()).digest()[:8], signed=True)
-        words = (number, self._name, self._claim, fingerprint, ttl)
-        if patience is None:
-            while True:  # once, unless what we waited for was collected before we could read it
-                if (await self._on.run(PG_WAIT, *words)).changed:
-                    return None
-                if (done := await self._read(PG_CURRENT)) is not None:
-                    return done
+    async def _claim_pg(self, patience: float | None) -> Done | None:
+        number = sha256(f"fencelock.idempotency:{self._key}".encode()).digest()[:8]
+        args = {**self._args, "turn": int.from_bytes(number, signed=True)}
         world = world_of(awaited=self.awaited)
-        until, pause = world.now() + patience, FIRST_PAUSE
-        while True:
-            if (await self._on.run(PG_TRY, *words)).changed:
+        until, pause = world.now() + (patience or 0.0), FIRST_PAUSE
+        while True:  # only once for who waits, unless what it waited for was collected before it could be read
+            if (await self._on.execute(PG_WAIT if patience is None else PG_TRY, args)).touched:
                 return None
             if (done := await self._read(PG_CURRENT)) is not None:
                 return done
+            if patience is None:
+                continue
             left = until - world.now()
             if left <= 0:
                 raise in_progress(self._key)
             await world.sleep(min(left, pause * (0.5 + world.random() / 2)))
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _claim_my(self, fingerprint: str, ttl: int, patience: float | None) -> Done | None:
+    async def _claim_my(self, patience: float | None) -> Done | None:
         turn = f"fencelock.idempotency.{sha256(self._key.encode()).hexdigest()[:32]}"
         seconds = FOR_EVER if patience is None else patience
-        ((got,),) = (await self._on.run("SELECT GET_LOCK(?, ?)", turn, seconds)).rows
-        if got != 1:
+        got = await self._on.execute("SELECT GET_LOCK(:turn, :seconds)", {"turn": turn, "seconds": seconds})
+        if got.rows != [(1,)]:
             raise in_progress(self._key)
         self._turn = turn
-        mine = self._claim
-        over = (mine, mine, fingerprint, mine, mine, ttl)
-        await self._on.run(MY_CLAIM, self._name, mine, fingerprint, ttl, *over)
+        await self._on.execute(MY_CLAIM, self._args)
         return await self._read(" FOR UPDATE")  # past the snapshot that the transaction may have taken before
 
-    async def _claim_lite(self, fingerprint: str, ttl: int, patience: float | None) -> Done | None:
+    async def _claim_lite(self, patience: float | None) -> Done | None:
         before: int | None = None
         if patience:
-            ((before,),) = (await self._on.run("PRAGMA busy_timeout")).rows
-            await self._on.run(f"PRAGMA busy_timeout = {int(patience * 1000)}")
+            ((before,),) = (await self._on.execute("PRAGMA busy_timeout")).rows
+            await self._on.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
         try:
-            if (await self._on.run(LITE_CLAIM, self._name, self._claim, fingerprint, ttl)).changed:
+            if (await self._on.execute(LITE_CLAIM, self._args)).touched:
                 return None
         except Exception as error:
             if patience is None or "database is locked" not in str(error):
@@ -151,12 +156,12 @@ class SqlStore:
             raise in_progress(self._key) from error
         finally:
             if before is not None:
-                await self._on.run(f"PRAGMA busy_timeout = {before}")
+                await self._on.execute(f"PRAGMA busy_timeout = {before}")
         return await self._read()
 
     async def _read(self, how: str = "") -> Done | None:
-        rows = (await self._on.run(READ + how, self._name)).rows
-        if not rows or rows[0][0] == self._claim or rows[0][2] is None:
+        rows = (await self._on.execute(READ + how, self._args)).rows
+        if not rows or rows[0][0] == self._args["claim"] or rows[0][2] is None:
             return None
         return Done(*rows[0][1:])
 
@@ -166,6 +171,10 @@ def in_progress(key: str) -> KeyInProgress:
     return KeyInProgress(f"{key!r} is being worked on by somebody else at this moment; ask again in a while", key)
 
 
-async def collect(on: Statements, limit: int) -> int:
+async def collect(on: Link, limit: int) -> int:
     """Remove results whose time is over, so many at most; return how many."""
-    return (await on.run(COLLECT[on.dialect].format(now=NOW[on.dialect]), limit)).changed
+    try:
+        return (await on.execute(COLLECT[on.dialect].format(now=NOW[on.dialect]), {"limit": limit})).touched
+    except Exception as error:
+        explain(error)
+        raise
