@@ -39,7 +39,18 @@ class LeaseLost(FencelockError):
 
 
 class StaleToken(FencelockError):
-    """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token."""
+    """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
+
+    `token` is the one that was refused, `seen` the one that it was compared with, None where that is not known. `name` is the
+    resource.
+    """
+
+    def __init__(
+        self, message: str, name: str | None = None, *, token: int | None = None, seen: int | None = None
+    ) -> None:
+        super().__init__(message, name)
+        self.token = token
+        self.seen = seen
 
 
 class KeyInProgress(FencelockError):

@@ -41,9 +41,9 @@ def test_an_older_token_is_refused() -> None:
     fence = MemoryFence()
     fence.enter("a", holder(34))
     for step in (fence.enter, fence.check):
-        with pytest.raises(StaleToken, match=r"'a' has seen token 34, and this one is 33") as caught:
+        with pytest.raises(StaleToken, match=r"'a' refused token 33: a holder with token 34") as caught:
             step("a", holder(33))
-        assert caught.value.name == "a"
+        assert (caught.value.name, caught.value.token, caught.value.seen) == ("a", 33, 34)
     fence.check("a", holder(34))
     fence.check("b", holder(33))
 
@@ -88,8 +88,8 @@ def test_rebase_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     fence = MemoryFence()
     fence.enter("a", holder(1000))
     with caplog.at_level(logging.WARNING, "fencelock.fences"):
-        fence.rebase("a", 5)
-    assert "the fence of 'a' was moved from 1000 to 5" in caplog.text
+        fence.rebase("a", 5, reason="another engine")
+    assert "the fence of 'a' was moved from token 1000 to token 5: another engine" in caplog.text
     with pytest.raises(StaleToken):
         fence.enter("a", holder(4))
     fence.enter("a", holder(5, "one"))

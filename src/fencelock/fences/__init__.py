@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fencelock.errors import FencelockError
+from fencelock.fences.core import Credentials
+
+__all__ = ["Credentials", "Fenced", "from_environ"]
 
 
 class Fenced(Protocol):
@@ -22,13 +25,6 @@ class Fenced(Protocol):
     def id(self) -> str: ...
 
 
-class Credentials(NamedTuple):
-    """A token and an owner's id, all that a fence needs of a lease."""
-
-    token: int
-    id: str
-
-
 def from_environ(environ: Mapping[str, str] = os.environ) -> Credentials:
     """Return what `fencelock run` gave to this command, to be handed to a fence in place of a lease.
 
@@ -42,21 +38,3 @@ def from_environ(environ: Mapping[str, str] = os.environ) -> Credentials:
     if not (token.isascii() and token.isdigit()):
         raise FencelockError(f"FENCELOCK_TOKEN is {token!r:.40} and not a number; leave it as `fencelock run` sets it")
     return Credentials(int(token), id_)
-
-
-def check_resource(resource: object) -> None:
-    """Raise TypeError or ValueError unless it can be the name of a resource."""
-    if not isinstance(resource, str):
-        raise TypeError(f"a fence's resource must be a str such as 'order:42', not {type(resource).__name__}")
-    if not resource:
-        raise ValueError("a fence's resource must not be empty; name what is written, as in 'order:42'")
-
-
-def check_lease(lease: object) -> None:
-    """Raise TypeError unless it has what a fence compares: a number as its token, and a str as its id."""
-    token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
-    if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
-        raise TypeError(
-            f"a fence takes a lease, or anything else with a token (int) and an id (str), not {type(lease).__name__}: give "
-            "it what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
-        )

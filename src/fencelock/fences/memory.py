@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import NamedTuple
 
-from fencelock.errors import StaleToken
 from fencelock.fences import Fenced
-
-_log = logging.getLogger("fencelock.fences")
-
-
-class _Mark(NamedTuple):
-    token: int
-    id: str | None
+from fencelock.fences.core import (
+    Mark,
+    bearer,
+    check_reason,
+    check_resource,
+    check_token,
+    refusal,
+    tell_collected,
+    tell_moved,
+)
 
 
 class MemoryFence:
@@ -47,7 +47,8 @@ class MemoryFence:
 
     def __init__(self) -> None:
         self._mutex = RLock()
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, Mark] = {}
+        self._floor: Mark | None = None
 
     def enter(self, resource: str, lease: Fenced) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
@@ -76,16 +77,16 @@ class MemoryFence:
             yield
 
     def token(self, resource: str) -> int | None:
-        """Return the highest token that was here, or None.
+        """Return the lowest token that would be let in: the highest that was, or the floor, or None.
 
         >>> MemoryFence().token("report")
         """
         with self._mutex:
-            mark = self._marks.get(resource)
+            mark = self._marks.get(resource, self._floor)
             return None if mark is None else mark.token
 
-    def rebase(self, resource: str, token: int) -> None:
-        """Move the fence on purpose: from now on every token from this one on is let in. It is logged.
+    def rebase(self, resource: str, token: int, *, reason: str) -> None:
+        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
 
         For when tokens start anew, as after a move to an engine whose clock is behind. Whoever still holds an older lease
         could get in as well: make sure that nobody does.
@@ -93,30 +94,38 @@ class MemoryFence:
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
         >>> fence.enter("report", SimpleNamespace(token=1000, id="old"))
-        >>> fence.rebase("report", 5)
+        >>> fence.rebase("report", 5, reason="another engine")
         >>> fence.enter("report", SimpleNamespace(token=5, id="new"))
         """
+        mark = Mark(check_token(token), "")
+        check_reason(check_resource(resource), reason)
         with self._mutex:
             before = self._marks.get(resource)
-            self._marks[resource] = _Mark(token, None)
-        _log.warning(
-            "the fence of %r was moved from %s to %d", resource, "nowhere" if before is None else before.token, token
-        )
+            self._marks[resource] = mark
+        tell_moved(resource, None if before is None else before.token, token, reason)
+
+    def collect(self, floor: int) -> int:
+        """Forget every resource whose token is below the floor; return how many there were.
+
+        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
+
+        >>> from types import SimpleNamespace
+        >>> fence = MemoryFence()
+        >>> fence.enter("report", SimpleNamespace(token=7, id="me"))
+        >>> fence.collect(1000), fence.token("report")
+        (1, 1000)
+        """
+        with self._mutex:
+            self._floor = Mark(max(check_token(floor), 0 if self._floor is None else self._floor.token), "")
+            old = [resource for resource, mark in self._marks.items() if mark.token < floor]
+            for resource in old:
+                del self._marks[resource]
+        tell_collected(len(old), floor)
+        return len(old)
 
     def _pass(self, resource: str, lease: Fenced) -> None:
-        mark = self._marks.get(resource)
-        mine = _Mark(lease.token, lease.id)
-        if mark is not None:
-            if mine.token < mark.token:
-                raise StaleToken(
-                    f"{resource!r} has seen token {mark.token}, and this one is {mine.token}: the lease was lost and "
-                    "somebody else has the lock. Acquire again and start over.",
-                    resource,
-                )
-            if mine.token == mark.token and mark.id not in (None, mine.id):
-                raise StaleToken(
-                    f"{resource!r} has seen token {mark.token} of another owner, and this one is {mine.token} too: the "
-                    "engine lost its data and its clock went back. Acquire again and start over.",
-                    resource,
-                )
-        self._marks[resource] = mine
+        mine = bearer(lease)
+        mark = self._marks.get(check_resource(resource), self._floor)
+        if mark is not None and not mark.admits(mine):
+            raise refusal(resource, mine, mark)
+        self._marks[resource] = Mark(*mine)

@@ -1,0 +1,124 @@
+"""What every fence does: take a bearer's credentials, compare them with the mark, refuse, and tell of a move by hand.
+
+A **mark** is what a fence remembers of a resource: the highest token that was let through, and whose it was. A resource
+without a mark is compared with the **floor**, where there is one; else it starts at the first token that it sees.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from fencelock.errors import StaleToken
+
+TOKEN_MAX = 2**53 - 1
+RESOURCE_MAX = 1024
+ID_MAX = 255
+
+_log = logging.getLogger("fencelock.fences")
+
+
+class Credentials(NamedTuple):
+    """A token and an owner's id, all that a fence needs of a lease.
+
+    >>> Credentials(34, "worker-7").token
+    34
+    """
+
+    token: int
+    id: str
+
+
+class Mark(NamedTuple):
+    """The highest token that was let through. An empty id is anybody's: the fence was moved there by hand."""
+
+    token: int
+    id: str
+
+    def admits(self, bearer: Credentials) -> bool:
+        """Return whether a bearer may pass: a newer one, the same one, or the first one where the fence was moved to.
+
+        >>> Mark(34, "b").admits(Credentials(35, "c")), Mark(34, "b").admits(Credentials(34, "b"))
+        (True, True)
+        >>> Mark(34, "b").admits(Credentials(34, "c")), Mark(34, "b").admits(Credentials(33, "a"))
+        (False, False)
+        >>> Mark(34, "").admits(Credentials(34, "c"))
+        True
+        """
+        return bearer.token > self.token or (bearer.token == self.token and self.id in (bearer.id, ""))
+
+
+def bearer(lease: object) -> Credentials:
+    """Return a lease's credentials, or those of anything else that has a token and an id.
+
+    >>> from types import SimpleNamespace
+    >>> bearer(SimpleNamespace(token=34, id="worker-7"))
+    Credentials(token=34, id='worker-7')
+    """
+    token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
+    if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
+        raise TypeError(
+            f"a fence takes a lease, or anything else with a token (int) and an id (str), not {type(lease).__name__}: give "
+            "it what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
+        )
+    if not 0 <= token <= TOKEN_MAX:
+        raise ValueError(f"a token is a number from 0 to 2^53 - 1, so that it stays exact everywhere; not {token}")
+    if not id_ or "\0" in id_ or len(id_.encode()) > ID_MAX:
+        raise ValueError(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
+    return Credentials(token, id_)
+
+
+def check_resource(resource: object) -> str:
+    """Return the name of a resource; raise TypeError or ValueError unless it can be one.
+
+    >>> check_resource("order:42")
+    'order:42'
+    """
+    if not isinstance(resource, str):
+        raise TypeError(f"a fence's resource must be a str such as 'order:42', not {type(resource).__name__}")
+    if not resource:
+        raise ValueError("a fence's resource must not be empty; name what is written, as in 'order:42'")
+    if "\0" in resource or len(resource.encode()) > RESOURCE_MAX:
+        raise ValueError(
+            f"a fence's resource must be at most {RESOURCE_MAX} bytes of UTF-8 without NUL: {resource!r:.60}"
+        )
+    return resource
+
+
+def check_token(token: object) -> int:
+    """Return where a fence may be moved to, or a floor be put."""
+    return bearer(Credentials(token, "any")).token  # type: ignore[arg-type]
+
+
+def check_reason(resource: str, reason: str) -> str:
+    """Return why a fence is moved; raise ValueError unless others can read it later."""
+    if not reason.strip():
+        raise ValueError(f"moving the fence of {resource!r} needs a reason that others can read later")
+    return reason
+
+
+def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
+    """Return the error for a bearer that a fence does not let in; `seen` is what it was compared with, as far as known.
+
+    >>> print(refusal("order:42", Credentials(33, "a"), Mark(34, "b")))
+    'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
+    """
+    if seen is None:
+        said = "a newer holder has been here"
+    elif seen.token == mine.token:
+        said = f"token {seen.token} of another owner has been here, as after the engine lost its data and its clock went back"
+    else:
+        said = f"a holder with token {seen.token} has been here"
+    message = f"{resource!r} refused token {mine.token}: {said}. Stop, and acquire anew"
+    return StaleToken(message, resource, token=mine.token, seen=None if seen is None else seen.token)
+
+
+def tell_moved(resource: str, before: int | None, to: int, reason: str) -> None:
+    """Log that a fence was moved on purpose."""
+    where = "nowhere" if before is None else f"token {before}"
+    _log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
+
+
+def tell_collected(count: int, floor: int) -> None:
+    """Log that marks were forgotten behind a floor."""
+    _log.info("the marks of %d resources were collected; tokens below %d are refused from now on", count, floor)

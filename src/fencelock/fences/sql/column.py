@@ -1,0 +1,84 @@
+"""The column form of the SQL fence: the token is kept in the row that it guards, for teams without a second table."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from fencelock.fences import Fenced
+from fencelock.fences.core import bearer, check_resource, refusal
+
+_PLACES = {"qmark": "?", "format": "%s", "numeric_dollar": "", "named": ":{}", "pyformat": "%({})s"}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+
+
+class Clause(NamedTuple):
+    """Two pieces of an UPDATE, and their arguments: in order for places, or by name."""
+
+    set: str
+    where: str
+    set_args: tuple[int | str, ...]
+    where_args: tuple[int | str, ...]
+    named: dict[str, int | str]
+
+
+class FenceColumn:
+    """Makes the clauses of an UPDATE that a stale holder's changes nothing.
+
+    Two columns of the row: one for the token (`BIGINT NOT NULL DEFAULT 0`) and one for the owner's id
+    (`VARCHAR(255) NOT NULL DEFAULT ''`). Run the UPDATE once before the first read, with nothing else to set, and with
+    every write: a token that is only compared when it writes lets an older one write between its read and its write.
+
+    >>> import sqlite3, types
+    >>> lease = types.SimpleNamespace(token=34, id="b")
+    >>> db = sqlite3.connect(":memory:")
+    >>> _ = db.execute("CREATE TABLE stock (sku TEXT, n INTEGER, fence INTEGER DEFAULT 0, fence_id TEXT DEFAULT '')")
+    >>> _ = db.execute("INSERT INTO stock (sku, n) VALUES ('apple', 100)")
+    >>> column = FenceColumn("fence", "fence_id", paramstyle="qmark")
+    >>> mine = column.clause(lease)
+    >>> mine.set, mine.where
+    ('fence = ?, fence_id = ?', "(fence < ? OR (fence = ? AND fence_id IN (?, '')))")
+    >>> enter = f"UPDATE stock SET {mine.set} WHERE sku = ? AND {mine.where}"
+    >>> column.check(db.execute(enter, (*mine.set_args, "apple", *mine.where_args)).rowcount, "apple", lease)
+    >>> n, = db.execute("SELECT n FROM stock WHERE sku = 'apple'").fetchone()
+    >>> write = f"UPDATE stock SET n = ?, {mine.set} WHERE sku = ? AND {mine.where}"
+    >>> column.check(db.execute(write, (n - 5, *mine.set_args, "apple", *mine.where_args)).rowcount, "apple", lease)
+    >>> FenceColumn("fence", "fence_id", paramstyle="pyformat").clause(lease).set
+    'fence = %(fence_token)s, fence_id = %(fence_owner)s'
+    >>> db.close()
+    """
+
+    def __init__(self, token: str = "fence", id: str = "fence_id", *, paramstyle: str) -> None:
+        for name in (token, id):
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r:.60} is not the name of a column: it becomes part of the statement as it stands"
+                )
+        if paramstyle not in _PLACES or paramstyle == "numeric_dollar":
+            raise ValueError(
+                f"paramstyle must be qmark, format, named or pyformat, as the driver's own; not {paramstyle!r}"
+            )
+        self._token = token
+        self._id = id
+        self._place = _PLACES[paramstyle]
+
+    def clause(self, lease: Fenced) -> Clause:
+        """Return what to put after SET and after WHERE, with its arguments."""
+        mine = bearer(lease)
+        token, owner = self._place.format("fence_token"), self._place.format("fence_owner")
+        return Clause(
+            f"{self._token.rpartition('.')[2]} = {token}, {self._id.rpartition('.')[2]} = {owner}",
+            f"({self._token} < {token} OR ({self._token} = {token} AND {self._id} IN ({owner}, '')))",
+            (mine.token, mine.id),
+            (mine.token, mine.token, mine.id),
+            {"fence_token": mine.token, "fence_owner": mine.id},
+        )
+
+    def check(self, rowcount: Any, resource: str, lease: Fenced) -> None:
+        """Raise StaleToken if the UPDATE found no row: a newer holder has been there, or the row is missing.
+
+        MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
+        SQLAlchemy and Django set by themselves.
+        """
+        if not rowcount:
+            raise refusal(check_resource(resource), bearer(lease), None)

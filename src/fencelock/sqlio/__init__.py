@@ -1,0 +1,118 @@
+"""Runs SQL on whatever connection a caller hands in, blocking or awaited, inside the caller's own transaction.
+
+`link(connection)` finds out what it is by the package of its type, without importing any driver. Statements are written
+once, with `:name` for their arguments, and rendered for the driver's paramstyle. What is written on top of it is written once
+as well, as coroutines: `run` drives them to their end at once for a connection that blocks, and hands them to the caller to
+be awaited for one that does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
+
+_ARGUMENT = re.compile(r"(?<![:\w]):(\w+)")
+
+
+class Answer(NamedTuple):
+    """What a statement gave: its rows, for one that has any, and how many it touched, as the driver counts."""
+
+    rows: list[tuple[Any, ...]]
+    touched: int
+
+
+class Link(Protocol):
+    """A connection of the caller's, as far as we use it. No colour but that of `execute`."""
+
+    @property
+    def dialect(self) -> str:
+        """The database's language: postgresql, mysql (which is MariaDB's, too) or sqlite."""
+        ...
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the caller awaits what is done on it; otherwise `execute` never suspends."""
+        ...
+
+    async def execute(self, sql: str, args: Mapping[str, Any] = ...) -> Answer:
+        """Run one statement with `:name` arguments. The driver's errors come out as they are."""
+        ...
+
+    async def commits_each(self) -> bool:
+        """Return whether each statement commits by itself: there is no transaction, and none begins with the next."""
+        ...
+
+
+def run(link: Link, work: Coroutine[Any, Any, T]) -> Any:
+    """Return what the work returns, or the work itself, to be awaited, if that is the connection's colour."""
+    if link.awaited:
+        return work
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    work.close()
+    raise RuntimeError("a statement on a blocking connection suspended: its driver is not what it seems to be")
+
+
+@lru_cache(maxsize=256)
+def render(sql: str, paramstyle: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement as a driver wants it, and the names of its arguments in the order of their places.
+
+    >>> render("SELECT :a, :b, :a::text", "qmark")
+    ('SELECT ?, ?, ?::text', ('a', 'b', 'a'))
+    >>> render("SELECT :a, 5 % :b", "format")
+    ('SELECT %s, 5 %% %s', ('a', 'b'))
+    >>> render("SELECT :a, :b, :a", "numeric_dollar")
+    ('SELECT $1, $2, $1', ('a', 'b'))
+    """
+    names: list[str] = []
+
+    def place(found: re.Match[str]) -> str:
+        name = found[1]
+        if paramstyle == "numeric_dollar":
+            if name not in names:
+                names.append(name)
+            return f"${names.index(name) + 1}"
+        names.append(name)
+        return "?" if paramstyle == "qmark" else "%s"
+
+    if paramstyle in ("format", "pyformat"):
+        sql = sql.replace("%", "%%")
+    return _ARGUMENT.sub(place, sql), tuple(names)
+
+
+def link(connection: Any) -> Link:
+    """Return what runs SQL on this connection; raise TypeError for what is not one that we know."""
+    from fencelock.sqlio.drivers import find
+
+    return find(connection)
+
+
+def codes(error: BaseException) -> set[str]:
+    """Return what the database calls an error: SQLSTATEs and MySQL's numbers, also through those who wrap a driver's errors.
+
+    >>> codes(ValueError("no database said this"))
+    set()
+    """
+    found: set[str] = set()
+    seen: BaseException | None = error
+    while seen is not None:
+        for name in ("sqlstate", "pgcode"):
+            if isinstance(code := getattr(seen, name, None), str):
+                found.add(code)
+        if seen.args and isinstance(seen.args[0], int):
+            found.add(str(seen.args[0]))
+        seen = getattr(seen, "orig", None) or seen.__cause__  # SQLAlchemy's, and Django's
+    return found
+
+
+def misses_table(error: BaseException) -> bool:
+    """Return whether an error says that a table is not there."""
+    return bool(codes(error) & {"42P01", "1146"}) or "no such table" in str(error)

@@ -1,0 +1,68 @@
+"""The SQL fence on every kind of connection that callers may have."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from fencelock import FencelockError, StaleToken
+from fencelock.fences import Fenced
+from fencelock.fences.sql import SqlFence
+from tests.fences.callers import RECIPES, Where, caller
+
+_numbers = itertools.count()
+
+
+def bearer(token: int, id: str) -> Fenced:
+    return SimpleNamespace(token=token, id=id, remaining=30.0)
+
+
+@pytest.fixture
+def resource() -> str:
+    """A resource that no other test has."""
+    return f"order:{next(_numbers)} ö % :x"
+
+
+@pytest.fixture(params=sorted(RECIPES))
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of connection."""
+    return str(request.param)
+
+
+def test_only_the_newest_passes(kind: str, where: Where, resource: str) -> None:
+    """Newer tokens pass, the same bearer passes again, older ones and equal ones of others are refused with both numbers."""
+    fence = SqlFence()
+    with caller(kind, where) as one:
+        one.do(fence.create(one.handed))
+        one.commit()
+        assert one.do(fence.token(one.handed, resource)) is None
+        for token, id in [(33, "a"), (34, "b"), (34, "b")]:
+            one.do(fence.check(one.handed, resource, bearer(token, id)))
+            one.commit()
+        for token, id in [(33, "a"), (34, "c")]:
+            with pytest.raises(StaleToken, match=f"refused token {token}: .*token 34") as caught:
+                one.do(fence.check(one.handed, resource, bearer(token, id)))
+            assert (caught.value.name, caught.value.token, caught.value.seen) == (resource, token, 34)
+            one.rollback()
+        one.do(fence.check(one.handed, resource, bearer(35, "a")))
+        one.rollback()
+        assert one.do(fence.token(one.handed, resource)) == 34
+        one.commit()
+        one.do(fence.rebase(one.handed, resource, 5, reason="another engine"))
+        one.do(fence.check(one.handed, resource, bearer(5, "d")))
+        one.do(fence.restore(one.handed))
+        one.commit()
+
+
+def test_autocommit_is_refused(kind: str, where: Where, resource: str) -> None:
+    """A connection that commits each statement by itself is refused, and nothing is written."""
+    fence = SqlFence()
+    with caller(kind, where) as one:
+        one.do(fence.create(one.handed))
+        one.commit()
+    with caller(kind, where, autocommit=True) as one:
+        with pytest.raises(FencelockError, match=r"needs a transaction.*commits each statement by itself: \w+"):
+            one.do(fence.check(one.handed, resource, bearer(1, "a")))
+        assert one.do(fence.token(one.handed, resource)) is None
