@@ -7,12 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.schema import create_tables
 
@@ -49,6 +50,7 @@ class Database:
             if name == "sqlite":
                 connection.execute("PRAGMA journal_mode = WAL")
             create_tables(connection)
+            SqlFence().create(connection)
             connection.cursor().execute(BUSINESS)
             connection.commit()
 
@@ -100,7 +102,8 @@ async def _closing(connection: Any) -> AsyncIterator[Any]:
     try:
         yield connection
     finally:
-        await settled(connection.close())
+        with suppress(Exception):  # a relay has closed it
+            await settled(connection.close())
 
 
 @asynccontextmanager

@@ -47,7 +47,7 @@ class Till:
 
 def caller(scope: Any) -> str:
     """Return who it is: whoever the header says."""
-    return dict(scope["headers"]).get(b"x-user", b"").decode()
+    return str(dict(scope["headers"]).get(b"x-user", b""))
 
 
 def client_of(app: Any) -> httpx.AsyncClient:

@@ -252,9 +252,13 @@ def idempotent_by(
 
 
 @overload
-def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]:  # type: ignore[overload-overlap]
+    """Do it on a connection of asyncio's, to be awaited."""
+
+
 @overload
-def collect(connection: object, limit: int = 1000) -> int: ...
+def collect(connection: object, limit: int = 1000) -> int:
+    """Do it on a connection that blocks."""
 
 
 def collect(connection: Any, limit: int = 1000) -> Any:

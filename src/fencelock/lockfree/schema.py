@@ -21,9 +21,13 @@ def schema_text(dialect: str) -> str:
 
 
 @overload
-def create_tables(connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+def create_tables(connection: Awaited) -> Coroutine[Any, Any, None]:  # type: ignore[overload-overlap]
+    """Do it on a connection of asyncio's, to be awaited."""
+
+
 @overload
-def create_tables(connection: object) -> None: ...
+def create_tables(connection: object) -> None:
+    """Do it on a connection that blocks."""
 
 
 def create_tables(connection: Any) -> Any:
