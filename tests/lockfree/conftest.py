@@ -23,7 +23,7 @@ def _marked(name: str, *values: Any) -> Any:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what asks for a database on each, or for a kind of connection with each."""
     given = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
-    if "on" in given:
+    if given & {"on", "kind"}:
         return
     if "kind" in metafunc.fixturenames:
         metafunc.parametrize(("on", "kind"), [_marked(name, name, kind) for name, kind in KINDS])
