@@ -30,8 +30,8 @@ _OVER = """ON CONFLICT (name) DO UPDATE
 SET claim = excluded.claim, fingerprint = excluded.fingerprint, result = NULL, ends = excluded.ends
 WHERE fencelock_idempotency.result IS NULL OR fencelock_idempotency.ends <= {now}"""
 
-# The turn is a lock of the transaction that comes before the row: it can be tried without an error that would end the
-# transaction, and waiters that find the first one gone do not deadlock.
+# The turn is a lock of the transaction that comes before the row's: it can be tried without an error, which would end the
+# transaction, and only one at a time waits for the row itself.
 PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine)
 INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
 SELECT CAST(:name AS text), CAST(:claim AS text), CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
