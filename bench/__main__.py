@@ -26,6 +26,7 @@ PARTS = {
     "postgres-contended": 3,
     "mysql-pairs": 30,
     "mysql-contended": 3,
+    "fences": 20,
 }
 
 

@@ -15,7 +15,7 @@ import fencelock
 from bench.harness import Goal, Run, Timing, interleaved, show, with_async_lock, with_lock, with_new_lock
 from fencelock import aio
 from fencelock.backends.sqlite import queue as sql
-from fencelock.backends.sqlite.database import COMMITS_PER_CHECKPOINT, Database
+from fencelock.backends.sqlite.database import COMMITS_PER_CHECKPOINT, MINT, Database
 from fencelock.core.clock import boottime
 
 
@@ -23,7 +23,7 @@ def bare(folder: str) -> Run:
     """Return the very statements of an uncontended pair, on a database with the same settings and checkpoints."""
     database = Database(os.path.join(folder, "bare.db"), boottime)
     connection = database._enter(1)
-    database._reserve(connection, 1)
+    database._transact_synced(connection, 1, database._move_reserve)
     database._leave()
     commits = 0
 
@@ -35,7 +35,7 @@ def bare(folder: str) -> Run:
             execute("BEGIN IMMEDIATE")
             execute(sql.ANYBODY, place).fetchone()
             wall = time.time_ns() // 1000
-            (token,) = execute(sql.MINT, (wall, database.boot, wall)).fetchone()
+            (token,) = execute(MINT, (wall, database.boot, wall)).fetchone()
             args = (*place, *place, id, False, None, 30_000_000, "host:1", None, token, expires)
             (ticket,) = execute(sql.JOIN, args).fetchone()
             execute("COMMIT")

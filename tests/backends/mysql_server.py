@@ -6,7 +6,7 @@ import itertools
 import os
 
 from fencelock.backends.mysql.statements import Names
-from tests.engines.mariadb import MariaDB
+from tests.engines.mariadb import MariaDB, unpacked
 
 _numbers = itertools.count()
 
@@ -33,7 +33,8 @@ def waiters_of(server: MariaDB, url: str, name: str) -> list[str]:
     """Return the sessions that wait for a name, oldest first."""
     like = f"SELECT GET_LOCK(''{key_of(url, name)}%"
     found = server.query(
-        f"SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE '{like}' ORDER BY QUERY_ID"
+        f"SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock' AND INFO LIKE '{like}' "
+        f"ORDER BY {'TIME DESC, ID' if unpacked() else 'QUERY_ID'}"
     )
     return found.split()
 

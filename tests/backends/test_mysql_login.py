@@ -118,7 +118,6 @@ def test_caching_password() -> None:
     mask = sha256(stored + NONCE).digest()
     once = bytes(a ^ b for a, b in zip(_proof(login), mask, strict=True))
     assert sha256(once).digest() == stored
-    assert login.answer(2, b"\x01\x03") == b""
     assert login.answer(2, b"\x01\x04") == packet(3, b"\x02")
     key = rsa.generate_private_key(65537, 2048)
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -128,6 +127,19 @@ def test_caching_password() -> None:
     assert bytes(a ^ NONCE[n % 20] for n, a in enumerate(plain)) == b"s3cr3t\0"
     assert login.answer(6, b"\0\0\0\2\0\0\0") is None
     assert _login(CACHING, tls=True).answer(3, b"\x01\x04") == packet(4, b"s3cr3t\0")
+
+
+def test_password_that_the_server_remembers() -> None:
+    """That a proof is good and that we are in come together or apart; who logs in sees the second only."""
+    stream = packet(2, b"\x01\x03") + packet(3, b"\0\0\0\2\0\0\0")
+    for size in (1, 5, 6, len(stream)):
+        messages = Messages()
+        found = []
+        for start in range(0, len(stream), size):
+            messages.feed(stream[start : start + size])
+            while (answer := messages.gets()) is not NO_ANSWER:
+                found.append(answer)
+        assert found == [(3, b"\0\0\0\2\0\0\0")]
 
 
 def test_other_ways_to_log_in() -> None:

@@ -23,8 +23,7 @@ import fencelock
 from fencelock import EngineUnavailable, InvalidURL, LockTimeout, Reason
 from fencelock.backends.sqlite import database as database_module
 from fencelock.backends.sqlite import engine as engine_module
-from fencelock.backends.sqlite import queue as queue_module
-from fencelock.backends.sqlite.database import APPLICATION_ID, Database
+from fencelock.backends.sqlite.database import APPLICATION_ID, LAYOUT, Database
 from fencelock.backends.sqlite.engine import SqliteBackend
 from fencelock.backends.sqlite.place import network_file_system, path_of
 from fencelock.core import doorbell
@@ -63,7 +62,6 @@ def database_of(locks: fencelock.Locks) -> Database:
 def set_wall_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], int]) -> None:
     """Have everything that looks at the wall clock look at this one."""
     monkeypatch.setattr(database_module, "wall_us", clock)
-    monkeypatch.setattr(queue_module, "wall_us", clock)
 
 
 def take(locks: fencelock.Locks, name: str = "x") -> int:
@@ -556,7 +554,7 @@ def test_created_by_another_while_we_look(url: str, path: Path, after: int) -> N
             return sqlite3.Connection.cursor(self).execute("SELECT ?", rows[0])
 
     connection = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
-    assert Database(str(path), time.monotonic)._layout(connection) in (0, 1)
+    assert Database(str(path), time.monotonic)._layout(connection) in (0, LAYOUT)
     assert len(statements) >= after
     connection.close()
 

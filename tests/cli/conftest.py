@@ -23,10 +23,11 @@ def boottime() -> float:
 
 def eventually(condition: Callable[[], Any], timeout: float = 10) -> Any:
     """Wait for a condition and return its value."""
-    end = time.monotonic() + timeout
+    end, pause = time.monotonic() + timeout, 0.005
     while not (value := condition()):
         assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(0.02, pause * 1.2)
     return value
 
 

@@ -1,12 +1,16 @@
-"""`fencelock schema`: prints what makes PostgreSQL's schema, or makes it; changes nothing that is there."""
+"""`fencelock schema`: prints what makes the tables of PostgreSQL or MySQL, or makes them; changes nothing that is there."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests.backends.mysql_server import own_database
 from tests.backends.postgres_server import ask, empty
 from tests.cli.conftest import Cli
+from tests.engines.mariadb import MariaDB
 from tests.engines.postgres import Postgres
 
 
@@ -47,8 +51,76 @@ def test_other_layout(cli: Cli, pg: Postgres) -> None:
     assert ask(pg, "SELECT version FROM fencelock.layout") == [(7,)]
 
 
+def test_mysql(cli: Cli, mariadb: MariaDB) -> None:
+    """MySQL's tables are printed, for an administrator to make them, or made: then a user who may make none gets along."""
+    url = own_database(mariadb)
+    name = url.rpartition("/")[2]
+    mariadb.query(f"CREATE USER c{name} IDENTIFIED BY 's3cr3t'")
+    mariadb.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO c{name}")
+    cli.env["FENCELOCK_URL"] = url
+    script = cli("schema", "--print").stdout
+    assert mariadb.query(f"SHOW TABLES FROM {name}") == ""
+    for _ in range(2):
+        mariadb.query(f"USE {name};\n{script}")
+    cli.env["FENCELOCK_URL"] = url.replace("root@", f"c{name}:s3cr3t@")
+    assert cli("run", "x", "--", "true").returncode == 0
+    mariadb.query(f"DROP DATABASE {name}; CREATE DATABASE {name}")
+    assert cli("schema", "--apply").returncode == 69
+    for _ in range(2):
+        done = cli("schema", "--apply", "--url", url)
+        assert (done.returncode, done.stdout) == (0, "")
+    assert cli("run", "x", "--", "true").returncode == 0
+    mariadb.query(f"UPDATE {name}.fencelock_layout SET version = 7")
+    done = cli("schema", "--apply")
+    assert done.returncode == 69
+    assert "layout 7" in done.stderr
+
+
 def test_engine_without_one(cli: Cli) -> None:
     """An engine that needs no schema says so."""
     done = cli("schema", "--apply", "--url", "memory://")
     assert done.returncode == 0
     assert "needs no schema" in done.stderr
+
+
+def fence_table(url: str) -> list[str]:
+    """Return the fence's resources; fails if there is no table."""
+    from fencelock.cli.database import connect
+
+    connection = connect(url)
+    try:
+        cursor = connection.cursor()
+        cursor.execute("SELECT resource FROM fencelock_fence")
+        return [str(row[0]) for row in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
+    """`--fence` is about the table of the SQL fence: `--apply` makes it, twice even, and `--print` says how."""
+    urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/my%20app.db"}
+    url = cli.env["FENCELOCK_URL"] = urls[kind]
+    for _ in range(2):
+        done = cli("schema", "--fence", "--apply")
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        assert "the fence's table is there" in done.stderr
+    assert fence_table(url) == (["b''"] if kind == "mariadb" else [])  # the floor
+    script = cli("schema", "--fence", "--print").stdout
+    assert script.startswith("CREATE TABLE IF NOT EXISTS fencelock_fence")
+    assert script.endswith(";\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("memory://", 64, "names no database"),
+        ("sqlite://", 64, "names no file"),
+        ("mysql://root@127.0.0.1:1/x", 69, "127.0.0.1"),
+    ],
+)
+def test_fence_refused(cli: Cli, url: str, code: int, words: str) -> None:
+    """What is no database, or cannot be reached, is said so."""
+    done = cli("schema", "--fence", "--apply", "--url", url)
+    assert done.returncode == code
+    assert words in done.stderr

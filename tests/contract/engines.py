@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import Any
 
 import psycopg
 
+from fencelock.backends.mysql.statements import schema
+
 _databases = itertools.count()
+_spare: dict[str, list[str]] = defaultdict(list)
+_TABLES = ("claim", "gone", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
@@ -37,22 +42,27 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
-                connection.execute("TRUNCATE fencelock.claim, fencelock.gone, fencelock.name, fencelock.session")
+                # Not TRUNCATE, which makes new files for each table and each index.
+                connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
 
 
 def _mysql(server: Any, _: Path) -> str:
-    """Return a database of its own on a shared server."""
-    name = f"contract_{os.getpid()}_{next(_databases)}"
-    server.query(f"CREATE DATABASE {name}")
-    return str(server.url).removesuffix("/fencelock") + f"/{name}"
+    """Return a database of its own on a shared server. Fifty at a time: each time starts a client's process."""
+    spare = _spare[server.url]
+    if not spare:
+        spare += [f"contract_{os.getpid()}_{next(_databases)}" for _ in range(50)]
+        server.query("; ".join(f"CREATE DATABASE {name}" for name in spare))
+    return str(server.url).removesuffix("/fencelock") + f"/{spare.pop()}"
 
 
-def _mysql_counter(server: Any, folder: Path) -> str:
-    """Return the same, with tokens as MySQL has them, which knows no sequences."""
-    return f"{_mysql(server, folder)}?tokens=counter"
+def _mysql_innodb(server: Any, folder: Path) -> str:
+    """Return the same, where the administrator allows no tables in memory: a grant waits for the disk."""
+    url = _mysql(server, folder)
+    server.query(f"USE {url.rpartition('/')[2]};" + ";".join(schema()).replace("ENGINE=MEMORY", "ENGINE=InnoDB"))
+    return url
 
 
 @dataclass(frozen=True)
@@ -84,14 +94,17 @@ class Engine:
 
 ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
-    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db"),
+    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db", records=True),
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
     Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
-    Engine("postgres", _postgres("postgresql"), server="postgres"),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True),
+    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
+    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
     # Whole seconds; a lock goes with its connection.
-    Engine("mysql", _mysql, server="mariadb", shared=False, pace=4.0, slack=0.5, hangs_up=True),
+    *(
+        Engine(name, make, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+        for name, make in (("mysql", _mysql), ("mysql_innodb", _mysql_innodb))
+    ),
 ]

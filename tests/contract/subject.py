@@ -70,10 +70,11 @@ class Subject:
 
 async def eventually(condition: Callable[[], Awaitable[object]], what: str, within: float = SOON) -> None:
     """Wait until the condition holds."""
-    end = time.monotonic() + within
+    end, pause = time.monotonic() + within, 0.005
     while not await condition():
         assert time.monotonic() < end, f"within {within:g} s it never was so that {what}"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(pause)
+        pause = min(0.04, pause * 1.3)  # what has not come at once comes with the end of a ttl
 
 
 async def waiting(locks: LocksView, name: str, number: int = 1) -> None:

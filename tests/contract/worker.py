@@ -1,6 +1,6 @@
 """Another process, to be killed, stopped, interrupted and forked at known points.
 
-`python -m tests.contract.worker URL COLOUR OPTIONS PACE` reads lines of JSON, each `{"do": source}`, runs the source with
+It is given URL, COLOUR, OPTIONS and PACE (`zygote.py`), reads lines of JSON, each `{"do": source}`, runs the source with
 `locks` (a client, seen as in `colours.py`), `pace` and whatever earlier sources left, and answers `{"result": …}` with what
 the source called `result`, or `{"error": kind, "message": …}`. Everything runs in the main thread, where signals arrive.
 """
@@ -19,7 +19,7 @@ from inspect import iscoroutine
 from types import CodeType, FunctionType
 from typing import Any
 
-from tests.contract import colours
+from tests.contract import colours, zygote
 from tests.contract.pace import AS_IT_IS, Pace
 
 
@@ -34,19 +34,16 @@ class WorkerFailed(Exception):
 class Worker:
     """The side of the test."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: zygote.Process) -> None:
         self._process = process
         self._turn = asyncio.Lock()
 
     @classmethod
     async def start(cls, url: str, colour: str, pace: Pace = AS_IT_IS, **options: Any) -> Worker:
         """Start a process; `options` are those of `connect`."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-X", "dev", "-m", "tests.contract.worker",
-            url, colour, json.dumps(options), json.dumps([pace.factor, pace.slack]),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
-        )  # fmt: skip
-        worker = cls(process)
+        worker = cls(
+            await zygote.Process.start(url, colour, json.dumps(options), json.dumps([pace.factor, pace.slack]))
+        )
         assert await worker.do("result = 'ready'") == "ready"
         return worker
 
@@ -57,12 +54,13 @@ class Worker:
 
     async def do(self, source: str, **values: Any) -> Any:
         """Run the source there, with these values in sight; return its `result`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         async with self._turn:
-            self._process.stdin.write(json.dumps({"do": source, "values": values}).encode() + b"\n")
-            await self._process.stdin.drain()
-            line = await self._process.stdout.readline()
+            try:
+                self._process.writer.write(json.dumps({"do": source, "values": values}).encode() + b"\n")
+                await self._process.writer.drain()
+                line = await self._process.reader.readline()
+            except ConnectionError:
+                line = b""
         if not line:
             raise WorkerFailed("Ended", "the worker ended")
         answer = json.loads(line)
@@ -96,17 +94,12 @@ class Worker:
 
     async def finish_input(self) -> int:
         """Let it come to the end of its program, without a release; return the exit status."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.writer.write_eof()
         return await self.ended()
 
     async def kill(self) -> None:
         """Kill it, if it still is there."""
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        await self._process.close()
 
 
 # ---------------------------------------------------------------------------- the side of the process
@@ -192,7 +185,7 @@ async def _aio(namespace: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-    url, options, pace = sys.argv[1], json.loads(sys.argv[3]), Pace(*json.loads(sys.argv[4]))
+    url, options, pace = sys.argv[0], json.loads(sys.argv[2]), Pace(*json.loads(sys.argv[3]))
     namespace = NAMESPACE
     namespace["pace"] = pace
     namespace["locks"] = colours.connect(COLOUR, colours.direct, url, pace, **options)
@@ -204,7 +197,9 @@ def main() -> None:
 
 NAMESPACE: dict[str, Any] = {"forked": forked, "drive": drive, "asyncio": asyncio, "os": os, "sys": sys}
 """What sources see. It lives as long as the module, as the globals of a program do."""
-COLOUR = sys.argv[2] if __name__ == "__main__" else ""
+COLOUR = ""
 
 if __name__ == "__main__":
+    sys.argv = zygote.serve(int(sys.argv[1]))
+    COLOUR = sys.argv[1]
     main()

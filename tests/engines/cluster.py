@@ -126,7 +126,8 @@ class Cluster(Startable, Generic[S]):
 
     def ensure_healthy(self) -> None:
         """Bring it back to where a test found it: every member running, not paused, answering."""
-        self.start()
+        if not all(member.is_alive and not member.is_paused for member in self.members):
+            self.start()
         until = time.monotonic() + 15.0
         while not self.answers(timeout=2.0):
             if time.monotonic() > until:

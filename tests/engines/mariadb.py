@@ -1,11 +1,16 @@
-"""MariaDB."""
+"""MariaDB; or MySQL in its place, which Debian does not have: see `unpacked`."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT
 
 from tests.engines import packages, template
 from tests.engines.server import Server
@@ -80,6 +85,68 @@ class MariaDB(Server):
         # Version 10 of the protocol; anything else is an error packet or a server that went away.
         if not greeting.startswith(b"\x0a"):
             raise ConnectionError(f"MariaDB greets with {greeting[:80]!r}")
+
+
+def unpacked() -> Path | None:
+    """Return where somebody has unpacked the packages of a MySQL server: then the tests run on that, not on MariaDB."""
+    where = os.environ.get("FENCELOCK_MYSQL")
+    return Path(where) if where else None
+
+
+class MySQL(MariaDB):
+    """A MySQL, from packages that were unpacked by hand."""
+
+    def query(self, sql: str) -> str:
+        """Run statements; the rows as the command-line client would print them."""
+        found = []
+        with pymysql.connect(
+            host=self.host, port=self.port, user="root", database="fencelock", autocommit=True,
+            client_flag=CLIENT.MULTI_STATEMENTS,
+        ) as connection, connection.cursor() as cursor:  # fmt: skip
+            try:
+                cursor.execute(sql)
+                found += cursor.fetchall()
+                while cursor.nextset():
+                    found += cursor.fetchall()
+            except pymysql.MySQLError as error:
+                raise RuntimeError(f"{sql}: {error}") from error
+        return "\n".join("\t".join("NULL" if value is None else str(value) for value in row) for row in found)
+
+    def _prepare(self) -> None:
+        if not any(self.data.iterdir()):
+            program, words = self._program()
+            template.fill(self.data, "mysql", [str(program.path)], lambda: self._initialise(program, words))
+        (self.folder / "first.sql").write_text("CREATE DATABASE IF NOT EXISTS fencelock;\n")
+
+    def _initialise(self, server: packages.Program, words: Sequence[str] = ()) -> None:
+        template.run(server, *words, f"--datadir={self.data}", "--initialize-insecure", folder=self.folder)
+
+    def _program(self) -> tuple[packages.Program, list[str]]:
+        prefix = unpacked()
+        assert prefix is not None
+        share = prefix / "usr" / "share" / "mysql"
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        words = [
+            "--no-defaults", *user, f"--basedir={prefix / 'usr'}", f"--lc-messages-dir={share}",
+            f"--character-sets-dir={share / 'charsets'}", f"--plugin-dir={prefix / 'usr' / 'lib' / 'mysql' / 'plugin'}",
+            "--innodb-buffer-pool-size=32M", "--innodb-redo-log-capacity=16M", "--secure-file-priv=",
+        ]  # fmt: skip
+        return packages.Program(prefix / "usr" / "sbin" / "mysqld", prefix), words
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        program, words = self._program()
+        more = [f"--{name}={value}" for name, value in self.settings.items()]
+        return [
+            str(program.path), *words, f"--datadir={self.data}", f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}", f"--bind-address={self.host}", f"--port={self.port}", "--mysqlx=OFF",
+            f"--tmpdir={self.folder}", "--max-connections=1000", "--disable-log-bin", "--tls-version=",
+            f"--init-file={self.folder / 'first.sql'}", *more,
+        ], program  # fmt: skip
+
+
+def sql_server(**options: Any) -> MariaDB:
+    """Return the server that the tests of MySQL's engine run on."""
+    return MySQL(**options) if unpacked() else MariaDB(**options)
 
 
 class MariaDBTls(MariaDB):

@@ -28,7 +28,14 @@ FAMILIES: dict[str, dict[str, str]] = {
     "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools", "openssl": "openssl"},
     "etcd": {"etcd": "etcd-server", "etcdctl": "etcd-client"},
     "zookeeper": {"java": "default-jre-headless", "zookeeper.jar": "libzookeeper-java"},
-    "postgres": {"postgres": "postgresql", "initdb": "postgresql", "psql": "postgresql-client"},
+    "postgres": {
+        "postgres": "postgresql",
+        "initdb": "postgresql",
+        "psql": "postgresql-client",
+        "pg_basebackup": "postgresql-client",
+        "pg_dump": "postgresql-client",
+        "openssl": "openssl",
+    },
     "pgbouncer": {"pgbouncer": "pgbouncer"},
     "mariadb": {
         "mariadbd": "mariadb-server-core",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engines.etcd import Etcd, EtcdCluster
-from tests.engines.mariadb import MariaDB
+from tests.engines.mariadb import MariaDB, sql_server
 from tests.engines.packages import FAMILIES
 from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
@@ -34,6 +34,8 @@ OWN = {
     **{f"own_{family}": family for family in FAMILIES},
     **dict.fromkeys(("own_redis_nodes", "own_sentinel"), "redis"),
 }
+LIGHT = {"redis", "redis_nodes"}
+"""Shared engines that cost next to nothing to start, so that every process has its own."""
 
 
 class Session:
@@ -126,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = Session(config)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the caller does not want."""
     session = config.stash[SESSION]
@@ -140,6 +143,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    if config.pluginmanager.hasplugin("xdist"):
+        _gather(items)
+
+
+def _gather(items: list[pytest.Item]) -> None:
+    """Keep the tests that share a heavy server in one process of pytest-xdist, so that not every process starts it.
+
+    The two colours of an engine go side by side. Of what is left pytest-xdist gives each process one test at a time.
+    """
+    for item in items:
+        names = "+".join(sorted(needs(item)[0] - LIGHT))
+        if names:
+            callspec = getattr(item, "callspec", None)
+            colour = callspec.params.get("colour", "") if callspec is not None else ""
+            item.add_marker(pytest.mark.xdist_group(f"{names} {colour}".strip()))
 
 
 @pytest.hookimpl(trylast=True)
@@ -156,7 +174,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     mine = session.config.stash[SESSION]
     # Before the first test, for an installation may take longer than a test is allowed to.
     mine.engines.install(families)
-    if names:
+    if names and not hasattr(session.config, "workerinput"):  # else others run most of these tests
         mine.say(f"starting {', '.join(KINDS[name].title for name in sorted(names))} …")
         mine.engines.begin(names)
 
@@ -240,7 +258,7 @@ own_redis_nodes = _own("own_redis_nodes", RedisNodes)
 own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)
 own_pgbouncer = _own("own_pgbouncer", PgBouncer)
-own_mariadb = _own("own_mariadb", MariaDB)
+own_mariadb = _own("own_mariadb", sql_server)
 
 
 def _etcd(members: int = 1, **options: Any) -> Etcd | EtcdCluster:

@@ -7,6 +7,9 @@ import pwd
 import signal
 import socket
 import struct
+import subprocess
+from pathlib import Path
+from typing import Any
 
 from tests.engines import packages, places, template
 from tests.engines.leash import release_memory
@@ -89,3 +92,75 @@ class Postgres(Server):
 
     def _clean_up(self) -> None:
         release_memory(self.data)
+
+
+class PostgresTls(Postgres):
+    """A PostgreSQL that also speaks TLS, with a certificate that it made for itself."""
+
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate.pem"
+
+    @property
+    def tls_url(self) -> str:
+        """The URL for TLS with a server that is who it should be."""
+        return f"{self.url}?sslmode=verify-full&sslrootcert={self.certificate}"
+
+    def _prepare(self) -> None:
+        key = self.folder / "key.pem"
+        if not self.certificate.exists():
+            openssl = packages.find(self.family, "openssl")
+            settings = self.folder / "openssl.cnf"
+            settings.write_text(
+                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
+                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
+            )
+            subprocess.run(
+                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
+                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                 "-keyout", str(key), "-out", str(self.certificate)],
+                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
+            )  # fmt: skip
+            key.chmod(0o600)
+            places.give(key, self._owner())
+        super()._prepare()
+        self.settings |= {"ssl": "on", "ssl_cert_file": str(self.certificate), "ssl_key_file": str(key)}
+
+
+class PostgresStandby(Postgres):
+    """A hot standby: a copy of another server that follows it."""
+
+    def __init__(self, primary: Postgres, **options: Any) -> None:
+        super().__init__(**options)
+        self.primary = primary
+
+    def _prepare(self) -> None:
+        if not any(self.data.iterdir()):
+            copy = packages.find(self.family, "pg_basebackup")
+            words = ("-D", str(self.data), "-d", self.primary.url, "-R", "-X", "stream", "-c", "fast")
+            template.run(copy, *words, folder=self.folder, account=self._account())
+
+
+# In a namespace of its own anybody may mount; in a second one the server is not root, as which it would not run.
+SMALL_DISK = """
+mount -t tmpfs -o size="$2" none "$1" && shift 2 && exec unshare --user --map-user=1000 --map-group=1000 "$@"
+"""
+
+
+class PostgresSmallDisk(Postgres):
+    """A PostgreSQL with a tablespace `small`, the default for new tables, on a disk of so many bytes."""
+
+    size = 1_500_000
+
+    @property
+    def disk(self) -> Path:
+        """Where the small disk is, as the server sees it."""
+        return self.folder / "disk"
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        command, program = super()._command()
+        self.disk.mkdir(exist_ok=True)
+        places.give(self.disk, self._owner())
+        shell = ["/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", SMALL_DISK, "sh"]
+        return [*shell, str(self.disk), str(self.size), *command], program

@@ -230,7 +230,8 @@ class Server(Startable):
     def resume(self) -> None:
         """Let a paused server go on."""
         with self._lock:
-            if self._running is not None and self.is_alive:
+            # Not for one that runs: to find its tree takes a look at every process of the machine.
+            if self._running is not None and self.is_paused:
                 self._running.resume()
             self._paused = False
 

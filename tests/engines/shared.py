@@ -13,7 +13,7 @@ from typing import Any
 from tests.engines import packages
 from tests.engines.cluster import Cluster
 from tests.engines.etcd import Etcd, EtcdCluster
-from tests.engines.mariadb import MariaDB
+from tests.engines.mariadb import sql_server
 from tests.engines.postgres import Postgres
 from tests.engines.redis import Redis, RedisNodes
 from tests.engines.server import KEEP, Server
@@ -40,7 +40,7 @@ KINDS: dict[str, Kind] = {
     "zookeeper1": Kind("zookeeper", "ZooKeeper", ZooKeeper),
     "zookeeper3": Kind("zookeeper", "ZooKeeper×3", ZooKeeperCluster),
     "postgres": Kind("postgres", "PostgreSQL", Postgres),
-    "mariadb": Kind("mariadb", "MariaDB", MariaDB),
+    "mariadb": Kind("mariadb", "MariaDB", sql_server),
 }
 ALIASES = {"etcd": "etcd1", "zookeeper": "zookeeper1", "mysql": "mariadb", "postgresql": "postgres"}
 

@@ -1,6 +1,6 @@
 """The search through every run of `protocol`, breadth first, and the worlds that are searched.
 
-Fewer states, and nothing lost: nodes are interchangeable, so their states are kept sorted; of two orders of proposals that
+Fewer states, and nothing lost: nodes are interchangeable, so that their order is forgotten; of two orders of proposals that
 differ in the clients' names only, one is searched; and `World.settle` drops what can make no difference any more.
 
 `python -m tests.redlock.model` searches the worlds of the test run, `--large` the larger ones.
@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
+from math import isqrt, prod
 from typing import Generic, NamedTuple, TypeVar
 
 from tests.redlock.protocol import GONE, Clients, Event, Instance, Move, Node, Nodes, World
@@ -47,19 +49,33 @@ LARGE = (
 
 T = TypeVar("T", bound=Hashable)
 
+Seen = tuple[int, tuple[int, ...]]
+"""A state, and the primes of its nodes."""
 
-class Numbers(Generic[T]):
-    """Small numbers for things, in the order in which they turn up."""
 
-    def __init__(self) -> None:
-        self.things: list[T] = []
-        self._numbers: dict[T, int] = {}
+def primes() -> Iterator[int]:
+    """All of them, from 2 on."""
+    found: list[int] = []
+    for number in count(2):
+        if all(number % prime for prime in takewhile(isqrt(number).__ge__, found)):
+            found.append(number)
+            yield number
+
+
+class Labels(Generic[T]):
+    """Numbers for things, given out in the order in which they turn up."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.things: dict[int, T] = {}
+        self._numbers = numbers
+        self._labels: dict[T, int] = {}
 
     def of(self, thing: T) -> int:
-        number = self._numbers.setdefault(thing, len(self.things))
-        if number == len(self.things):
-            self.things.append(thing)
-        return number
+        label = self._labels.get(thing)
+        if label is None:
+            label = self._labels[thing] = next(self._numbers)
+            self.things[label] = thing
+        return label
 
 
 class Step(NamedTuple):
@@ -70,73 +86,75 @@ class Step(NamedTuple):
     nodes: dict[int, tuple[int, bool]]
 
 
-BITS = 16  # for the number of a node's state
+BITS = 24  # for the prime of a node's state
 
 
 class Search:
-    """All states of one world, each one integer: the number of the clients' state, then the nodes' in order."""
+    """All states of one world, each one integer: the number of the clients' state, then the product of the nodes' primes.
+
+    Each state of a node has a prime of its own, so that a product tells which states the nodes have and nothing else. It is
+    the same in whatever order they come, which spares the innermost loop the sorting.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.came_from: dict[int, int] = {}
-        self._clients: Numbers[Clients] = Numbers()
-        self._nodes: Numbers[Node] = Numbers()
+        self._clients: Labels[Clients] = Labels(count())
+        self._nodes: Labels[Node] = Labels(primes())
         self._node_steps: dict[int, list[int]] = {}
         self._client_steps: dict[int, list[Step]] = {}
+        self._shift = BITS * world.instance.nodes
 
     def run(self, promise: str | None = None, within: int = sys.maxsize) -> list[int] | None:
         """A shortest way to a state whose next step breaks a promise (or this one), or None."""
         start = self.number(*self.world.start())
         self.came_from = {start: start}
-        layer = [start]
+        layer = [(start, tuple(self._nodes.of(node) for node in self.world.start()[1]))]
         while layer and within > 0:
-            following: list[int] = []
-            for state in layer:
-                if self._expand(state, following, promise):
-                    return self._way(state)
+            following: list[Seen] = []
+            for seen in layer:
+                if self._expand(seen, following, promise):
+                    return self._way(seen[0])
             layer = following
             within -= 1
         return None
 
     def number(self, clients: Clients, nodes: Nodes) -> int:
-        return self._pack(self._clients.of(clients), [self._nodes.of(node) for node in nodes])
+        return self._clients.of(clients) << self._shift | prod(map(self._nodes.of, nodes))
 
-    def _pack(self, clients: int, nodes: list[int]) -> int:
-        nodes.sort()
-        for node in nodes:
-            clients = clients << BITS | node
-        return clients
-
-    def _expand(self, state: int, following: list[int], promise: str | None) -> bool:
+    def _expand(self, seen: Seen, following: list[Seen], promise: str | None) -> bool:
         """Note the states after this one that are new; True if a promise is broken instead."""
-        came_from, pack, size = self.came_from, self._pack, self.world.instance.nodes
-        clients = state >> BITS * size
-        nodes = [state >> BITS * at & (1 << BITS) - 1 for at in range(size)]
+        came_from = self.came_from
+        state, nodes = seen
+        clients = state >> self._shift
+        same = clients << self._shift
+        product = state - same
         for at, node in enumerate(nodes):
-            if at and node == nodes[at - 1]:
+            if node in nodes[:at]:
                 continue
-            others = nodes[:at] + nodes[at + 1 :]
-            key = clients << BITS | node
-            for changed in self._node_steps.get(key) or self._steps_of_node(clients, node):
-                new = pack(clients, [changed, *others])
+            others = product // node
+            steps = self._node_steps.get(clients << BITS | node)
+            for changed in self._steps_of_node(clients, node) if steps is None else steps:
+                new = same + others * changed
                 if new not in came_from:
                     came_from[new] = state
-                    following.append(new)
+                    following.append((new, (*nodes[:at], changed, *nodes[at + 1 :])))
         for step in self._client_steps.get(clients) or self._steps_of_clients(clients):
             after = [step.nodes.get(node) or self._meet(step, clients, node) for node in nodes]
             if step.move.quorum and sum(vote for _, vote in after) < step.move.quorum:
                 continue
             if step.move.broken and promise in (None, *step.move.broken):
                 return True
-            new = pack(step.clients, [node for node, _ in after])
+            then = tuple(node for node, _ in after)
+            new = (step.clients << self._shift) + prod(then)
             if new not in came_from:
                 came_from[new] = state
-                following.append(new)
+                following.append((new, then))
         return False
 
     def _steps_of_node(self, clients: int, node: int) -> list[int]:
-        around, before = self._clients.things[clients], self._nodes.things[node]
-        steps = self.world.node_steps(before, around)
+        around = self._clients.things[clients]
+        steps = self.world.node_steps(self._nodes.things[node], around)
         found = {self._nodes.of(self.world.settle(changed, around, around)) for _, changed in steps}
         self._node_steps[clients << BITS | node] = ordered = sorted(found - {node})
         return ordered

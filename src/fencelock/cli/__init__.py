@@ -10,7 +10,7 @@ COMMANDS = {
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and who waits for it",
     "release": "take a lock away from its holder",
-    "schema": "print or make what an engine needs in a database",
+    "schema": "print or make what an engine or a fence needs in a database",
 }
 
 

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from fencelock.errors import InvalidURL, MissingDependency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Protocol, TypeAlias
+
+    from psycopg import AsyncConnection, Connection
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+    from sqlalchemy import Engine as SqlAlchemyEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from fencelock.core.backend import Backend, Schema
     from fencelock.core.world import World
+
+    class DjangoConnection(Protocol):
+        """`django.db.connection`, or one of `django.db.connections`."""
+
+        vendor: str
+        settings_dict: dict[str, Any]
+
+        def get_connection_params(self) -> dict[str, Any]: ...
+
+    class PyMysqlConnection(Protocol):
+        """A connection of PyMySQL's, which has no types of its own."""
+
+        host: Any
+        db: Any
+        unix_socket: Any
+
+    Database: TypeAlias = (
+        Connection[Any]
+        | AsyncConnection[Any]
+        | ConnectionPool[Any]
+        | AsyncConnectionPool[Any]
+        | SqlAlchemyEngine
+        | AsyncEngine
+        | DjangoConnection
+        | PyMysqlConnection
+    )
+    """What an application connects to a database with, and may hand in instead of a URL."""
 
 
 T = TypeVar("T")
@@ -55,8 +90,15 @@ ENGINES: dict[str, Engine] = {
 CLIENTS = {
     "redis": ENGINES["redis"],
     **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
+    **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy", "mysql"), ENGINES["mysql"]),
 }
 """Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
+
+TOOLKITS: dict[str, Callable[[Any], object]] = {
+    "sqlalchemy": lambda client: client.dialect.name,
+    "django": lambda client: client.vendor,
+}
+"""Packages whose clients speak to several databases, and how each says which: by the name that its URLs begin with."""
 
 
 class FromEnvironment(str):
@@ -76,12 +118,7 @@ def resolve(url: T | None) -> T | str:
 def open_backend(world: World, url: object, namespace: str) -> Backend:
     """Return the engine that the URL names, or that a driver's client speaks to; raise InvalidURL or MissingDependency."""
     if not isinstance(url, str):
-        for kind in type(url).__mro__:
-            engine = CLIENTS.get(kind.__module__.partition(".")[0])
-            if engine is not None:
-                adopt = cast("Callable[[World, object, str], Backend]", import_module(engine.module).adopt)
-                return adopt(world, url, namespace)
-        raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(url).__name__}")
+        return _adopt(world, url, namespace)
     if isinstance(url, FromEnvironment):
         try:
             return open_backend(world, str(url), namespace)
@@ -92,25 +129,47 @@ def open_backend(world: World, url: object, namespace: str) -> Backend:
     engine = ENGINES.get(scheme) if colon else None
     if engine is None:
         raise InvalidURL(_unknown(url))
+    connect = cast("Callable[[World, str, str], Backend]", _load(scheme, engine).connect)
+    return connect(world, url, namespace)
+
+
+def _load(scheme: str, engine: Engine) -> ModuleType:
     try:
-        module = import_module(engine.module)
+        return import_module(engine.module)
     except ImportError as error:
         if engine.extra is None:
             raise
         raise MissingDependency(
             f"{scheme}:// needs a driver that is not installed ({error}): pip install 'fencelock[{engine.extra}]'"
         ) from error
-    connect = cast("Callable[[World, str, str], Backend]", module.connect)
-    return connect(world, url, namespace)
+
+
+def _adopt(world: World, client: object, namespace: str) -> Backend:
+    """Return the engine for an object of the application's own that knows a server."""
+    for kind in type(client).__mro__:
+        package = kind.__module__.partition(".")[0]
+        scheme, engine = package, CLIENTS.get(package)
+        if package in TOOLKITS:
+            with suppress(AttributeError):
+                scheme = str(TOOLKITS[package](client))
+                engine = ENGINES.get(scheme)
+        adopt = None if engine is None else getattr(_load(scheme, engine), "adopt", None)
+        if adopt is not None:
+            return cast("Callable[[World, object, str], Backend]", adopt)(world, client, namespace)
+    raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(client).__name__}")
 
 
 def open_schema(world: World, url: str) -> Schema | None:
-    """Return what makes the tables of the engine that the URL names, or None if it needs none."""
-    engine = ENGINES.get(url.partition(":")[0].lower())
+    """Return what makes the tables of the engine that the URL names, or None if it needs none.
+
+    An engine that needs some has `schema_for(world, url)` in its module.
+    """
+    scheme = url.partition(":")[0].lower()
+    engine = ENGINES.get(scheme)
     if engine is None:
         raise InvalidURL(_unknown(url))
-    module = None if engine.extra != "postgres" else import_module(engine.module)
-    return None if module is None else cast("Callable[[World, str], Schema]", module.schema)(world, url)
+    make = getattr(_load(scheme, engine), "schema_for", None)
+    return None if make is None else cast("Callable[[World, str], Schema]", make)(world, url)
 
 
 def shown(url: object, backend: Backend) -> str:

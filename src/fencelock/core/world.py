@@ -72,6 +72,7 @@ class Host(NamedTuple):
     """Where a server listens, for a world to connect to by itself."""
 
     name: str
+    """A name, an address, or the path of a Unix socket, which begins with a slash and has no use for the port."""
     port: int
     tls: SSLContext | None = None
     seconds: float = 5.0

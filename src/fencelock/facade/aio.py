@@ -19,6 +19,8 @@ from fencelock.worlds.aio import AioWorld
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from fencelock.core.urls import Database
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -252,7 +254,7 @@ class Locks:
 
 
 def connect(
-    url: str | Redis | None = None,
+    url: str | Redis | Database | None = None,
     *,
     namespace: str = "fencelock",
     ttl: float = 30.0,
@@ -261,10 +263,11 @@ def connect(
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 
-    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.asyncio.Redis` of yours can stand for a
-    URL: we connect as it does, over connections of our own. `namespace` keeps applications on one engine
-    apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
-    `on_lost(lease, reason)` is called once, on the event loop, for every lease that is lost, but not for those that
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.asyncio.Redis`, a connection or pool of
+    psycopg, a connection of PyMySQL, an engine of SQLAlchemy or a connection of Django's can stand for a URL: we connect as
+    it does, over connections of our own. `namespace` keeps applications on one engine apart; `ttl` is the default for its
+    locks; `owner` is a label for people (host and process id if not given); `on_lost(lease, reason)` is called once, on the
+    event loop, for every lease that is lost, but not for those that
     close() gives up.
 
     >>> async def main():

@@ -21,6 +21,8 @@ from fencelock.worlds.blocking import BlockingWorld, drive, each
 if TYPE_CHECKING:
     from redis import Redis
 
+    from fencelock.core.urls import Database
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -240,7 +242,7 @@ class Locks:
 
 
 def connect(
-    url: str | Redis | None = None,
+    url: str | Redis | Database | None = None,
     *,
     namespace: str = "fencelock",
     ttl: float = 30.0,
@@ -249,8 +251,9 @@ def connect(
 ) -> Locks:
     """Return a client for the engine that the URL names. Nothing is sent before it is used.
 
-    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.Redis` of yours can stand for a URL:
-    we connect as it does, over connections of our own. `namespace` keeps applications on one engine
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.Redis`, a connection or pool of psycopg, a
+    connection of PyMySQL, an engine of SQLAlchemy or a connection of Django's can stand for a URL: we connect as it does,
+    over connections of our own. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
     `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: in a
     thread of the keeper's, or in the thread that was the first to see the loss when it looked at the lease.

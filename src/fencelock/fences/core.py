@@ -47,6 +47,10 @@ class Mark(NamedTuple):
         """
         return bearer.token > self.token or (bearer.token == self.token and self.id in (bearer.id, ""))
 
+    def is_of(self, bearer: Credentials) -> bool:
+        """Return whether this bearer was the last to pass."""
+        return tuple(self) == tuple(bearer)
+
 
 def bearer(lease: object) -> Credentials:
     """Return a lease's credentials, or those of anything else that has a token and an id.

@@ -295,6 +295,8 @@ def fan(
 
 def reach(host: Host) -> socket.socket:
     """Connect to a server that no driver connects to."""
+    if host.name.startswith("/"):
+        return _reach_local(host)
     sock = socket.create_connection((host.name, host.port), host.seconds)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -304,6 +306,17 @@ def reach(host: Host) -> socket.socket:
     except BaseException:
         sock.close()
         raise
+
+
+def _reach_local(host: Host) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(host.seconds)
+        sock.connect(host.name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _greet(sock: socket.socket, greet: Callable[[bytes], bytes | None]) -> None:

@@ -197,6 +197,8 @@ async def reach(host: Host) -> asyncio.BaseTransport:
     async with asyncio.timeout(host.seconds):
         if host.greet is not None and host.tls is not None:
             return await _reach_greeted(loop, host, host.greet, host.tls)
+        if host.name.startswith("/"):
+            return (await loop.create_unix_connection(_Unread, host.name))[0]
         transport, _ = await loop.create_connection(_Unread, host.name, host.port, ssl=host.tls)
     return transport
 

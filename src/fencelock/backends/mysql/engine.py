@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.link import Link, Reply, Turn, hear_all
@@ -13,9 +13,13 @@ from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Ok, Rows, ServerError
 from fencelock.backends.mysql.place import Place
+from fencelock.backends.mysql.records import MysqlRecords
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
+
+if TYPE_CHECKING:
+    from fencelock.backends.mysql.application import Application
 
 TRAITS = Traits(
     engine="mysql",
@@ -83,11 +87,14 @@ class MysqlBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, place: Place, namespace: str) -> None:
+    def __init__(self, world: World, place: Place | Application, namespace: str, url: str | None = None) -> None:
+        self.url = url
+        """For people; None if there was one to begin with."""
         self._world = world
         self._namespace = namespace
         self._links = Links(world, place)
         self._looks = Looks(world, self._links, self._names)
+        self.records = MysqlRecords(self._links, self._known_names)
         self._seats: dict[str, Seat] = {}
         self._contended = False
         self._abandoned: dict[str, None] = {}
@@ -178,6 +185,8 @@ class MysqlBackend:
                 seat.link.ttl = 0  # perhaps it was not set
                 if await self._given_back(seat) is None:
                     await self._end(seat)
+                if answer.code == sql.FULL and (await self._links.run(sql.SWEEP))[0].affected:
+                    raise Unanswered(f"{self._links.address}: {answer}; there is room now") from answer
                 if answer.code in sql.INTERRUPTED:  # and what it had done ended with the session
                     raise Unanswered(f"{self._links.address} broke it off: {answer}") from answer
                 self._links.check(answer)
@@ -432,6 +441,10 @@ class MysqlBackend:
         if child:
             self._seats.clear()
             self._links.forget()
+
+    async def _known_names(self) -> sql.Names:
+        await self._links.know()
+        return self._names()
 
     def _names(self) -> sql.Names:
         """Return how names are written; there was a connection before."""

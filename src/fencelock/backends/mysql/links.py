@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.dial import MysqlDialer, hint
@@ -14,6 +14,9 @@ from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
+
+if TYPE_CHECKING:
+    from fencelock.backends.mysql.application import Application
 
 LINKS_KEPT = 32
 LOOK_SECONDS = 1.0
@@ -29,7 +32,7 @@ PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0
 class Links:
     """The connections to one server, and what is known about it."""
 
-    def __init__(self, world: World, place: Place) -> None:
+    def __init__(self, world: World, place: Place | Application) -> None:
         self.address = place.address
         self.mariadb = True
         self.reserved = 0
@@ -90,13 +93,15 @@ class Links:
 
     async def make(self, ttl: int) -> Link:
         """Connect, log in, and see that the server is one that we can work with."""
+        place = self._place if isinstance(self._place, Place) else await self._place.place()
+        self.address = place.address
         link = Link(self._world)
-        dialer = MysqlDialer(self._place)
+        dialer = MysqlDialer(place)
         link.wire = await self._world.wire(dialer, link.heard, link.ended)
         self._all.add(link)
         try:
-            until = self._world.now() + self._place.seconds
-            greeting = await self._log_in(link, dialer, until)
+            until = self._world.now() + place.seconds
+            greeting = await self._log_in(link, dialer, place, until)
             self.mariadb = greeting.mariadb
             link.ttl = ttl
             await self._introduce(link, max(0.5, until - self._world.now()))
@@ -110,7 +115,7 @@ class Links:
         link.used = self._world.now()
         return link
 
-    async def _log_in(self, link: Link, dialer: MysqlDialer, until: float) -> Greeting:
+    async def _log_in(self, link: Link, dialer: MysqlDialer, place: Place, until: float) -> Greeting:
         try:
             if dialer.greeting is None:
                 first = await self._packet(link, link.greeting, until)
@@ -118,12 +123,11 @@ class Links:
             else:
                 greeting = dialer.greeting
                 link.expect_nothing()
-            login = Login(self._place, greeting)
+            login = Login(place, greeting)
             words: bytes | None = login.begin()
             while words is not None:
                 reply = link.expect()
-                if words:
-                    link.wire.tell(words)
+                link.wire.tell(words)
                 words = login.answer(*await self._packet(link, reply, until))
         except (ServerError, ValueError) as error:
             raise dialer.unreachable(error) from error
@@ -144,12 +148,12 @@ class Links:
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
-        self._refuse_clusters(dict(cluster.rows))
+        known = dict(cluster.rows)
+        self._refuse_clusters(known)
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
         if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
-            for statement in sql.schema():
-                await self.ask(link, [statement], patience)
+            await self.create(link, patience, group=bool(known.get(b"group_replication_group_name")))
             version, first = await self.ask(link, [sql.VERSION, sql.FIRST], patience)
         self.check(version)
         self.check(first)
@@ -162,7 +166,7 @@ class Links:
         if self.database is None or not rows_of(first):
             # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
             floor = 0 if rows_of(first) else int(reserved or 0)
-            _, first = await self.ask(link, [sql.begin(floor), sql.FIRST], patience)
+            *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
         self._first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
@@ -175,6 +179,15 @@ class Links:
                 self.address,
                 sql_words(flush),
             )
+
+    async def create(self, link: Link, patience: float, *, group: bool) -> None:
+        """Make the tables; those of a group, and of who allows no others, are all on disk."""
+        for statement in sql.schema():
+            on_disk = statement.replace("ENGINE=MEMORY", "ENGINE=InnoDB")
+            (answer,) = await self.ask(link, [on_disk if group else statement], patience, check=False)
+            if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
+                (answer,) = await self.ask(link, [on_disk], patience, check=False)
+            self.check(answer)
 
     def _refuse_clusters(self, known: dict[bytes | None, bytes | None]) -> None:
         """Refuse servers whose locks are not those of the other members."""
@@ -230,6 +243,22 @@ class Links:
             await self.ask(link, [sql.reserve(ahead)], patience)
             self.reserved = max(self.reserved, ahead)
 
+    async def mint(self) -> int:
+        """Return a number above every token and every such number so far."""
+        link = await self.take()
+        try:
+            minted, _ = await self.ask(link, sql.SKIP, LONGEST)
+            number: int = minted.insert_id
+            await self.reserve(link, number, LONGEST)
+        finally:
+            self.give(link)
+        return number
+
+    async def know(self) -> None:
+        """Make sure that there was a connection: how names are written depends on the server."""
+        if self.database is None:
+            self.give(await self.take())
+
     def check(self, answer: Any) -> None:
         """Raise what is to be raised for a server's error."""
         if isinstance(answer, ServerError):
@@ -262,9 +291,9 @@ class Links:
         for pause in PAUSES:
             if pause:
                 await self._world.sleep(pause)
-            (found,) = await self.run(sql.session(link.id, link.host), patience=patience)
-            if not found.rows:
-                return
+            found, up = await self.run(sql.session(link.id, link.host), sql.UPTIME, patience=patience)
+            if not found.rows or (":" not in link.host and float(up.rows[0][1]) < self._world.now() - link.made - 1):
+                return  # over a Unix socket all sessions have one address, and one of another start may have the number
             if pause in (0.0, 0.1):
                 (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience)
                 if isinstance(answer, ServerError) and answer.code != sql.NO_SUCH_THREAD:
@@ -286,6 +315,24 @@ class Links:
         for link in self._all:
             link.wire.forget()
         self._all, self._idle, self._counting = set(), [], None
+
+
+class MysqlSchema:
+    """`fencelock.core.backend.Schema` of one database."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._links = Links(world, place)
+
+    def text(self) -> str:
+        """Return the statements, for people to read and run."""
+        return sql.script()
+
+    async def apply(self) -> None:
+        """Make the tables, as every first connection does."""
+        try:
+            await self._links.take()
+        finally:
+            self._links.close()
 
 
 def _missing(answer: Any) -> bool:

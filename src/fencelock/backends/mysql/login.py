@@ -64,6 +64,7 @@ class Login:
         self._password = place.password.encode()
         self._user, self._database = place.user.encode(), place.database.encode()
         self._encrypted = place.tls is not None
+        self._safe = self._encrypted or place.local
         self._nonce, self._plugin = greeting.nonce, greeting.plugin
 
     def begin(self) -> bytes:
@@ -76,7 +77,7 @@ class Login:
         return packet(2 if self._encrypted else 1, body)
 
     def answer(self, number: int, body: bytes) -> bytes | None:
-        """Return what to say to a packet: b"" for nothing, None if we are in. Raise what the server refuses with."""
+        """Return what to say to a packet, None if we are in. Raise what the server refuses with."""
         kind = body[:1]
         if kind == b"\x00":
             return None
@@ -99,7 +100,7 @@ class Login:
         if self._plugin == CACHING:
             once = sha256(self._password).digest()
             return _xor(once, sha256(sha256(once).digest() + self._nonce).digest())
-        if self._plugin == CLEAR and self._encrypted:
+        if self._plugin == CLEAR and self._safe:
             return self._password + b"\0"
         raise ValueError(
             f"the user is to log in by {self._plugin}, which fencelock does not know"
@@ -109,11 +110,9 @@ class Login:
 
     def _more(self, number: int, body: bytes) -> bytes:
         """Go on with a password that the server does not remember: it has to have it as it is."""
-        if body == b"\x03":
-            return b""
         if body == b"\x04":
             # Without TLS, under the server's own key: that is asked for first.
-            return packet(number + 1, self._password + b"\0" if self._encrypted else b"\x02")
+            return packet(number + 1, self._password + b"\0" if self._safe else b"\x02")
         return packet(number + 1, _sealed(_xor(self._password + b"\0", self._nonce), body))
 
 

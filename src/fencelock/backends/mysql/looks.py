@@ -22,7 +22,7 @@ class Looks:
 
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name, and who waits for it, in order."""
-        await self._know()
+        await self._links.know()
         key, mariadb = self._names().key(name), self._links.mariadb
         user, held, waiting = await self._links.run(
             sql.is_mine(key),
@@ -49,7 +49,7 @@ class Looks:
 
     async def names(self, prefix: str) -> list[str]:
         """Return the names in use."""
-        await self._know()
+        await self._links.know()
         space, mariadb = self._names().space, self._links.mariadb
         held, waiting = await self._links.run(
             sql.holders(f"h.space = '{space}'", mariadb=mariadb), sql.waiters(None, mariadb=mariadb)
@@ -60,7 +60,7 @@ class Looks:
 
     async def force_release(self, name: str) -> int:
         """End the session that holds a name; a token is used up first, so that every later one is above."""
-        await self._know()
+        await self._links.know()
         key = self._names().key(name)
         *_, found = await self._links.run(*sql.SKIP, sql.is_mine(key))
         ((connection,),) = rows_of(found)
@@ -71,7 +71,7 @@ class Looks:
             if answer.code == sql.NOT_THE_OWNER:
                 raise EngineUnavailable(
                     f"{self._links.address} refused: {answer}; whoever holds {name!r} logged in as another user, and ending "
-                    "that user's session takes the right CONNECTION ADMIN (MariaDB) or CONNECTION_ADMIN (MySQL)",
+                    "that session takes the right CONNECTION ADMIN, on MySQL CONNECTION_ADMIN and perhaps SYSTEM_USER",
                     name,
                 ) from answer
             if answer.code != sql.NO_SUCH_THREAD:
@@ -83,11 +83,6 @@ class Looks:
             if rows_of(found) != [(connection,)]:
                 return 1
         raise Unanswered(f"{self._links.address}: the session that holds {name!r} was killed and does not end", name)
-
-    async def _know(self) -> None:
-        """Make sure that there was a connection: how names are written depends on the server."""
-        if self._links.database is None:
-            self._links.give(await self._links.take())
 
     @staticmethod
     def _labels(rows: list[tuple[bytes | None, ...]]) -> list[tuple[str, str, str, str]]:

@@ -8,6 +8,8 @@ from fencelock.core.world import NO_ANSWER
 
 QUIT = b"\x01\x00\x00\x00\x01"
 """Good-bye: else the server would log a broken connection."""
+GO_ON = b"\x01\x03"
+"""The password was proved, and what follows at once says that we are in: there is nothing to say to it."""
 WHOLE = 0xFFFFFF
 """A packet of this length goes on in the next one; nothing that we ask for is so long."""
 
@@ -115,6 +117,8 @@ class Messages:
             number, body = data[3], bytes(data[4 : 4 + size])
             del data[: 4 + size]
             if not self.logged_in:
+                if body == GO_ON:
+                    continue
                 return Packet(number, body)
             answer = self._take(body)
             if answer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,13 +16,13 @@ PORT = 3306
 DIAL_SECONDS = 5.0
 """How long connecting and logging in may take, unless the URL says otherwise."""
 
-HELP = "a MySQL URL is mysql://user:password@host:3306/database"
-OPTIONS = {"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "connect_timeout"}
+HELP = "a MySQL URL is mysql://user:password@host:3306/database, or mysql://user@/database?unix_socket=/path"
+OPTIONS = {"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "connect_timeout", "unix_socket"}
 MODES = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 
 
 class Place(NamedTuple):
-    """What a URL says."""
+    """What a URL says. A host that begins with a slash is a Unix socket."""
 
     host: str
     port: int
@@ -34,7 +35,14 @@ class Place(NamedTuple):
     @property
     def address(self) -> str:
         """Host and port as people write them."""
+        if self.local:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether nothing of what is said leaves the machine."""
+        return self.host.startswith("/")
 
     def __repr__(self) -> str:
         return f"<Place {self.address}/{self.database}>"
@@ -54,7 +62,10 @@ def parse(url: str) -> Place:
         raise InvalidURL(f"{redact(url)!r}: name the database that fencelock's tables are in; {HELP}")
     if "\0" in user + password + database:
         raise InvalidURL(f"{redact(url)!r}: a NUL cannot be in a user, a password or a database; {HELP}")
-    return Place(host, port, user, password, database, _tls(url, options), _seconds(url, options))
+    tls = _tls(url, options)
+    if tls is not None and host.startswith("/"):
+        raise InvalidURL(f"{redact(url)!r}: a Unix socket needs no TLS; leave out the ssl options")
+    return Place(host, port, user, password, database, tls, _seconds(url, options))
 
 
 def _split(url: str) -> tuple[str, int, str, str, str, dict[str, str]] | None:
@@ -65,6 +76,11 @@ def _split(url: str) -> tuple[str, int, str, str, str, dict[str, str]] | None:
         host, port = parts.hostname, parts.port or PORT
     except ValueError:
         return None
+    socket = options.get("unix_socket")
+    if socket is not None:
+        if host not in (None, "localhost") or not socket.startswith("/"):
+            return None
+        host = socket
     if not host or parts.fragment or "@" in parts.path + parts.query.partition("=")[0]:
         return None  # a password whose / ? or # was not escaped ends up behind the host
     user, _, password = login.partition(":")
@@ -96,19 +112,24 @@ def _tls(url: str, options: dict[str, str]) -> SSLContext | None:
     mode = options.get("ssl-mode", "VERIFY_IDENTITY" if files else "DISABLED").upper()
     if mode not in MODES:
         raise InvalidURL(f"{redact(url)!r}: ssl-mode is one of {', '.join(MODES)}")
+    if mode == "DISABLED" and files:
+        raise InvalidURL(f"{redact(url)!r}: {', '.join(files)} without TLS; leave out ssl-mode=DISABLED")
+    try:
+        return context(mode, options)
+    except (OSError, ValueError) as error:
+        raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
+
+
+def context(mode: str, files: Mapping[str, str]) -> SSLContext | None:
+    """Return what does it."""
     if mode == "DISABLED":
-        if files:
-            raise InvalidURL(f"{redact(url)!r}: {', '.join(files)} without TLS; leave out ssl-mode=DISABLED")
         return None
     import ssl  # only who asks for TLS pays for it
 
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl-ca"))
-        context.check_hostname = mode == "VERIFY_IDENTITY"
-        if mode == "REQUIRED":
-            context.verify_mode = ssl.CERT_NONE
-        if "ssl-cert" in options:
-            context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
-    except (OSError, ValueError) as error:
-        raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
-    return context
+    made = ssl.create_default_context(cafile=files.get("ssl-ca"))
+    made.check_hostname = mode == "VERIFY_IDENTITY"
+    if mode == "REQUIRED":
+        made.verify_mode = ssl.CERT_NONE
+    if "ssl-cert" in files:
+        made.load_cert_chain(files["ssl-cert"], files.get("ssl-key"))
+    return made

@@ -24,5 +24,16 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
   KEY by_space (space)
 ) ENGINE=MEMORY;
 
+-- What is remembered beside the locks; `ends` is in µs, by the server's clock. A value that is NULL was forgotten, its token not yet.
+CREATE TABLE IF NOT EXISTS fencelock_records (
+  record_key CHAR(42) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+  name VARBINARY(1024) NOT NULL,
+  value MEDIUMBLOB NULL,
+  token BIGINT NOT NULL,
+  version BIGINT NOT NULL,
+  ends BIGINT NOT NULL,
+  KEY by_end (ends)
+) ENGINE=InnoDB;
+
 -- Last, so that whoever finds it finds all the rest.
 INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 1, 0);

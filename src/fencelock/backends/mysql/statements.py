@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b32encode
 from hashlib import blake2b
 from importlib.resources import files
+from math import ceil
 from typing import NamedTuple
 
 from fencelock.model import Claim
@@ -13,8 +14,8 @@ LAYOUT = 1
 AHEAD = 1_000_000
 """Tokens that are reserved at a time: a second of the clock, in µs, by which they are begun after a restart."""
 LABEL = "fencelock-waiter"
-CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
-"""The server's clock in µs."""
+CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
+"""The server's clock in µs; sessions are in UTC, as an hour that comes twice would make it go back."""
 
 WHO = "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.read_only"
 CLUSTER = (
@@ -27,25 +28,36 @@ HERE = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
 FIRST = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {HERE}"
 COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
+UPTIME = "SHOW GLOBAL STATUS LIKE 'Uptime'"
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
-NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE = 1094, 1095, 1146
+NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE, FULL = 1094, 1095, 1146, 1114
+NO_MEMORY_TABLES = frozenset({1286, 1290, 3161})
+"""The administrator allows other kinds of tables only (or, 1290, no tables at all)."""
 INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
 """A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
 
 
+def script() -> str:
+    """Return what makes the tables, with what is to be said of them."""
+    return (files(__package__) / "schema.sql").read_text("utf-8")
+
+
 def schema() -> list[str]:
-    """Return what makes the tables."""
-    text = (files(__package__) / "schema.sql").read_text("utf-8")
-    plain = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    """Return what makes the tables, statement by statement."""
+    plain = "\n".join(line for line in script().splitlines() if not line.startswith("--"))
     return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
 def settle(ttl: int, *, mariadb: bool) -> str:
-    """Make the session what we need: its ttl, and no limit of the server's to how long a statement waits."""
+    """Make the session what we need, whatever the server's settings or its init_connect have made of it.
+
+    Its ttl, no limit to how long a statement waits, and statements that mean what they say.
+    """
     limit = "max_statement_time = 0" if mariadb else "max_execution_time = 0"
-    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {limit}"
+    mode = "time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0"
+    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {mode}, {limit}"
 
 
 def keep_for(ttl: int) -> str:
@@ -125,10 +137,55 @@ def reserve(token: int) -> str:
 
 
 SKIP = (
-    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '', '', '', '', 0)",
+    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '-', '', '', '', 0)",
     "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
 )
 """Use up a token."""
+
+SWEEP = "DELETE FROM fencelock_holders WHERE connection > 0 AND NOT (IS_USED_LOCK(lock_key) <=> connection)"
+"""Forget those whose sessions ended without a release: a line is written after the lock was had, so none is too young."""
+
+
+FORGET = f"DELETE FROM fencelock_records WHERE ends <= {CLOCK} ORDER BY ends LIMIT 2"
+"""Make room: two for each that is written."""
+
+
+def find_record(key: str) -> str:
+    """Return a record, and the time."""
+    return f"SELECT {CLOCK}, value, token, version, ends FROM fencelock_records WHERE record_key = '{key}'"
+
+
+class Line(NamedTuple):
+    """A record to be written."""
+
+    key: str
+    name: str
+    value: bytes | None
+    token: int
+    version: int
+    ttl: float
+
+    def insert(self) -> str:
+        """Write it where there is none."""
+        return (
+            "INSERT IGNORE INTO fencelock_records (record_key, name, value, token, version, ends) VALUES "
+            f"('{self.key}', X'{self.name.encode().hex()}', {self._value}, {self.token}, {self.version}, {self._ends})"
+        )
+
+    def update(self, version: int, *, alive: bool) -> str:
+        """Write it over a version, unless another has taken that's place or its time has come meanwhile."""
+        return (
+            f"UPDATE fencelock_records SET value = {self._value}, token = {self.token}, version = {self.version}, "
+            f"ends = {self._ends} WHERE record_key = '{self.key}' AND version = {version} AND (ends > {CLOCK}) = {alive:d}"
+        )
+
+    @property
+    def _value(self) -> str:
+        return "NULL" if self.value is None else f"X'{self.value.hex()}'"
+
+    @property
+    def _ends(self) -> str:
+        return f"{CLOCK} + {ceil(self.ttl * 1e6)}"
 
 
 def is_mine(key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.backends.postgres.place import ADVISORY, adopted, parse
+from fencelock.backends.postgres.place import ADVISORY, parse
 
 if TYPE_CHECKING:
     from fencelock.core.backend import Backend, Schema
@@ -23,14 +23,15 @@ def connect(world: World, url: str, namespace: str) -> Backend:
 
 
 def adopt(world: World, client: object, namespace: str) -> Backend:
-    """Keep locks in rows of the database that a psycopg connection or pool is connected to, over connections of our own."""
+    """Keep locks in rows of the database that an application's own object connects to, over connections of our own."""
+    from fencelock.backends.postgres.application import application
     from fencelock.backends.postgres.rows import RowsBackend
 
-    place, url = adopted(client)
-    return RowsBackend(world, place, namespace, url)
+    theirs = application(world, client)
+    return RowsBackend(world, theirs, namespace, theirs.url)
 
 
-def schema(world: World, url: str) -> Schema:
+def schema_for(world: World, url: str) -> Schema:
     """Return what makes the schema in the database that the URL names."""
     from fencelock.backends.postgres.schema import DatabaseSchema
 

@@ -13,6 +13,7 @@ from math import ceil
 from fencelock.backends.postgres.link import Link, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.backends.postgres.schema import ADVISORY_SINCE
 from fencelock.backends.postgres.seat import Seat
 from fencelock.backends.postgres.trouble import ServerError, translate
@@ -43,19 +44,24 @@ BEGIN = Statement("fl_begin", "SELECT fencelock.begin_session()")
 INTRODUCE = Statement("fl_introduce", "SELECT fencelock.introduce($1, $2, $3, $4)")
 # Plain SQL, not a function: it is half of what an uncontended lock costs. From now on the session ends when it is idle for
 # the ttl, if it has the lock or is about to wait for it.
+# A token that is far behind the clock, as after a backup was restored, is drawn again by a function that sees to that.
+_MINT = (
+    "FROM (SELECT CASE WHEN drawn < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN fencelock.mint() "
+    "ELSE drawn END AS token"
+)
 SEIZE = Statement(
     "fl_seize",
     "SELECT token, CASE WHEN token IS NOT NULL OR $4 THEN set_config('idle_session_timeout', $2, false) || "
     "set_config('application_name', 'fencelock ' || coalesce(token::text, '-') || ' ' || $2, false) END "
-    "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
-    "THEN nextval('fencelock.token') END AS token OFFSET 0) AS tried",
+    f"{_MINT} FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
+    "THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS tried OFFSET 0) AS minted",
 )
 # The session has tried to seize it before: if this is cancelled, what that has set is still there.
 LINE_UP = Statement(
     "fl_line_up",
     "SELECT token, set_config('application_name', 'fencelock ' || token || ' ' || $2, false) "
-    "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_advisory_lock_shared($1)::text ELSE pg_advisory_lock($1)::text END "
-    "IS NOT NULL THEN nextval('fencelock.token') END AS token OFFSET 0) AS waited",
+    f"{_MINT} FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_advisory_lock_shared($1)::text ELSE pg_advisory_lock($1)::text "
+    "END IS NOT NULL THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS waited OFFSET 0) AS minted",
 )
 _FORGET = "set_config('idle_session_timeout', $2, false)"
 UNLOCK = Statement("fl_unlock", f"SELECT pg_advisory_unlock($1), {_FORGET}")
@@ -82,6 +88,7 @@ class AdvisoryBackend:
         self._world = world
         self._namespace = namespace
         self._links = Links(world, place, self._begin)
+        self.records = PostgresRecords(self._links, namespace)
         self._seats: dict[str, Seat] = {}
         self._doomed: dict[str, list[int]] = {}
         """Sessions that were given up without an answer, by claim: they may yet get the lock."""

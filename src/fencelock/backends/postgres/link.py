@@ -13,7 +13,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
 from fencelock.backends.postgres.place import Place
-from fencelock.backends.postgres.trouble import HINTS, UNPREPARED, ServerError
+from fencelock.backends.postgres.trouble import HINTS, PREPARED, UNPREPARED, ServerError
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -124,9 +124,13 @@ class Link:
         if not self.direct or name in self._prepared:
             return
         if name in self._seen:
-            self._prepared.add(name)
             self._send(self._pgconn.send_prepare, name.encode(), statement.sql.encode())
-            await self.answer(timeout, keep=keep)
+            try:
+                await self.answer(timeout, keep=keep)
+            except ServerError as error:
+                if error.state != PREPARED:  # we were interrupted before it was answered, the last time
+                    raise
+            self._prepared.add(name)
         self._seen.add(name)
 
     def send(self, statement: Statement, words: Sequence[Word]) -> None:
@@ -208,7 +212,7 @@ class Link:
         try:
             await self.answer(timeout)
         except ServerError as error:
-            if error.state in UNPREPARED:
+            if error.state == UNPREPARED:
                 self.close()
         except Unanswered:
             pass

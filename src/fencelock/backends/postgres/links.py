@@ -8,8 +8,9 @@ from math import inf
 from threading import Lock
 from weakref import WeakSet
 
+from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word, dial
-from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
 from fencelock.core.world import Event, World
@@ -35,18 +36,22 @@ class Ticket:
 class Links:
     """All links of a client to its server."""
 
-    def __init__(self, world: World, place: Place, prepare: Callable[[Link], Awaitable[None]] | None = None) -> None:
-        self.address = place.address
+    def __init__(
+        self, world: World, source: Place | Application, prepare: Callable[[Link], Awaitable[None]] | None = None
+    ) -> None:
+        self.address = source.address
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
         self._world = world
-        self._place = place
+        self._source = source
+        self._seconds = source.seconds if isinstance(source, Place) else DIAL_SECONDS
         self._prepare = prepare
         self._idle: list[Link] = []
         # Weak, both: what an interrupt has made us lose in the middle of a step must not count for ever.
         self._all: WeakSet[Link] = WeakSet()
         self._tickets: WeakSet[Ticket] = WeakSet()
         self._queue: deque[Event] = deque()
+        self._served = 0
         self._halfway: list[Halfway] = []
         self._left: list[Link] = []
         """Links that nobody was there for when they were made, or greeted."""
@@ -55,27 +60,31 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def run(self, statement: Statement, words: Sequence[Word], patience: float) -> list[Row]:
+    async def run(
+        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+    ) -> list[Row]:
         """Ask on any link; every step may be repeated, so one that a broken connection has lost is, once."""
         try:
-            _, rows = await self.timed(statement, words, patience)
+            _, rows = await self.timed(statement, words, patience, urgent=urgent)
         except Unanswered:
-            _, rows = await self.timed(statement, words, patience)
+            _, rows = await self.timed(statement, words, patience, urgent=urgent)
         return rows
 
-    async def timed(self, statement: Statement, words: Sequence[Word], patience: float) -> tuple[float, list[Row]]:
+    async def timed(
+        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+    ) -> tuple[float, list[Row]]:
         """Ask on any link; return when that was sent, and the answer."""
         tries = TRIES
         while True:
-            link = await self.take(patience)
+            link = await self.take(patience, urgent=urgent)
             sent = self._world.now()
             try:
                 return sent, await link.ask(statement, words, patience)
             except ServerError as error:
                 tries -= 1
-                if error.state in MISSING | UNPREPARED:
+                if error.state in MISSING or error.state == UNPREPARED:
                     link.close()  # if somebody dropped the schema, the next link makes it anew
-                if error.state not in AGAIN | UNPREPARED or not tries:
+                if (error.state not in AGAIN and error.state != UNPREPARED) or not tries:
                     raise translate(error, self.address) from error
                 await self._world.sleep(0.01 * self._world.random())
             finally:
@@ -83,23 +92,34 @@ class Links:
 
     # ------------------------------------------------------------------ having one
 
-    async def take(self, patience: float) -> Link:
-        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+    async def take(self, patience: float, *, urgent: bool = False) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back.
+
+        Who finds all of them in use lines up, for as long as others are served: that there are many of us is no fault of the
+        server's. What is urgent goes first.
+        """
         ticket = Ticket()
-        while True:
+        called = False
+        while not self._admitted(ticket, called):
+            turn = self._world.event()
             with self._mutex:
-                if len(self._tickets) < MOST:
-                    self._tickets.add(ticket)
-                    break
-                turn = self._world.event()
-                self._queue.append(turn)
+                if urgent or called:
+                    self._queue.appendleft(turn)
+                else:
+                    self._queue.append(turn)
+            served = self._served
             try:
-                if not await turn.wait(patience):
-                    raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")
+                while not await turn.wait(patience) and len(self._tickets) >= MOST:
+                    if self._served == served:
+                        raise EngineUnavailable(f"{self.address}: all {MOST} connections of this client are busy")
+                    served = self._served
+                called = True
             finally:
                 with self._mutex:
                     if turn in self._queue:
                         self._queue.remove(turn)
+                    elif not called and self._queue:
+                        self._queue.popleft().set()  # it was called, and interrupted before it could come
         try:
             link = await self.borrow()
         except BaseException:
@@ -107,6 +127,13 @@ class Links:
             raise
         link.ticket = ticket
         return link
+
+    def _admitted(self, ticket: Ticket, called: bool) -> bool:
+        with self._mutex:
+            if len(self._tickets) >= MOST or (self._queue and not called):
+                return False
+            self._tickets.add(ticket)
+            return True
 
     async def borrow(self) -> Link:
         """Return a link of which there may be any number; it is given back by `keep`."""
@@ -122,7 +149,7 @@ class Links:
         made: list[Link] = []
         try:
             # To its end even if the caller is cancelled: whoever is in such a hurry again finds it made.
-            await self._world.shield(self._make_for(made), 3 * self._place.seconds)
+            await self._world.shield(self._make_for(made), 3 * self._seconds)
         except TimeoutError as error:
             self.check_open()
             raise EngineUnavailable(f"{self.address}: no connection in time") from error
@@ -153,18 +180,19 @@ class Links:
     def _put_back(self, ticket: object) -> None:
         with self._mutex:
             self._tickets.discard(ticket)  # type: ignore[arg-type]
+            self._served += 1
             if self._queue:
                 self._queue.popleft().set()
 
     async def make(self) -> Link:
         """Connect, and see that the server is one that we can work with."""
-        link = self._left.pop() if self._left else await dial(self._world, self._place, self._halfway)
+        link = self._left.pop() if self._left else await self._dial()
         with self._mutex:
             self._all.add(link)
         try:
-            if link.pending and not await link.settle(self._place.seconds):
+            if link.pending and not await link.settle(self._seconds):
                 raise Unanswered(f"{self.address}: no answer to a greeting")
-            self.idle_default = await greet(link, self.address, self._place.seconds)
+            self.idle_default = await greet(link, self.address, self._seconds)
             if self._prepare is not None:
                 await self._prepare(link)
             self.check_open()
@@ -175,6 +203,20 @@ class Links:
             self._left.append(link)  # greeted anew by the next who needs one
             raise
         return link
+
+    async def _dial(self) -> Link:
+        source = self._source
+        if isinstance(source, Place):
+            return await dial(self._world, source, self._halfway)
+        place = await source.place()
+        self.address, self._seconds = place.address, place.seconds
+        try:
+            return await dial(self._world, place, self._halfway)
+        except EngineUnavailable:
+            fresh = await source.place(afresh=True)  # passwords change
+            if fresh == place:
+                raise
+            return await dial(self._world, fresh, self._halfway)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from psycopg import Error
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import Conninfo
 
 from fencelock.core.urls import redact
@@ -16,7 +17,7 @@ DIAL_SECONDS = 5.0
 """How long connecting may take, unless the URL has a connect_timeout."""
 
 KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
-"""All that libpq can be told; a pool's other arguments are psycopg's own."""
+"""All that libpq can be told; other arguments that a driver takes are its own."""
 ADVISORY = ("postgresql+advisory", "postgres+advisory")
 
 
@@ -79,16 +80,11 @@ def parse(url: str) -> Place:
     return Place(tuple(attempts), f"postgresql at {host}{f':{port}' if port else ''}/{database}", seconds)
 
 
-def adopted(client: Any) -> tuple[Place, str]:
-    """Return the place that a psycopg connection or pool is connected to, and its URL without the password."""
-    if hasattr(client, "conninfo"):
-        words = conninfo_to_dict(client.conninfo, **{k: v for k, v in (client.kwargs or {}).items() if k in KEYWORDS})
-    else:
-        words = {**client.info.get_parameters(), "password": client.info.password}
-    given = {word: str(value) for word, value in words.items() if value not in (None, "")}
-    query = "&".join(f"{word}={quote(value, safe='')}" for word, value in given.items())
-    place = parse(f"postgresql://?{query}")
-    return place, f"postgresql://{given.get('host', '')}/{given.get('dbname', '')}"
+def spelled(words: Mapping[str, Any]) -> Place:
+    """Return the place that an application's own connection parameters name; it says nothing of what they do not set."""
+    given = {word: str(value) for word, value in words.items() if word in KEYWORDS and value not in (None, "")}
+    given.pop("application_name", None)  # ours are not the application's: administrators should see whose they are
+    return parse("postgresql://?" + "&".join(f"{word}={quote(value, safe='')}" for word, value in given.items()))
 
 
 def _text(value: bytes | None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
+from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.ear import Ear
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.core.world import World
 from fencelock.errors import LimitMismatch
 from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
@@ -37,12 +39,13 @@ class RowsBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, place: Place, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
         self.url = url
-        """What a user's own connection stands for; None if a URL was given."""
+        """What an application's own object stands for; None if a URL was given."""
         self._world = world
         self._namespace = namespace
-        self._links = Links(world, place)
+        self._links = Links(world, source)
+        self.records = PostgresRecords(self._links, namespace)
         self._ear = Ear(world, self._links)
         self._rounds = count(1)
 
@@ -121,7 +124,7 @@ class RowsBackend:
         ids = ",".join(grant.claim.id for grant in grants)
         ttls = ",".join(str(grant.claim.ttl) for grant in grants)
         patience = _patience(min(grant.claim.ttl for grant in grants))
-        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience)
+        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
         renewed = {row[0] for row in rows}
         return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
 

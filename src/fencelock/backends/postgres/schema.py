@@ -20,8 +20,8 @@ ADVISORY_SINCE = 140000
 
 GREET = Statement(
     "fl_greet",
-    "SELECT version, pg_backend_pid(), current_setting('default_transaction_isolation'), "
-    "current_setting('idle_session_timeout', true), fencelock.greet() FROM fencelock.layout",
+    "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
+    "pg_catalog.current_setting('idle_session_timeout', true), fencelock.greet() FROM fencelock.layout",
 )
 ISOLATION = Statement("fl_isolation", "SET default_transaction_isolation = 'read committed'")
 
@@ -30,7 +30,7 @@ ISOLATION = Statement("fl_isolation", "SET default_transaction_isolation = 'read
 def script(advisory: bool = True) -> str:
     """Return all that makes the schema, in one transaction that sees what others have made while it waited for them."""
     folder = files("fencelock.backends.postgres") / "sql"
-    parts = ("tables", "mint", "rows", *(("advisory",) if advisory else ()), "version")
+    parts = ("tables", "mint", "rows", "records", *(("advisory",) if advisory else ()), "version")
     text = "\n".join((folder / f"{part}.sql").read_text("utf-8") for part in parts)
     return f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{text}COMMIT;\n"
 

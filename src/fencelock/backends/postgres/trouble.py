@@ -19,10 +19,12 @@ HINTS = {
 }
 MISSING = frozenset({"3F000", "42P01", "42883"})
 """The schema, a table or a function is not there."""
-AGAIN = frozenset({"40001", "40P01"})
-"""Serialization failure, deadlock: nothing was done, and doing it again helps."""
-UNPREPARED = frozenset({"26000", "42P05"})
-"""A prepared statement is not there, or there already: we were interrupted just as it was made. Another link helps."""
+AGAIN = frozenset({"40001", "40P01", "55P03", "57014"})
+"""Serialization failure, deadlock, a role's own lock_timeout or statement_timeout: nothing was done; again may help."""
+PREPARED = "42P05"
+"""The prepared statement is there already."""
+UNPREPARED = "26000"
+"""A prepared statement is gone: somebody between gave the session to others. Another link helps."""
 COLLISION = "FL003"
 
 

@@ -26,8 +26,12 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APPLICATION_ID = 0x666C6F63  # "floc"
-LAYOUT = 1
+LAYOUT = 2
 RESERVE_US = 300_000_000
+# The next token: above every earlier one and, as long as the clock does not go back, above those of lost databases too.
+# No row: the reserve is used up.
+MINT = """UPDATE counter SET token = max(token + 1, ?) WHERE boot = ? AND max(token + 1, ?) <= reserved
+          RETURNING token"""
 COMMITS_PER_CHECKPOINT = 1000
 FRAMES_TOO_MANY = 4000
 TRUNCATE_PATIENCE_MS = 100
@@ -75,21 +79,21 @@ class Database:
         self._commits = 0
         self._closed = False
 
-    def write(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+    def write(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts, synced: bool = False) -> T:
         """Run a step in a transaction; raise Occupied if that would take longer than `patience`.
 
         Without any patience nothing is ever synced, so that an event loop can call it.
         """
-        mutex = self._mutex
+        mutex, transact = self._mutex, self._transact_synced if synced else self._transact
         try:
             connection = self._enter(patience)
             try:
-                result = self._transact(connection, patience, step, *args)
+                result = transact(connection, patience, step, *args)
             except NeedsReserve:
                 if not patience:
                     raise Occupied from None
-                self._reserve(connection, patience)
-                result = self._transact(connection, patience, step, *args)
+                self._transact_synced(connection, patience, self._move_reserve)
+                result = transact(connection, patience, step, *args)
             if patience and self._commits >= COMMITS_PER_CHECKPOINT:
                 self._checkpoint(connection)
             return result
@@ -100,6 +104,10 @@ class Database:
                 mutex.release()  # right here: a call to a helper could be interrupted before it does anything
             except RuntimeError:
                 pass  # Occupied: it was not ours
+
+    def keep(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        """Run a step like `write`, with some patience, so that a power cut does not undo it."""
+        return self.write(patience, step, *args, synced=True)
 
     def read(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         """Run a step that only reads: it never waits for writers."""
@@ -139,6 +147,14 @@ class Database:
             self._mutex = RLock()
         else:
             self._leave()
+
+    def mint(self, cursor: sqlite3.Cursor) -> int:
+        """Return the next token, in a step of a transaction."""
+        wall = wall_us()
+        row = cursor.execute(MINT, (wall, self.boot, wall)).fetchone()
+        if row is None:
+            raise NeedsReserve
+        return row[0]  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------ under the mutex
 
@@ -206,11 +222,18 @@ class Database:
             except sqlite3.OperationalError as again:
                 error = again
 
-    def _reserve(self, connection: sqlite3.Connection, patience: float) -> None:
-        """Reserve tokens for the coming minutes, synced to disk, and clear away what has run out."""
+    def _transact_synced(
+        self,
+        connection: sqlite3.Connection,
+        patience: float,
+        step: Callable[[sqlite3.Cursor, *Ts], T],
+        *args: *Ts,
+    ) -> T:
+        if connection.in_transaction:
+            raise self._reentered()
         connection.execute("PRAGMA synchronous = FULL")
         try:
-            self._transact(connection, patience, self._move_reserve)
+            return self._transact(connection, patience, step, *args)
         finally:
             connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -231,6 +254,7 @@ class Database:
             pass
 
     def _move_reserve(self, cursor: sqlite3.Cursor) -> None:
+        """Reserve tokens for the coming minutes, and clear away what has run out."""
         token, reserved, boot = cursor.execute("SELECT token, reserved, boot FROM counter").fetchone()
         if boot != self.boot:
             # Another start of the machine: what was not synced may be gone, and all times have lost their meaning.
@@ -238,6 +262,7 @@ class Database:
             cursor.execute("DELETE FROM claim")
         else:
             cursor.execute("DELETE FROM claim WHERE expires <= ?", (int(self.now() * 1e6),))
+        cursor.execute("DELETE FROM record WHERE ends <= ?", (wall_us(),))
         end = min(max(token, wall_us()) + RESERVE_US, TOKEN_MAX)
         cursor.execute("UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot))
 
@@ -300,7 +325,7 @@ class Database:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             raise EngineUnavailable(f"{self.path}: write-ahead logging does not work there; choose a local file system")
         if connection.execute("SELECT boot FROM counter").fetchone()[0] != self.boot:
-            self._reserve(connection, OPEN_PATIENCE)
+            self._transact_synced(connection, OPEN_PATIENCE, self._move_reserve)
         status = os.stat(self.path)
         self._identity = (status.st_dev, status.st_ino)
         # Short-lived processes never count to a checkpoint of their own: look at what the others have left.
@@ -338,9 +363,7 @@ class Database:
             raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
         connection.execute("PRAGMA page_size = 2048")  # a commit writes whole pages, and ours are nearly empty
         self._until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
-        connection.execute("PRAGMA synchronous = FULL")
-        self._transact(connection, OPEN_PATIENCE, self._fill)
-        connection.execute("PRAGMA synchronous = NORMAL")
+        self._transact_synced(connection, OPEN_PATIENCE, self._fill)
         _sync_folder(os.path.dirname(self.path))
 
     def _fill(self, cursor: sqlite3.Cursor) -> None:

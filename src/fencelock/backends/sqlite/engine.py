@@ -8,6 +8,7 @@ from typing import TypeVar, TypeVarTuple
 
 from fencelock.backends.sqlite.database import Database, Occupied
 from fencelock.backends.sqlite.queue import Queue, Taken
+from fencelock.backends.sqlite.records import SqliteRecords
 from fencelock.core.clock import Deadline
 from fencelock.core.doorbell import Ringer
 from fencelock.core.world import Doorbell, World
@@ -49,6 +50,7 @@ class SqliteBackend:
         self._queue = Queue(database, namespace, self._bell)
         self._bells: dict[str, Doorbell | None] = {}
         self._ringer = Ringer()
+        self.records = SqliteRecords(self._read, self._keep, database.mint, namespace)
 
     # ------------------------------------------------------------------ the protocol
 
@@ -215,6 +217,10 @@ class SqliteBackend:
         except Occupied:
             pass
         return await self._insist(self._database.read, step, *args)
+
+    async def _keep(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        """Run a step that a power cut must not undo: where a sync holds up nobody."""
+        return await self._insist(self._database.keep, step, *args)
 
     async def _insist(self, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
         until = Deadline(self._world.now, OCCUPIED_PATIENCE)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from fencelock.backends.sqlite.database import Database, NeedsReserve
-from fencelock.core.clock import wall_us
+from fencelock.backends.sqlite.database import Database
 from fencelock.errors import ClientClosed, LimitMismatch
 from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, contradiction, settle
 
@@ -23,10 +22,6 @@ Taken = tuple[int | None, int | None, float | None]
 QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM claim
            WHERE space = ? AND name = ? ORDER BY ticket"""
 ANYBODY = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
-# The next token: above every earlier one and, as long as the clock does not go back, above those of lost databases too.
-# No row: the reserve is used up.
-MINT = """UPDATE counter SET token = max(token + 1, ?) WHERE boot = ? AND max(token + 1, ?) <= reserved
-          RETURNING token"""
 JOIN = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, bell, token, expires)
           VALUES (?, ?, (SELECT coalesce(max(ticket), 0) + 1 FROM claim WHERE space = ? AND name = ?),
                   ?, ?, ?, ?, ?, ?, ?, ?) RETURNING ticket"""
@@ -62,7 +57,7 @@ class Queue:
     """The claims of one namespace, oldest first."""
 
     def __init__(self, database: Database, space: str, bell: Callable[[Claim], str | None]) -> None:
-        self._database = database
+        self._mint = database.mint
         self._space = space
         self._now = database.now
         self._bell = bell
@@ -173,13 +168,6 @@ class Queue:
         db.execute(HAND_OVER, (token, now + row.ttl, self._space, name, row.ticket))
         if row.bell:
             rings.append(row.bell)
-
-    def _mint(self, db: sqlite3.Cursor) -> int:
-        wall = wall_us()
-        row = db.execute(MINT, (wall, self._database.boot, wall)).fetchone()
-        if row is None:
-            raise NeedsReserve
-        return row[0]  # type: ignore[no-any-return]
 
     def _join(self, db: sqlite3.Cursor, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
         args = (

@@ -1,5 +1,6 @@
--- Layout 1 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first.
--- Times are µs since boot of the machine that `counter.boot` names: after another boot every claim is void.
+-- Layout 2 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first;
+-- in `record`, what is to be remembered. Times of claims are µs since boot of the machine that `counter.boot` names: after
+-- another boot every claim is void. Records outlive that: their times are µs by the wall clock.
 
 CREATE TABLE counter (
     one      INTEGER PRIMARY KEY CHECK (one = 1),
@@ -21,4 +22,14 @@ CREATE TABLE claim (
     token   INTEGER,           -- NULL while it waits
     expires INTEGER NOT NULL,
     PRIMARY KEY (space, name, ticket)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE record (
+    space   TEXT    NOT NULL,
+    key     TEXT    NOT NULL,
+    value   BLOB,              -- NULL: forgotten, and only the token counts
+    token   INTEGER NOT NULL,
+    version INTEGER NOT NULL,  -- minted like a token, so that it never comes again
+    ends    INTEGER NOT NULL,
+    PRIMARY KEY (space, key)
 ) STRICT, WITHOUT ROWID;

@@ -6,8 +6,7 @@ the fence's row until commit, so that a newer holder waits for that commit inste
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Protocol, overload
+from typing import Any
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
@@ -41,18 +40,6 @@ _BEGIN = {
 }
 
 
-class Awaited(Protocol):
-    """A connection or session whose commit is awaited."""
-
-    def commit(self) -> Coroutine[Any, Any, None]: ...
-
-
-class AwaitedCursor(Protocol):
-    """A cursor whose statements are awaited."""
-
-    def fetchone(self) -> Coroutine[Any, Any, Any]: ...
-
-
 class SqlFence:
     """Keeps, in the caller's own database, the highest token that was let through for each resource.
 
@@ -76,13 +63,6 @@ class SqlFence:
 
     def __init__(self, *, bound_idle: bool = True) -> None:
         self._bound_idle = bound_idle
-
-    @overload
-    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
-    @overload
-    def check(self, connection: AwaitedCursor, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
-    @overload
-    def check(self, connection: object, resource: str, lease: Fenced) -> None: ...
 
     def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
         """Raise StaleToken unless the lease is the newest that this resource has seen.

@@ -1,9 +1,12 @@
 -- What the advisory engine needs beside plain statements. A session has one lock at most, for the ttl that
 -- idle_session_timeout keeps.
 
--- What a session needs once: no limit of somebody else's on how long it waits, and its client's death noticed while it does.
-CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql AS $$
+-- What a session needs once: no limit of somebody else's on how long it waits, its client's death noticed while it does, and
+-- the server's own functions under their names.
+CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  PERFORM set_config('search_path', 'pg_catalog, pg_temp', false);  -- it outlasts the function's own
   PERFORM set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false);
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'on', false);  -- a token must not come again after a crash
@@ -19,7 +22,8 @@ BEGIN
 END $$;
 
 -- See that a key stands for this name and no other; called once by each session for each owner and name that it is used for.
-CREATE OR REPLACE FUNCTION fencelock.introduce(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.introduce(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known fencelock.name;
 BEGIN
@@ -39,7 +43,8 @@ END $$;
 CREATE OR REPLACE FUNCTION fencelock.sessions(
   k bigint,
   OUT pid integer, OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean
-) RETURNS SETOF record LANGUAGE sql VOLATILE AS $$
+) RETURNS SETOF record LANGUAGE sql VOLATILE
+  SET search_path = pg_catalog, pg_temp AS $$
   SELECT locks.pid, coalesce(session.owner, ''),
       CASE WHEN locks.granted THEN coalesce(substring(activity.application_name from '^fencelock (\d+) '), '0')::bigint END,
       greatest(0, substring(activity.application_name from '^fencelock \S+ (\d+)ms$')::double precision / 1000
@@ -55,7 +60,8 @@ CREATE OR REPLACE FUNCTION fencelock.sessions(
     ORDER BY locks.granted DESC, locks.waitstart, 3, locks.pid
 $$;
 
-CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql VOLATILE
+  SET search_path = pg_catalog, pg_temp AS $$
   SELECT DISTINCT known.name FROM fencelock.name known
       JOIN pg_locks locks ON (locks.classid::bigint << 32) | locks.objid::bigint = known.key
     WHERE locks.locktype = 'advisory' AND locks.objsubid = 1
@@ -64,7 +70,8 @@ CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETUR
 $$;
 
 -- End the sessions that hold a key; every later token is above every earlier one. Returns how many were ended.
-CREATE OR REPLACE FUNCTION fencelock.evict(k bigint) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.evict(k bigint) RETURNS integer LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   dropped integer;
 BEGIN

@@ -14,11 +14,17 @@ BEGIN
   END IF;
 END $$;
 
+-- Behind a pooler a client does not notice that the server is another one now. The server's own session does: it was never
+-- greeted. Nor does anybody notice that a backup was restored under it: what is a second behind the clock is moved, always.
 CREATE OR REPLACE FUNCTION fencelock.mint() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  minted bigint := nextval('fencelock.token');
+  minted bigint;
 BEGIN
-  IF minted < date_part('epoch', clock_timestamp()) * 1000000 - 60000000 THEN
+  IF current_setting('fencelock.greeted', true) IS DISTINCT FROM 'yes' THEN
+    PERFORM fencelock.catch_up(), set_config('fencelock.greeted', 'yes', false);
+  END IF;
+  minted := nextval('fencelock.token');
+  IF minted < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN
     PERFORM fencelock.catch_up();
     minted := nextval('fencelock.token');
   END IF;
@@ -37,16 +43,19 @@ BEGIN
 END $$;
 
 -- Called once for each connection: looks after the tokens and sweeps what nobody has asked for since.
-CREATE OR REPLACE FUNCTION fencelock.greet() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.greet() RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   long_ago timestamptz := clock_timestamp() - interval '1 hour';
 BEGIN
   PERFORM fencelock.durable(false);
-  PERFORM fencelock.catch_up();
+  PERFORM fencelock.catch_up(), set_config('fencelock.greeted', 'yes', false);
   DELETE FROM fencelock.claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.claim WHERE expires < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.gone WHERE until < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
+  DELETE FROM fencelock.record WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM fencelock.record WHERE ends < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.name WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.name WHERE seen < current_date - 7 LIMIT 1000 FOR UPDATE SKIP LOCKED))
     AND pg_try_advisory_xact_lock(key);

@@ -1,6 +1,7 @@
 -- The steps of the rows engine, each one round trip and one transaction. A name's steps come one after the other: each
 -- begins by locking it, and every statement after that sees what the step before has written. That takes READ COMMITTED:
--- with any other isolation a step would look at the queue as it was before it got the lock.
+-- with any other isolation a step would look at the queue as it was before it got the lock. What clients call sets a search_path
+-- of its own, so that nobody's functions or operators stand in for the server's, and waits for the name however long that takes.
 CREATE OR REPLACE FUNCTION fencelock.enter(ns text, nm text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -43,7 +44,8 @@ END $$;
 CREATE OR REPLACE FUNCTION fencelock.attempt(
   ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, sits text,
   OUT granted bigint, OUT retry_in double precision, OUT others text, OUT first boolean
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := fencelock.enter(ns, nm);
   ends timestamptz := at + make_interval(secs => ttl);
@@ -95,7 +97,8 @@ BEGIN
 END $$;
 
 -- Give back the lock and hand it to the next live waiter in the same step; returns whether it was still this claim's.
-CREATE OR REPLACE FUNCTION fencelock.release(ns text, nm text, me text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.release(ns text, nm text, me text) RETURNS boolean LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := fencelock.enter(ns, nm);
   was boolean;
@@ -113,7 +116,8 @@ BEGIN
 END $$;
 
 -- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl.
-CREATE OR REPLACE FUNCTION fencelock.abandon(ns text, nm text, me text, ttl double precision) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.abandon(ns text, nm text, me text, ttl double precision) RETURNS void LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz;
 BEGIN
@@ -125,7 +129,8 @@ END $$;
 
 -- Count the ttl of each holder anew; returns the ids of those that still hold. It takes no lock on names: a row that another
 -- step deletes is waited for, and found or not found afterwards.
-CREATE OR REPLACE FUNCTION fencelock.renew(ids text[], ttls double precision[]) RETURNS SETOF text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.renew(ids text[], ttls double precision[]) RETURNS SETOF text LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := clock_timestamp();
 BEGIN
@@ -138,25 +143,29 @@ BEGIN
 END $$;
 
 -- Return the token of a claim that was handed its lock; changes nothing. For whoever cannot be called.
-CREATE OR REPLACE FUNCTION fencelock.look(me text) RETURNS bigint LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fencelock.look(me text) RETURNS bigint LANGUAGE sql STABLE
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
   SELECT token FROM fencelock.claim WHERE id = me AND expires > clock_timestamp()
 $$;
 
 CREATE OR REPLACE FUNCTION fencelock.inspect(
   ns text, nm text,
   OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean, OUT permits integer
-) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+) RETURNS SETOF record LANGUAGE sql STABLE
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
   SELECT owner, token, date_part('epoch', expires - clock_timestamp()), shared, permits
     FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires > clock_timestamp() ORDER BY ticket
 $$;
 
-CREATE OR REPLACE FUNCTION fencelock.names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fencelock.names(ns text, beginning text) RETURNS SETOF text LANGUAGE sql STABLE
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
   SELECT DISTINCT name FROM fencelock.claim
     WHERE namespace = ns AND starts_with(name, beginning) AND expires > clock_timestamp() ORDER BY name
 $$;
 
 -- Drop whoever holds the name and let the next in; every later token is above every earlier one. Returns how many were dropped.
-CREATE OR REPLACE FUNCTION fencelock.force(ns text, nm text) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fencelock.force(ns text, nm text) RETURNS integer LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := fencelock.enter(ns, nm);
   dropped integer;

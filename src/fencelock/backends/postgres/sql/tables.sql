@@ -1,5 +1,7 @@
 -- What fencelock keeps in a database, for all namespaces: made once, in one transaction, and never changed silently.
 -- Names are compared byte by byte (COLLATE "C"): they are never normalised, and case counts.
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = 0;
 SELECT pg_advisory_xact_lock(7306372540837290868);
 
 DO $$
@@ -40,6 +42,18 @@ CREATE TABLE IF NOT EXISTS fencelock.claim (
 
 -- Claims that were abandoned: their stragglers come too late, for one ttl.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.gone (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
+
+-- What is remembered beside the locks (core/records.py); one without a value is forgotten, and only its token counts.
+CREATE TABLE IF NOT EXISTS fencelock.record (
+  namespace text COLLATE "C" NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  value     bytea,
+  token     bigint NOT NULL,
+  version   bigint NOT NULL,
+  ends      timestamptz NOT NULL,
+  PRIMARY KEY (namespace, key)
+);
+CREATE INDEX IF NOT EXISTS record_ends ON fencelock.record (ends);
 
 -- Which name an advisory key stands for: a hash says nothing, and two names may have the same.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (

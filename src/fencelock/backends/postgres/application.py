@@ -1,0 +1,148 @@
+"""An application's own objects in a URL's place: they say how to connect, and their connections are left alone.
+
+A lock has to be seen by everybody at once and must not go with somebody's rollback, so it never lives in a transaction of
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from inspect import isawaitable
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+
+from fencelock.backends.postgres.place import Place, spelled
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable, FencelockError
+
+Words = Mapping[str, Any]
+Find = Callable[[], Awaitable[Words]]
+
+LIBPQ = frozenset({"psycopg", "psycopg_async", "psycopg2", "psycopg2cffi"})
+"""SQLAlchemy's drivers whose connections can say how they were made."""
+
+
+class Application:
+    """A database, as an application connects to it."""
+
+    def __init__(self, find: Find, title: str, url: str) -> None:
+        self.address = title
+        """For people, until it is known better."""
+        self.url = url
+        """For people: without a password."""
+        self._find = find
+        self._place: Place | None = None
+
+    async def place(self, *, afresh: bool = False) -> Place:
+        """Return where to connect to, and how; asked afresh if what it said has led nowhere."""
+        if self._place is None or afresh:
+            try:
+                self._place = spelled(await self._find())
+            except FencelockError:
+                raise
+            except Exception as error:
+                raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
+        return self._place
+
+
+def application(world: World, client: Any) -> Application:
+    """Return what an object stands for; raise TypeError if there is no telling, or it belongs to the other colour."""
+    package = next(
+        kind.__module__.partition(".")[0]
+        for kind in type(client).__mro__
+        if kind.__module__.partition(".")[0] in _KINDS
+    )
+    return _KINDS[package](world, client)
+
+
+def _connection(_: World, connection: Any) -> Application:
+    words = _words(connection)  # now: it may be closed by the time it is needed
+    return Application(lambda: _ready(words), "the application's connection", _url(words))
+
+
+def _pool(world: World, pool: Any) -> Application:
+    async def find() -> Words:
+        info, more = [await _called(world, each) for each in (pool.conninfo, pool.kwargs)]
+        return {**conninfo_to_dict(info or ""), **(more or {})}
+
+    plain = isinstance(pool.conninfo, str) and not callable(pool.kwargs)
+    known = {**conninfo_to_dict(pool.conninfo), **(pool.kwargs or {})} if plain else {}
+    return Application(find, "the application's pool", _url(known))
+
+
+async def _called(world: World, value: Any) -> Any:
+    """Return what a pool was given, or what the function returns that it was given instead."""
+    if not callable(value):
+        return value
+    found = await world.block(value)
+    if not isawaitable(found):
+        return found
+    if not world.shares_wires:
+        found.close()  # type: ignore[attr-defined]
+        raise EngineUnavailable("the pool asks a coroutine how to connect: use fencelock.aio.connect")
+    return await found
+
+
+def _sqlalchemy(world: World, engine: Any) -> Application:
+    if not hasattr(engine, "raw_connection"):
+        raise TypeError(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+    if engine.dialect.driver not in LIBPQ:
+        raise TypeError(
+            f"an engine with the driver {engine.dialect.driver} cannot tell how it connects; give its URL as "
+            "postgresql://, or use the driver psycopg"
+        )
+    url = engine.url.render_as_string(hide_password=True)
+    if not hasattr(engine, "sync_engine"):
+        return Application(lambda: world.block(_borrowed, engine), "the application's engine", url)
+    if not world.shares_wires:
+        raise TypeError("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
+
+    async def find() -> Words:
+        async with engine.connect() as connection:
+            return _words((await connection.get_raw_connection()).driver_connection)
+
+    return Application(find, "the application's engine", url)
+
+
+def _borrowed(engine: Any) -> Words:
+    """Look at a connection of the engine's: what it was made with by whatever hooks and arguments there are."""
+    connection = engine.raw_connection()
+    try:
+        return _words(connection.driver_connection)
+    finally:
+        connection.close()
+
+
+def _django(_: World, connection: Any) -> Application:
+    async def find() -> Words:
+        words: Words = connection.get_connection_params()
+        return words
+
+    settings = connection.settings_dict
+    return Application(
+        find, "Django's connection", _url({"host": settings.get("HOST"), "dbname": settings.get("NAME")})
+    )
+
+
+_KINDS: dict[str, Callable[[World, Any], Application]] = {
+    "psycopg": _connection,
+    "psycopg_pool": _pool,
+    "sqlalchemy": _sqlalchemy,
+    "django": _django,
+}
+
+
+def _words(connection: Any) -> Words:
+    """Return what a connection of psycopg 3, or of psycopg2, was made with."""
+    info = connection.info
+    words = info.get_parameters() if hasattr(info, "get_parameters") else info.dsn_parameters
+    return {**words, "password": info.password}
+
+
+async def _ready(words: Words) -> Words:
+    return words
+
+
+def _url(words: Words) -> str:
+    return f"postgresql://{words.get('host') or ''}/{words.get('dbname') or ''}"

@@ -1,0 +1,53 @@
+"""Records in the database: written in synced transactions, as they are to outlive a power cut; by the wall clock."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from fencelock.core.clock import wall_us
+from fencelock.core.records import Entry, Record, Written
+
+FIND = "SELECT value, token, version, ends / 1e6 FROM record WHERE space = ? AND key = ?"
+WRITE = "INSERT OR REPLACE INTO record (space, key, value, token, version, ends) VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class SqliteRecords:
+    """`fencelock.core.records.Records`."""
+
+    def __init__(
+        self, read: Callable[..., Any], keep: Callable[..., Any], mint: Callable[[sqlite3.Cursor], int], space: str
+    ) -> None:
+        self._read = read
+        self._keep = keep
+        self._mint = mint
+        self._space = space
+
+    async def read(self, key: str) -> Record | None:
+        """Look."""
+        entry = await self._read(self._find, key)
+        return None if entry is None else entry.seen(wall_us() / 1e6)
+
+    async def write(
+        self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
+    ) -> Written:
+        """Compare and write, in one transaction."""
+        written: Written = await self._keep(self._write, key, value, token, ttl, expect)
+        return written
+
+    def _find(self, db: sqlite3.Cursor, key: str) -> Entry | None:
+        row = db.execute(FIND, (self._space, key)).fetchone()
+        return None if row is None else Entry._make(row)
+
+    def _write(
+        self, db: sqlite3.Cursor, key: str, value: bytes | None, token: int, ttl: float, expect: int | None
+    ) -> Written:
+        now = wall_us()
+        there = self._find(db, key)
+        if expect if there is None else not there.allows(now / 1e6, token, expect):
+            return Written(False, None if there is None else there.seen(now / 1e6))
+        entry = Entry(value, token, self._mint(db), ceil(now + ttl * 1e6) / 1e6)
+        db.execute(WRITE, (self._space, key, value, token, entry.version, ceil(entry.ends * 1e6)))
+        return Written(True, entry.seen(now / 1e6))

@@ -1,0 +1,221 @@
+"""The etcd fence: one more compare in the caller's own transaction, and so no extra round trip for a write.
+
+`enter` raises the mark before the first read; from then on each transaction compares that the mark is still one's own.
+Requests and answers have the shape of etcd's JSON gateway, as etcd3gw takes it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Coroutine, Mapping
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any
+
+from fencelock.fences import Fenced
+from fencelock.fences.core import (
+    Credentials,
+    Mark,
+    bearer,
+    check_reason,
+    check_resource,
+    check_token,
+    refusal,
+    tell_collected,
+    tell_moved,
+)
+
+Json = dict[str, Any]
+
+
+class EtcdFence:
+    """Puts a compare into transactions that fails once somebody newer has entered.
+
+    `client` has `transaction(request)`, as etcd3gw's has; if that is a coroutine function, every method that asks the server
+    is to be awaited. With another driver, compare that the value of `key(resource)` equals `value(lease)`.
+
+    >>> def sell(client: Etcd3Client, lease: fencelock.Lease) -> None:
+    ...     fence = EtcdFence(client)
+    ...     fence.enter("stock", lease)                                      # first, then read
+    ...     left = int(client.get("apples")[0]) - 5
+    ...     put = {"request_put": {"key": coded("apples"), "value": coded(str(left))}}
+    ...     fence.transaction("stock", lease, {"success": [put]})            # StaleToken if somebody newer has entered
+    """
+
+    def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
+        self._client = client
+        self._prefix = prefix
+        self._awaited = iscoroutinefunction(client.transaction)
+
+    # ------------------------------------------------------------------ what holders do
+
+    def enter(self, resource: str, lease: Fenced) -> Any:
+        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
+        return self._run(self._enter(check_resource(resource), bearer(lease)))
+
+    def compare(self, resource: str, lease: Fenced) -> Json:
+        """Return the compare for a transaction of your own: that nobody newer has entered since you did.
+
+        >>> from types import SimpleNamespace
+        >>> compare = EtcdFence(SimpleNamespace(transaction=None)).compare("stock", SimpleNamespace(token=34, id="b"))
+        >>> compare["target"], compare["result"]
+        ('VALUE', 'EQUAL')
+        """
+        return _is(self.key(resource), "VALUE", value=coded(self.value(lease)))
+
+    def transaction(self, resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any:
+        """Send a transaction with the compare in it; return its answer, or raise StaleToken.
+
+        An answer with `succeeded` missing or False is about compares of your own.
+        """
+        return self._run(self._transaction(check_resource(resource), bearer(lease), request))
+
+    def key(self, resource: str) -> str:
+        """Return the key of a resource's mark.
+
+        >>> from types import SimpleNamespace
+        >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock")
+        'fencelock-fence/stock'
+        """
+        return self._prefix + check_resource(resource)
+
+    def value(self, lease: Fenced) -> str:
+        """Return what the mark must be for this lease to pass.
+
+        >>> from types import SimpleNamespace
+        >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
+        '34 b'
+        """
+        return "{} {}".format(*bearer(lease))
+
+    # ------------------------------------------------------------------ what keepers of the fence do
+
+    def token(self, resource: str) -> Any:
+        """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
+        return self._run(self._token(check_resource(resource)))
+
+    def rebase(self, resource: str, token: int, *, reason: str) -> Any:
+        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
+        check_reason(check_resource(resource), reason)
+        return self._run(self._rebase(resource, check_token(token), reason))
+
+    def collect(self, floor: int) -> Any:
+        """Forget every resource whose token is below the floor; return how many there were.
+
+        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
+        """
+        return self._run(self._collect(check_token(floor)))
+
+    # ------------------------------------------------------------------ how
+
+    async def _enter(self, resource: str, mine: Credentials) -> None:
+        key = self.key(resource)
+        while True:
+            (mark, revision), (floor, floor_revision) = await self._look(key, self._prefix)
+            seen = mark or floor
+            if seen is not None and not seen.admits(mine):
+                raise refusal(resource, mine, seen)
+            if mark is not None and mark.is_of(mine):
+                return
+            unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
+            if await self._put(unchanged, key, Mark(*mine)):
+                return
+
+    async def _transaction(self, resource: str, mine: Credentials, request: Mapping[str, Any]) -> Json:
+        key, looks = self.key(resource), [_range(self.key(resource)), _range(self._prefix)]
+        fenced = {
+            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(f"{mine.token} {mine.id}"))],
+            "success": list(request.get("success", ())),
+            "failure": [*request.get("failure", ()), *looks],
+        }
+        answer = await self._ask(fenced)
+        if answer.get("succeeded"):
+            return answer
+        (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
+        if mark is None or not mark.is_of(mine):
+            raise refusal(resource, mine, mark or floor)
+        return {**answer, "responses": answer["responses"][:-2]}
+
+    async def _token(self, resource: str) -> int | None:
+        (mark, _), (floor, _) = await self._look(self.key(resource), self._prefix)
+        seen = mark or floor
+        return None if seen is None else seen.token
+
+    async def _rebase(self, resource: str, token: int, reason: str) -> None:
+        ((before, _),) = await self._look(self.key(resource))
+        await self._put([], self.key(resource), Mark(token, ""))
+        tell_moved(resource, None if before is None else before.token, token, reason)
+
+    async def _collect(self, floor: int) -> int:
+        while True:
+            ((before, revision),) = await self._look(self._prefix)
+            if before is not None and before.token >= floor:
+                break
+            if await self._put([_at(self._prefix, revision)], self._prefix, Mark(floor, "")):
+                break
+        end = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
+        everything = {"request_range": {"key": coded(self._prefix), "range_end": coded(end)}}
+        answer = await self._ask({"success": [everything]})
+        count = 0
+        for pair in answer["responses"][0]["response_range"].get("kvs", ()):
+            name = b64decode(pair["key"]).decode()
+            if name != self._prefix and _parse(pair["value"]).token < floor:
+                gone = {"request_delete_range": {"key": pair["key"]}}
+                request = {"compare": [_at(name, int(pair["mod_revision"]))], "success": [gone]}
+                count += bool((await self._ask(request)).get("succeeded"))
+        tell_collected(count, floor)
+        return count
+
+    async def _look(self, *keys: str) -> list[tuple[Mark | None, int]]:
+        """Return the marks at these keys, at one moment, with their revisions."""
+        answer = await self._ask({"success": [_range(key) for key in keys]})
+        return [_mark(one) for one in answer["responses"]]
+
+    async def _put(self, unchanged: list[Json], key: str, mark: Mark) -> bool:
+        put = {"request_put": {"key": coded(key), "value": coded(f"{mark.token} {mark.id}")}}
+        return bool((await self._ask({"compare": unchanged, "success": [put]})).get("succeeded"))
+
+    async def _ask(self, request: Json) -> Json:
+        answer = self._client.transaction(request)
+        return dict(await answer if isawaitable(answer) else answer)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._awaited:
+            return work
+        try:
+            work.send(None)
+        except StopIteration as stop:
+            return stop.value
+        work.close()
+        raise RuntimeError("the client's transaction() is to be awaited, but is no coroutine function")
+
+
+def coded(text: str | bytes) -> str:
+    """Return a key or a value as the JSON gateway wants it.
+
+    >>> coded("apples")
+    'YXBwbGVz'
+    """
+    return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _is(key: str, target: str, **what: Any) -> Json:
+    return {"key": coded(key), "target": target, "result": "EQUAL", **what}
+
+
+def _at(key: str, revision: int) -> Json:
+    """Compare that a key has not changed since this revision; 0 is that of a key that is not there."""
+    return _is(key, "MOD", mod_revision=str(revision))
+
+
+def _range(key: str) -> Json:
+    return {"request_range": {"key": coded(key)}}
+
+
+def _mark(response: Json) -> tuple[Mark | None, int]:
+    pairs = response["response_range"].get("kvs", ())
+    return (_parse(pairs[0]["value"]), int(pairs[0]["mod_revision"])) if pairs else (None, 0)
+
+
+def _parse(value: str) -> Mark:
+    token, _, id_ = b64decode(value).decode().partition(" ")
+    return Mark(int(token), id_)

@@ -1,0 +1,183 @@
+"""The ZooKeeper fence: one more check in the caller's own transaction, and so no extra round trip for a write.
+
+Below the root each resource has a node that holds its mark, and that has one child: the permit of whoever entered last.
+Entering replaces the permit, in one transaction. A permit's name is its bearer's token and id, so that it never comes back
+once it is gone: a version number would, with a node that was collected and made anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from fencelock.fences import Fenced
+from fencelock.fences.core import (
+    Credentials,
+    Mark,
+    bearer,
+    check_reason,
+    check_resource,
+    check_token,
+    refusal,
+    tell_collected,
+    tell_moved,
+)
+
+
+class ZooKeeperFence:
+    """Puts a check into kazoo's transactions that fails once somebody newer has entered.
+
+    `client` is a started `KazooClient`.
+
+    >>> def sell(client: KazooClient, lease: fencelock.Lease) -> None:
+    ...     fence = ZooKeeperFence(client)
+    ...     fence.enter("stock", lease)                            # first, then read
+    ...     left = int(client.get("/apples")[0]) - 5
+    ...     transaction = client.transaction()
+    ...     transaction.set_data("/apples", str(left).encode())
+    ...     fence.commit(transaction, "stock", lease)              # StaleToken if somebody newer has entered
+    """
+
+    def __init__(self, client: Any, *, root: str = "/fencelock-fence") -> None:
+        self._client = client
+        self._root = root
+
+    # ------------------------------------------------------------------ what holders do
+
+    def enter(self, resource: str, lease: Fenced) -> None:
+        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
+        name, mine = check_resource(resource), bearer(lease)
+        self._client.ensure_path(self._root)
+        while True:
+            floor, floor_version = self._mark(self._root)
+            mark, version = self._mark(self._place(name))
+            seen = mark or floor
+            if seen is not None and not seen.admits(mine):
+                raise refusal(name, mine, seen)
+            if mark is not None and mark.is_of(mine) and self._client.exists(self._permit(name, mine)) is not None:
+                return
+            if self._replace(name, Mark(*mine), version, floor_version, permit=self._permit(name, mine)):
+                return
+
+    def check(self, transaction: Any, resource: str, lease: Fenced) -> None:
+        """Add the check to a transaction of your own: that nobody newer has entered since you did."""
+        transaction.check(self._permit(check_resource(resource), bearer(lease)), -1)
+
+    def commit(self, transaction: Any, resource: str, lease: Fenced) -> list[Any]:
+        """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
+        from kazoo.exceptions import KazooException, NoNodeError, RolledBackError
+
+        self.check(transaction, resource, lease)
+        *results, checked = transaction.commit()
+        if isinstance(checked, NoNodeError):
+            raise refusal(resource, bearer(lease), self._seen(resource))
+        for result in (*results, checked):
+            # What was only rolled back, or never tried, is not the cause.
+            if isinstance(result, KazooException) and type(result).__name__ not in (
+                RolledBackError.__name__,
+                "RuntimeInconsistency",
+            ):
+                raise result
+        return list(results)
+
+    # ------------------------------------------------------------------ what keepers of the fence do
+
+    def token(self, resource: str) -> int | None:
+        """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
+        seen = self._seen(check_resource(resource))
+        return None if seen is None else seen.token
+
+    def rebase(self, resource: str, token: int, *, reason: str) -> None:
+        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
+        to = check_token(token)
+        check_reason(check_resource(resource), reason)
+        self._client.ensure_path(self._root)
+        while True:
+            before, version = self._mark(self._place(resource))
+            if self._replace(resource, Mark(to, ""), version, None, permit=None):
+                break
+        tell_moved(resource, None if before is None else before.token, to, reason)
+
+    def collect(self, floor: int) -> int:
+        """Forget every resource whose token is below the floor; return how many there were.
+
+        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
+        """
+        from kazoo.exceptions import BadVersionError
+
+        check_token(floor)
+        self._client.ensure_path(self._root)
+        while True:
+            before, version = self._mark(self._root)
+            if before is not None and before.token >= floor:
+                break
+            try:
+                self._client.set(self._root, f"{floor} ".encode(), version)
+                break
+            except BadVersionError:
+                continue
+        count = 0
+        for child in self._client.get_children(self._root):
+            place = f"{self._root}/{child}"
+            mark, version = self._mark(place)
+            if mark is not None and version is not None and mark.token < floor:
+                transaction = self._client.transaction()
+                for permit in self._children(place):
+                    transaction.delete(f"{place}/{permit}")
+                transaction.delete(place, version)
+                count += not any(isinstance(result, Exception) for result in transaction.commit())
+        tell_collected(count, floor)
+        return count
+
+    # ------------------------------------------------------------------ how
+
+    def _place(self, resource: str) -> str:
+        return f"{self._root}/{_escape(resource)}"
+
+    def _permit(self, resource: str, mine: Credentials) -> str:
+        return f"{self._place(resource)}/{mine.token}-{_escape(mine.id)}"
+
+    def _mark(self, path: str) -> tuple[Mark | None, int | None]:
+        """Return the mark in a node and the node's version; no version if there is no node."""
+        from kazoo.exceptions import NoNodeError
+
+        try:
+            data, stat = self._client.get(path)
+        except NoNodeError:
+            return None, None
+        token, _, id_ = data.decode().partition(" ")
+        return (Mark(int(token), id_) if token else None), stat.version
+
+    def _seen(self, resource: str) -> Mark | None:
+        return self._mark(self._place(resource))[0] or self._mark(self._root)[0]
+
+    def _children(self, place: str) -> list[str]:
+        from kazoo.exceptions import NoNodeError
+
+        try:
+            return list(self._client.get_children(place))
+        except NoNodeError:
+            return []
+
+    def _replace(
+        self, resource: str, mark: Mark, version: int | None, floor_version: int | None, permit: str | None
+    ) -> bool:
+        """Set the mark and put the permit in place of the others, if nothing has changed since it was looked at."""
+        place, data = self._place(resource), f"{mark.token} {mark.id}".encode()
+        transaction = self._client.transaction()
+        if floor_version is not None:
+            transaction.check(self._root, floor_version)
+        if version is None:
+            transaction.create(place, data)
+        else:
+            transaction.set_data(place, data, version)
+            for other in self._children(place):
+                transaction.delete(f"{place}/{other}")
+        if permit is not None:
+            transaction.create(permit)
+        return not any(isinstance(result, Exception) for result in transaction.commit())
+
+
+def _escape(name: str) -> str:
+    """Return a name as a node's: no slash, and neither `.` nor `..`."""
+    return quote(name, safe="").replace(".", "%2E")

@@ -1,0 +1,170 @@
+"""The header and the middleware: ASGI and WSGI, httpx of both colours, and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from wsgiref.simple_server import make_server
+
+import httpx
+import pytest
+import requests
+
+from fencelock import StaleToken
+from fencelock.fences import Credentials, Fenced
+from fencelock.fences.http import BadHeader, FencedAsgi, FencedWsgi, TokenAuth, header, parse, raise_for_stale
+from fencelock.fences.memory import MemoryFence
+from fencelock.fences.sql.door import SqlDoor
+from tests.fences.web import Quiet
+
+
+def bearer(token: int, id: str | None = None) -> Fenced:
+    return SimpleNamespace(token=token, id=id or f"holder of {token}")
+
+
+async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
+    seen = repr(tuple(scope.get("fencelock") or ())).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": seen})
+
+
+def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [])
+    return [repr(tuple(environ.get("fencelock") or ())).encode()]
+
+
+@pytest.mark.parametrize("id", ["5f1d", 'quo"ted; id=', "ö 7", "a\r\nb: c"])
+def test_header_there_and_back(id: str) -> None:
+    """Whatever the id, the header has one line of ASCII, and says the same on the other side."""
+    value = header(bearer(2**53 - 1, id))
+    assert value.isascii()
+    assert value.isprintable()
+    assert parse(value) == (2**53 - 1, id)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "34", '34; id=""', 'x; id="a"', '-1; id="a"', '34; id="a", 35; id="b"', f'{2**53}; id="a"']
+)
+def test_bad_header(value: str) -> None:
+    """What is no token and id is refused."""
+    with pytest.raises(BadHeader, match="Fencing-Token"):
+        parse(value)
+
+
+def check(answer: Any, status: int, kind: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    if kind is not None:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["type"] == f"urn:fencelock:{kind}"
+        assert answer.json()["status"] == status
+
+
+def play(send: Any) -> None:
+    """What must hold of any middleware; `send(method, path, lease, headers)` returns the answer."""
+    answer = send("POST", "/stock", bearer(34, "ö 7"), {})
+    check(answer, 200)
+    assert answer.text == repr((34, "ö 7"))
+    answer = send("PUT", "/stock", bearer(33), {})
+    check(answer, 409, "stale-token")
+    assert (answer.json()["token"], answer.json()["seen"], answer.json()["instance"]) == (33, 34, "/stock")
+    with pytest.raises(StaleToken, match="refused token 33") as caught:
+        raise_for_stale(answer)
+    assert (caught.value.token, caught.value.seen, caught.value.name) == (33, 34, "/stock")
+    check(send("DELETE", "/stock", bearer(34, "somebody else"), {}), 409, "stale-token")
+    check(send("PATCH", "/other", bearer(33), {}), 200)
+    check(send("POST", "/stock", None, {}), 428, "token-required")
+    check(send("POST", "/stock", None, {"Fencing-Token": "many"}), 400, "bad-token")
+    check(send("GET", "/stock", bearer(33), {}), 200)
+    check(send("POST", "/free", None, {}), 200)
+
+
+def resource(where: Any) -> str | None:
+    path = where.get("path") or where.get("PATH_INFO")
+    return None if path == "/free" else path
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite in a thread", "aiosqlite"])
+def test_asgi(kind: str, tmp_path: Path) -> None:
+    """ASGI with a fence that blocks, with one in a thread, and with one that is awaited."""
+    import aiosqlite
+
+    fences: dict[str, Any] = {
+        "memory": MemoryFence(),
+        "sqlite in a thread": lambda: sqlite3.connect(tmp_path / "fences.db"),
+        "aiosqlite": SqlDoor(lambda: aiosqlite.connect(tmp_path / "fences.db")),
+    }
+    run = asyncio.to_thread if "thread" in kind else None
+    app = FencedAsgi(asgi_app, fences[kind], resource=resource, run=run)
+
+    with asyncio.Runner() as runner:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+        def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> httpx.Response:
+            auth = None if lease is None else TokenAuth(lease)
+            return runner.run(client.request(method, path, headers=headers, auth=auth))
+
+        play(send)
+        runner.run(client.aclose())
+
+
+def test_wsgi_with_httpx() -> None:
+    """WSGI, called by httpx."""
+    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence(), resource=resource))
+    with httpx.Client(transport=transport, base_url="http://test") as client:
+
+        def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> httpx.Response:
+            return client.request(method, path, headers=headers, auth=None if lease is None else TokenAuth(lease))
+
+        play(send)
+
+
+def test_wsgi_with_requests(tmp_path: Path) -> None:
+    """WSGI on a socket, called by requests, with the SQL fence; another auth may follow ours."""
+    app = FencedWsgi(wsgi_app, lambda: sqlite3.connect(tmp_path / "fences.db"), resource=resource)
+    with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server, requests.Session() as session:
+        session.trust_env = False
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+
+        def then(request: Any) -> Any:
+            request.headers["X-Then"] = "1"
+            return request
+
+        def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> requests.Response:
+            auth = None if lease is None else TokenAuth(lease, then=then)
+            answer = session.request(method, f"http://127.0.0.1:{server.server_port}{path}", headers=headers, auth=auth)
+            assert answer.request.headers.get("X-Then") == (None if lease is None else "1")
+            return answer
+
+        play(send)
+        server.shutdown()
+        thread.join()
+
+
+def test_optional_and_websockets() -> None:
+    """With required=False a request without a token passes; what is no HTTP request passes in any case."""
+    called: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        called.append(scope["type"])
+
+    async def use() -> None:
+        fenced = FencedAsgi(app, MemoryFence(), required=False)
+        await fenced({"type": "http", "method": "POST", "path": "/", "headers": []}, None, None)
+        await fenced({"type": "websocket", "path": "/"}, None, None)
+
+    asyncio.run(use())
+    assert called == ["http", "websocket"]
+
+
+def test_credentials_work_in_place_of_a_lease() -> None:
+    """What the middleware hands on does for a fence what a lease does."""
+    fence = MemoryFence()
+    fence.enter("stock", Credentials(34, "a"))
+    with pytest.raises(StaleToken):
+        fence.enter("stock", parse('33; id="b"'))

@@ -1,0 +1,152 @@
+"""The Redis fence, in both colours and in pipelines, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from fencelock import StaleToken
+from fencelock.fences import Fenced
+from fencelock.fences.redis import RedisFence
+from tests.engines.redis import Redis
+
+
+def bearer(token: int, id: str | None = None) -> Fenced:
+    return SimpleNamespace(token=token, id=id or f"holder of {token}")
+
+
+class Caller:
+    """A fence and its client, of either colour."""
+
+    def __init__(self, url: str, colour: str, **options: Any) -> None:
+        self.runner = asyncio.Runner()
+        module: Any = redis.asyncio if colour == "asyncio" else redis
+        self.client = module.Redis.from_url(url, **options)
+        self.fence = RedisFence(self.client)
+        self.do(self.client.flushdb())
+
+    def do(self, outcome: Any) -> Any:
+        return self.runner.run(_await(outcome)) if inspect.isawaitable(outcome) else outcome
+
+    def close(self) -> None:
+        self.do(self.client.aclose() if hasattr(self.client, "aclose") else self.client.close())
+        self.runner.close()
+
+
+async def _await(outcome: Any) -> Any:
+    return await outcome
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def one(request: pytest.FixtureRequest, redis_node: Redis) -> Iterator[Caller]:
+    """A caller with an empty database."""
+    caller = Caller(f"redis://{redis_node.address}/9996", request.param)
+    yield caller
+    caller.close()
+
+
+def test_fenced_commands(one: Caller) -> None:
+    """SET, HSET and DEL are carried out for the newest, with the answers that the commands have, and for nobody older."""
+    fence, do = one.fence, one.do
+    do(fence.enter("stock", bearer(33)))
+    do(fence.enter("stock", bearer(34)))
+    assert do(fence.set("stock", bearer(34), "apples", 95, px=60000)) in (b"OK", "OK", True)
+    assert do(fence.hset("stock", bearer(34), "sold", {"apples": 5, "pears": 1})) == 2
+    assert do(one.client.pttl("apples")) > 0
+    for stale in (bearer(33), bearer(34, "somebody else")):
+        for write in (
+            partial(fence.set, "stock", stale, "apples", 0),
+            partial(fence.hset, "stock", stale, "sold", {"apples": 0}),
+            partial(fence.delete, "stock", stale, "apples", "sold"),
+            partial(fence.enter, "stock", stale),
+        ):
+            with pytest.raises(StaleToken, match="'stock' refused token") as caught:
+                do(write())
+            assert (caught.value.token, caught.value.seen, caught.value.name) == (stale.token, 34, "stock")
+    assert do(one.client.get("apples")) == b"95"
+    assert do(one.client.hgetall("sold")) == {b"apples": b"5", b"pears": b"1"}
+    assert do(fence.delete("stock", bearer(35), "apples", "sold", "pears")) == 2
+
+
+def test_a_script_of_ones_own(one: Caller) -> None:
+    """A script sees its own keys and arguments; answers and errors come back as they are; SCRIPT FLUSH is no matter."""
+    script = "return {#KEYS, #ARGV, KEYS[1], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}"
+    answer: Any = None
+    for _ in range(2):
+        answer = one.do(one.fence.run("stock", bearer(34), script, ["apples"], [10]))
+        assert answer[:4] == [1, 1, b"apples", b"10"]
+        one.do(one.client.script_flush())
+    assert answer[4] == 20
+    with pytest.raises(redis.ResponseError, match="no good"):
+        one.do(one.fence.run("stock", bearer(34), "return redis.error_reply('ERR no good')"))
+    with pytest.raises(StaleToken):
+        one.do(one.fence.run("stock", bearer(33), script, ["apples"], [10]))
+    assert one.do(one.client.get("apples")) == b"20"
+
+
+def test_in_a_pipeline(one: Caller) -> None:
+    """In a pipeline the writes go with it, and a refusal that comes out of its execution is a StaleToken."""
+    for lease, refused in ((bearer(34), False), (bearer(33), True)):
+        pipeline = one.client.pipeline()
+        one.fence.set("stock", lease, "apples", lease.token, on=pipeline)
+        one.fence.hset("stock", lease, "sold", {"apples": lease.token}, on=pipeline)
+        if refused:
+            with pytest.raises(StaleToken, match="refused token 33"), one.fence.refusals("stock", lease):
+                one.do(pipeline.execute())
+        else:
+            assert one.do(pipeline.execute()) == [b"OK", 1]
+    assert one.do(one.client.get("apples")) == b"34"
+    assert one.do(one.client.hget("sold", "apples")) == b"34"
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"), one.fence.refusals("stock", bearer(34)):
+        one.do(one.client.incr("sold"))
+
+
+def test_moved_and_collected(one: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    """A fence can be moved, logged; what is collected refuses tokens below the floor, as does what was never seen."""
+    fence, do = one.fence, one.do
+    assert do(fence.token("stock")) is None
+    for resource, token in [("a", 10), ("b*[?]", 20), ("c", 30)]:
+        do(fence.enter(resource, bearer(token)))
+    do(fence.rebase("c", 5, reason="another engine"))
+    assert "the fence of 'c' was moved from token 30 to token 5: another engine" in caplog.text
+    do(fence.enter("c", bearer(5)))
+    do(fence.enter("c", bearer(40)))
+    assert do(fence.collect(25)) == 2
+    assert do(fence.collect(15)) == 0
+    for resource in ("a", "b*[?]", "never seen"):
+        with pytest.raises(StaleToken):
+            do(fence.enter(resource, bearer(24)))
+        assert do(fence.token(resource)) == 25
+        do(fence.enter(resource, bearer(25)))
+    assert do(fence.token("c")) == 40
+
+
+def test_text_answers(redis_node: Redis) -> None:
+    """A client that decodes its answers is fine, too."""
+    caller = Caller(f"redis://{redis_node.address}/9996", "blocking", decode_responses=True)
+    caller.fence.set("stock", bearer(34, "ö 7"), "apples", 1)
+    assert caller.fence.token("stock") == 34
+    with pytest.raises(StaleToken):
+        caller.fence.set("stock", bearer(33), "apples", 1)
+    caller.close()
+
+
+def test_no_extra_round_trip(one: Caller) -> None:
+    """A fenced write is one command from its second time on."""
+    one.do(one.fence.set("stock", bearer(34), "apples", 1))
+    before = one.do(one.client.info("commandstats"))
+    one.do(one.fence.set("stock", bearer(34), "apples", 2))
+    after = one.do(one.client.info("commandstats"))
+    asked = {
+        name.removeprefix("cmdstat_"): stats["calls"] - before.get(name, {"calls": 0})["calls"]
+        for name, stats in after.items()
+    }
+    assert {name: calls for name, calls in asked.items() if calls} == {"evalsha": 1, "get": 1, "set": 1, "info": 1}

@@ -1,0 +1,328 @@
+"""What the SQL fence does on real servers: waiting, isolation levels, idle transactions, collection, missing tables."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from pymysql.constants import CLIENT
+
+from fencelock import FencelockError, StaleToken
+from fencelock.fences import Fenced
+from fencelock.fences.sql import FenceColumn, SqlFence
+from tests.fences.callers import Where, mysql_options, postgres_url
+
+SERVERS = ("postgres", "mariadb")
+Connect = Callable[..., Any]
+FENCE = SqlFence()
+
+
+def bearer(token: int, id: str | None = None, remaining: float = 30.0) -> Fenced:
+    return SimpleNamespace(token=token, id=id or f"holder of {token}", remaining=remaining)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> str:
+    """A database server by its name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def connect(server: str, where: Where) -> Iterator[Connect]:
+    """Makes connections to an empty fence and a stock of 100."""
+    with ExitStack() as stack:
+
+        def connect(**options: Any) -> Any:
+            if server == "postgres":
+                connection: Any = psycopg.connect(postgres_url(where))
+            else:
+                connection = pymysql.connect(**mysql_options(where), **options)
+            stack.callback(connection.close)
+            return connection
+
+        first = connect()
+        run(first, "DROP TABLE IF EXISTS fencelock_fence")
+        run(first, "DROP TABLE IF EXISTS stock")
+        run(first, "CREATE TABLE stock (n INT NOT NULL, fence BIGINT DEFAULT 0, fence_id VARCHAR(255) DEFAULT '')")
+        run(first, "INSERT INTO stock (n) VALUES (100)")
+        FENCE.create(first)
+        first.commit()
+        yield connect
+
+
+def run(connection: Any, sql: str, *args: Any) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, args)
+        return [] if cursor.description is None else list(cursor.fetchall())
+
+
+def stock(connection: Any) -> int:
+    ((n,),) = run(connection, "SELECT n FROM stock")
+    return int(n)
+
+
+class Beside:
+    """Something that goes on in a thread."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.outcome: Any = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._work()
+        except BaseException as error:
+            self.outcome = error
+
+    def waits(self) -> bool:
+        self._thread.join(0.3)
+        return self._thread.is_alive()
+
+    def result(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.outcome
+
+
+def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Connect) -> None:
+    """The row stays locked until commit: a newer holder's check waits, and its read then sees the older one's write."""
+    old, new = connect(), connect()
+    FENCE.check(old, "stock", bearer(33))
+    seen = stock(old)
+
+    def buy() -> int:
+        FENCE.check(new, "stock", bearer(34))
+        left = stock(new) - 5
+        run(new, "UPDATE stock SET n = %s", left)
+        new.commit()
+        return left
+
+    newer = Beside(buy)
+    assert newer.waits()
+    run(old, "UPDATE stock SET n = %s", seen - 10)
+    old.commit()
+    assert newer.result() == 85
+    with pytest.raises(StaleToken):
+        FENCE.check(old, "stock", bearer(33))
+
+
+def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
+    """Why the check comes first: 34 reads, 33 writes, 34 writes what it made of its read, and 33's write is gone."""
+    old, new = connect(), connect()
+    if "pymysql" in type(new).__module__:
+        run(new, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    too_early = stock(new)
+    FENCE.check(old, "stock", bearer(33))
+    run(old, "UPDATE stock SET n = %s", stock(old) - 10)
+    old.commit()
+    FENCE.check(new, "stock", bearer(34))
+    run(new, "UPDATE stock SET n = %s", too_early - 5)
+    new.commit()
+    assert stock(connect()) == 95
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_check_that_waited_under_a_stricter_isolation(connect: Connect, server: str, level: str) -> None:
+    """With the check first nothing is lost: PostgreSQL has the transaction repeated, MariaDB reads what was committed."""
+    old, new = connect(), connect()
+    for one in (old, new):
+        run(
+            one,
+            f"SET {'SESSION CHARACTERISTICS AS' if server == 'postgres' else 'SESSION'} TRANSACTION ISOLATION LEVEL {level}",
+        )
+        one.commit()
+
+    def buy() -> int:
+        while True:
+            try:
+                FENCE.check(new, "stock", bearer(34))
+                left = stock(new) - 5
+                run(new, "UPDATE stock SET n = %s", left)
+                new.commit()
+                return left
+            except psycopg.errors.SerializationFailure:
+                new.rollback()
+                repeated.append(True)
+
+    repeated: list[bool] = []
+    FENCE.check(old, "stock", bearer(33))
+    seen = stock(old)
+    newer = Beside(buy)
+    assert newer.waits()
+    run(old, "UPDATE stock SET n = %s", seen - 10)
+    old.commit()
+    assert newer.result() == 85
+    assert repeated == ([True] if server == "postgres" else [])
+
+
+def test_a_snapshot_from_before_the_check(connect: Connect, server: str) -> None:
+    """PostgreSQL refuses to go on from an older snapshot; MariaDB would lose the write, as the page on it says first."""
+    old, new = connect(), connect()
+    if server == "postgres":
+        run(new, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    FENCE.check(old, "stock", bearer(32))
+    old.commit()
+    seen_early = stock(new)
+    FENCE.check(old, "stock", bearer(33))
+    run(old, "UPDATE stock SET n = %s", stock(old) - 10)
+    old.commit()
+    if server == "postgres":
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            FENCE.check(new, "stock", bearer(34))
+    else:
+        FENCE.check(new, "stock", bearer(34))
+        assert stock(new) == seen_early == 100
+
+
+def test_an_idle_transaction_is_ended_by_the_server(connect: Connect, server: str) -> None:
+    """A holder that is silent inside its transaction for longer than its lease holds nobody up, and cannot commit."""
+    old, new = connect(), connect()
+    FENCE.check(old, "stock", bearer(33, remaining=1.0))
+    run(old, "UPDATE stock SET n = 0")
+    FENCE.check(new, "stock", bearer(34))
+    run(new, "UPDATE stock SET n = 95")
+    new.commit()
+    with pytest.raises((psycopg.errors.IdleInTransactionSessionTimeout, pymysql.err.OperationalError)):
+        old.commit()
+    assert stock(connect()) == 95
+
+
+def idle_bound(connection: Any, server: str) -> str:
+    """What the server says of idle transactions on this connection."""
+    setting = (
+        "SHOW idle_in_transaction_session_timeout" if server == "postgres" else "SELECT @@idle_transaction_timeout"
+    )
+    return str(run(connection, setting)[0][0])
+
+
+def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
+    """The bound ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter one of the caller's stays."""
+    connection = connect()
+    session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
+    before = ""
+    for own, during, bound in [("0", "7", 7.9), ("5", "5", 7.9), ("9", "7", 7.9)]:
+        run(connection, f"SET SESSION {session} = " + (f"'{own}s'" if server == "postgres" else own))
+        connection.commit()
+        before = idle_bound(connection, server)
+        FENCE.check(connection, "stock", bearer(33, remaining=bound))
+        assert idle_bound(connection, server).rstrip("s") == (during if server == "mariadb" or own == "5" else "7900m")
+        FENCE.check(connection, "stock", bearer(33, remaining=bound))
+        connection.commit()
+        FENCE.restore(connection)
+        assert idle_bound(connection, server) == before
+    SqlFence(bound_idle=False).check(connection, "stock", bearer(33, remaining=1))
+    FENCE.check(connection, "stock", SimpleNamespace(token=33, id="holder of 33"))
+    assert idle_bound(connection, server) == before
+
+
+def test_collected_behind_a_floor(connect: Connect) -> None:
+    """What was collected, or never seen, refuses tokens below the floor; a fence moved by hand goes its own way."""
+    connection = connect()
+    for resource, token in [("a", 10), ("b", 20), ("c", 30)]:
+        FENCE.check(connection, resource, bearer(token))
+    assert FENCE.collect(connection, 25) == 2
+    assert FENCE.collect(connection, 15) == 0
+    connection.commit()
+    for resource in ("a", "b", "never seen"):
+        with pytest.raises(StaleToken) as caught:
+            FENCE.check(connection, resource, bearer(24))
+        assert caught.value.seen == 25
+        connection.rollback()
+        FENCE.check(connection, resource, bearer(25))
+    with pytest.raises(StaleToken):
+        FENCE.check(connection, "c", bearer(29))
+    connection.rollback()
+    FENCE.rebase(connection, "d", 3, reason="another engine")
+    FENCE.check(connection, "d", bearer(3))
+    connection.commit()
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_collected_while_a_stale_one_checks(connect: Connect, server: str, level: str) -> None:
+    """A stale holder whose check waits for the collection of its mark, or has an older snapshot, is refused all the same."""
+    old, broom = connect(), connect()
+    FENCE.check(broom, "stock", bearer(34))
+    broom.commit()
+    run(
+        old,
+        f"SET {'SESSION CHARACTERISTICS AS' if server == 'postgres' else 'SESSION'} TRANSACTION ISOLATION LEVEL {level}",
+    )
+    old.commit()
+    stock(old)  # a snapshot, where there is one for the whole transaction
+    FENCE.collect(broom, 100)
+    late = Beside(lambda: FENCE.check(old, "stock", bearer(33)))
+    late.waits()
+    broom.commit()
+    assert isinstance(late.result(), StaleToken | psycopg.errors.SerializationFailure)
+
+
+def test_missing_table(connect: Connect) -> None:
+    """Without its table the fence says what to run; it does not make one in the middle of the caller's transaction."""
+    connection = connect()
+    run(connection, "DROP TABLE fencelock_fence")
+    connection.commit()
+    with pytest.raises(FencelockError, match="fencelock schema --fence --apply") as caught:
+        FENCE.check(connection, "stock", bearer(33))
+    assert isinstance(caught.value.__cause__, psycopg.errors.UndefinedTable | pymysql.err.ProgrammingError)
+
+
+def test_names_that_look_alike(connect: Connect) -> None:
+    """Resources and owners are compared byte for byte: case, trailing spaces and accents make different ones."""
+    connection = connect()
+    for token, resource in enumerate(["a", "A", "a ", " ", "á", "a\u0301", "Å", "\u212b", "x" * 1024], start=1):
+        FENCE.check(connection, resource, bearer(100 - token))
+    FENCE.check(connection, "owner", bearer(34, "me"))
+    for other in ("Me", "me ", "mé"):
+        with pytest.raises(StaleToken):
+            FENCE.check(connection, "owner", bearer(34, other))
+    connection.rollback()
+
+
+def test_the_column_form(connect: Connect, server: str) -> None:
+    """The token in the row itself: a stale holder's UPDATE finds nothing, an equal token of another owner neither."""
+    connection = connect(**({"client_flag": CLIENT.FOUND_ROWS} if server == "mariadb" else {}))
+    column = FenceColumn(paramstyle="pyformat")
+
+    def write(n: int, lease: Fenced) -> None:
+        mine = column.clause(lease)
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE stock SET n = %(n)s, {mine.set} WHERE {mine.where}", {"n": n, **mine.named})
+            column.check(cursor.rowcount, "stock", lease)
+
+    for _ in range(2):
+        write(95, bearer(34))
+    for stale in (bearer(33), bearer(34, "somebody else")):
+        with pytest.raises(StaleToken, match="a newer holder has been here"):
+            write(1, stale)
+    connection.commit()
+    assert stock(connection) == 95
+
+
+def test_first_checks_at_once(connect: Connect) -> None:
+    """Many who are the first to name a resource, all at once, neither deadlock nor pass in the wrong order."""
+    connections = [connect() for _ in range(6)]
+    passed: list[int] = []
+
+    def check(token: int, connection: Any) -> None:
+        try:
+            FENCE.check(connection, "new", bearer(token))
+        except StaleToken:
+            connection.rollback()  # a refusal may have locked the row as well
+            raise
+        passed.append(token)
+        time.sleep(0.01)
+        connection.commit()
+
+    outcomes = [Beside(lambda n=n, c=c: check(n, c)) for n, c in enumerate(connections, start=1)]  # type: ignore[misc]
+    results = [one.result() for one in outcomes]
+    assert all(outcome is None or isinstance(outcome, StaleToken) for outcome in results)
+    assert passed == sorted(passed)
