@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lockfree": BASE | {"core", "worlds", "primitives", "fences", "sqlio"},
     "facade": BASE | {"core", "worlds", "primitives"},
     "sim": BASE | {"core", "worlds", "backends", "primitives", "fences"},
-    "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "sqlio", "fences", "sim", "web", ""},
+    "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "sqlio", "fences", "lockfree", "sim", "web", ""},
     "web": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", ""},
     "aio": {"facade"},
     "__main__": {"cli"},
