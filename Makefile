@@ -40,6 +40,7 @@ docs: $(STAMP)  ## docs/api.md, from the docstrings
 
 torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
 	$(BIN)/python -m tests.torture $(ARGS)
+	$(BIN)/python -m tests.fences.increments
 
 clean:  ## forget the virtual environment and whatever was unpacked beside it
 	rm -rf $(VENV) .engines .pytest_cache .mypy_cache .ruff_cache

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import fencelock
-from fencelock.fences import memory, sql
+from fencelock import fences
+from fencelock.fences import etcd, file, http, memory, objects, redis, sql, zookeeper
+from fencelock.fences.sql import door
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/api.md"
 INTRODUCTION = """\
@@ -44,7 +46,26 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
 }
 ATTRIBUTES = {"Lease": "**`.reason`** How it was lost, a `Reason`, or None."}
 """What is set in `__init__`, where no docstring can be found."""
-FENCES = (sql.SqlFence, memory.MemoryFence)
+FENCES = (
+    sql.SqlFence,
+    sql.FenceColumn,
+    door.SqlDoor,
+    redis.RedisFence,
+    etcd.EtcdFence,
+    zookeeper.ZooKeeperFence,
+    file.FileFence,
+    objects.ObjectFence,
+    http.TokenAuth,
+    http.raise_for_stale,
+    http.FencedAsgi,
+    http.FencedWsgi,
+    http.header,
+    http.parse,
+    memory.MemoryFence,
+    fences.from_environ,
+    fences.Credentials,
+)
+"""All fences, each with what belongs to it."""
 
 
 def text_of(thing: object) -> str:

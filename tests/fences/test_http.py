@@ -79,6 +79,7 @@ def play(send: Any) -> None:
     check(send("PATCH", "/other", bearer(33), {}), 200)
     check(send("POST", "/stock", None, {}), 428, "token-required")
     check(send("POST", "/stock", None, {"Fencing-Token": "many"}), 400, "bad-token")
+    check(send("POST", "/" + "x" * 1024, bearer(34), {}), 400, "bad-resource")
     check(send("GET", "/stock", bearer(33), {}), 200)
     check(send("POST", "/free", None, {}), 200)
 

@@ -137,8 +137,10 @@ def test_zookeeper_transaction(fence: ZooKeeperFence) -> None:
     assert create(mine) == ["/test-apples"]
     with pytest.raises(NodeExistsError):
         create(mine)
-    client.delete("/test-apples")
     fence.enter("stock", newer)
+    with pytest.raises(StaleToken):
+        create(mine)
+    client.delete("/test-apples")
     with pytest.raises(StaleToken) as caught:
         create(mine)
     assert caught.value.seen == 35

@@ -85,6 +85,8 @@ def test_a_script_of_ones_own(one: Caller) -> None:
         assert answer[:4] == [1, 1, b"apples", b"10"]
         one.do(one.client.script_flush())
     assert answer[4] == 20
+    flagged = "#!lua flags=allow-oom\nreturn ARGV[1]"
+    assert one.do(one.fence.run("stock", bearer(34), flagged, args=["as it was"])) == b"as it was"
     with pytest.raises(redis.ResponseError, match="no good"):
         one.do(one.fence.run("stock", bearer(34), "return redis.error_reply('ERR no good')"))
     with pytest.raises(StaleToken):

@@ -25,13 +25,14 @@ class Fenced(Protocol):
     def id(self) -> str: ...
 
 
-def from_environ(environ: Mapping[str, str] = os.environ) -> Credentials:
+def from_environ(environ: Mapping[str, str] | None = None) -> Credentials:
     """Return what `fencelock run` gave to this command, to be handed to a fence in place of a lease.
 
     >>> from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "5f1d"})
     Credentials(token=34, id='5f1d')
     """
-    token, id_ = environ.get("FENCELOCK_TOKEN", ""), environ.get("FENCELOCK_ID", "")
+    given = os.environ if environ is None else environ
+    token, id_ = given.get("FENCELOCK_TOKEN", ""), given.get("FENCELOCK_ID", "")
     if not token or not id_:
         missing = " and ".join(name for name, value in (("FENCELOCK_TOKEN", token), ("FENCELOCK_ID", id_)) if not value)
         raise FencelockError(f"{missing} is not set: start this command with `fencelock run NAME -- COMMAND`")

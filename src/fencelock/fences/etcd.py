@@ -42,6 +42,8 @@ class EtcdFence:
     """
 
     def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
+        if not prefix:
+            raise ValueError("the marks need a prefix of their own among etcd's keys")
         self._client = client
         self._prefix = prefix
         self._awaited = iscoroutinefunction(client.transaction)

@@ -100,7 +100,10 @@ class _Place:
         import fcntl
 
         # Never removed: whoever waits for it must wait for the same file.
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except PermissionError:
+            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # another user made it; NFS wants to write
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -100,14 +100,20 @@ class _Gate:
     """What both kinds of middleware do: find the credentials, ask the fence, and put a refusal into words."""
 
     def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
-        self.fence = fence if hasattr(fence, "enter") else SqlDoor(fence)
+        self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
         self._methods = frozenset(methods)
         self._required = required
 
-    def credentials(self, method: str, values: list[str]) -> Credentials | tuple[int, dict[str, Any]] | None:
+    def credentials(
+        self, method: str, resource: str | None, values: list[str]
+    ) -> Credentials | tuple[int, dict[str, Any]] | None:
         """Return who comes, None if the request is none of ours, or the problem with it."""
-        if method not in self._methods:
+        if method not in self._methods or resource is None:
             return None
+        try:
+            check_resource(resource)
+        except ValueError as error:
+            return 400, _problem(400, "urn:fencelock:bad-resource", str(error))
         if not values:
             detail = f"{method} needs the header {HEADER}, with the token and the id of the lease that it is done under"
             return (428, _problem(428, "urn:fencelock:token-required", detail)) if self._required else None
@@ -147,7 +153,7 @@ class FencedAsgi:
         app: Callable[..., Awaitable[None]],
         fence: Any,
         *,
-        resource: Callable[[Mapping[str, Any]], str | None] = lambda scope: scope["path"],
+        resource: Callable[[Mapping[str, Any]], str | None] = lambda scope: scope["path"] or "/",
         methods: Iterable[str] = WRITES,
         required: bool = True,
         run: Callable[..., Awaitable[Any]] | None = None,
@@ -164,10 +170,10 @@ class FencedAsgi:
             return await self._app(scope, receive, send)
         name = HEADER.lower().encode()
         values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-        mine = self._gate.credentials(scope["method"], values)
+        mine = self._gate.credentials(scope["method"], resource, values)
         if isinstance(mine, Credentials):
             try:
-                await self._enter(check_resource(resource), mine)
+                await self._enter(resource, mine)
             except StaleToken as stale:
                 return await _answer(send, *self._gate.refused(stale))
             scope = {**scope, "fencelock": mine}
@@ -216,11 +222,11 @@ class FencedWsgi:
         """Let a request in, or answer it."""
         resource = self._resource(environ)
         value = environ.get("HTTP_FENCING_TOKEN")
-        mine = None if resource is None else self._gate.credentials(environ["REQUEST_METHOD"], [value] if value else [])
+        mine = self._gate.credentials(environ["REQUEST_METHOD"], resource, [value] if value else [])
         problem = mine if not isinstance(mine, Credentials) else None
         if isinstance(mine, Credentials):
             try:
-                self._gate.fence.enter(check_resource(resource), mine)
+                self._gate.fence.enter(resource, mine)
                 environ["fencelock"] = mine
             except StaleToken as stale:
                 problem = self._gate.refused(stale)

@@ -240,7 +240,9 @@ def _script(name: str) -> _Script:
 
 @cache
 def _fenced(script: str) -> _Script:
-    return _Script(_script("check").text + script)
+    # Redis 7 takes flags in a first line that must stay the first.
+    flags, rest = script.split("\n", 1) if script.startswith("#!") and "\n" in script else ("", script)
+    return _Script((f"{flags}\n" if flags else "") + _script("check").text + rest)
 
 
 def _unknown_script(error: Exception) -> bool:

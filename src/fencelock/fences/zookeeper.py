@@ -68,10 +68,12 @@ class ZooKeeperFence:
         from kazoo.exceptions import KazooException, NoNodeError, RolledBackError
 
         self.check(transaction, resource, lease)
-        *results, checked = transaction.commit()
+        # First, so that a stale holder is told so, and not that something else is not as it expects.
+        transaction.operations.insert(0, transaction.operations.pop())
+        checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
             raise refusal(resource, bearer(lease), self._seen(resource))
-        for result in (*results, checked):
+        for result in (checked, *results):
             # What was only rolled back, or never tried, is not the cause.
             if isinstance(result, KazooException) and type(result).__name__ not in (
                 RolledBackError.__name__,

@@ -1,0 +1,55 @@
+"""The code on the pages of the fences runs as it stands, with servers of ours for "localhost"."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fences.test_stopped import object_store
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "fences").glob("*.md"))
+SERVERS = {"sql": "postgres", "redis": "redis", "etcd": "etcd", "zookeeper": "zookeeper"}
+
+
+def pages() -> list[Any]:
+    return [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.engine(SERVERS[page.stem])] if page.stem in SERVERS else [])
+        for page in PAGES
+    ]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
+    """Each Python block of a page runs without a warning."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    assert blocks
+    environment = {**os.environ, "FENCELOCK_URL": f"sqlite://{tmp_path}/locks.db", "PYTHONWARNINGS": "error"}
+    with ExitStack() as stack:
+        server = engines.get(SERVERS[page.stem]) if page.stem in SERVERS else None
+        if page.stem == "objects":
+            keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+            environment |= {**keys, "AWS_ENDPOINT_URL": stack.enter_context(object_store()), "PYTHONWARNINGS": ""}
+        for block in blocks:
+            if server is not None:
+                block = block.replace("postgresql://localhost/shop", server.url)
+                block = re.sub(r'host="localhost", port=\d+', f'host="{server.host}", port={server.port}', block)
+                block = block.replace("localhost:2181", server.address)
+            done = subprocess.run(
+                [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+
+
+def test_every_fence_has_a_page() -> None:
+    """The page on why lists every fence's page, and every page begins with what does not hold."""
+    why = (Path(__file__).parents[2] / "docs" / "why-fences.md").read_text("utf-8")
+    for page in PAGES:
+        assert f"(fences/{page.name})" in why
+        assert re.search(r"what does not hold", page.read_text("utf-8"), re.I)
