@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock import GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
+from fencelock import FencelockError, GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
 from fencelock.lockfree.idempotency import idempotent, idempotent_by
 from tests.engines.redis import Redis
 from tests.lockfree.databases import children
@@ -107,4 +107,6 @@ def test_result_is_json() -> None:
     with fencelock.connect("memory://json") as locks:
         with pytest.raises(TypeError), idempotent(locks, "x") as run:
             run.result = object()
+        with pytest.raises(FencelockError, match="too large"), idempotent(locks, "x") as run:
+            run.result = "x" * 300_000
         assert pay(locks, "x", None) == (False, json.loads('{"charged": 10}'))

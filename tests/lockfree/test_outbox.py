@@ -292,6 +292,8 @@ def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
         bare = Relay(Outbox(key), lambda: sqlite3.connect(tmp_path / "empty.db"), print, locks)
         with pytest.raises(FencelockError, match="fencelock schema"):
             bare.run()
+        with pytest.raises(TypeError, match=r"fencelock\.aio"):
+            Relay(Outbox(key), lambda: asyncio.sleep(0), print, locks).run()
     with pytest.raises(ValueError, match="255 bytes"):
         Outbox("k" * 256)
     with database.connected() as connection:

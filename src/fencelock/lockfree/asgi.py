@@ -9,6 +9,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from fencelock.errors import FencelockError, KeyInProgress, KeyReused
@@ -154,7 +155,7 @@ class IdempotencyMiddleware:
         if body is None:
             return problem(413, "Content Too Large", f"A request with a key may have at most {self._body_max} bytes.")
         request = json.dumps([scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1")])
-        name = f"http:{json.dumps([self._caller(scope), key])}"
+        name = f"http:{sha256(self._caller(scope).encode()).hexdigest()[:32]}:{key}"
         options = {"payload": request.encode() + b"\n" + body, "ttl": self._ttl, "wait": False}
         if is_client(self._store):
             return await self._run(self._store, None, name, options, scope, body, receive)
@@ -167,7 +168,9 @@ class IdempotencyMiddleware:
         async with idempotent(where, name, **options) as run:
             if not run.repeated:
                 state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
-                response = await _call(self._app, {**scope, "state": state}, body, receive)
+                # No extensions: a response by another way, such as a file's path, could not be kept.
+                inner = {**scope, "state": state, "extensions": {}}
+                response = await _call(self._app, inner, body, receive)
                 if response.status >= 500:
                     raise _Failed(response)
                 run.result = response.to_json()

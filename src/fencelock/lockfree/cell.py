@@ -16,7 +16,11 @@ T = TypeVar("T")
 
 
 class Seen(NamedTuple, Generic[T]):
-    """What was read: a value, None if there is none, and the version that a write has to find unchanged."""
+    """What was read: a value, None if there is none, and the version that a write has to find unchanged.
+
+    >>> Seen({"balance": 90}, version=2).version
+    2
+    """
 
     value: T
     version: Any
@@ -27,6 +31,18 @@ class Cell(ABC, Generic[T]):
 
     Whether its methods have to be awaited is decided by the connection or client that it is made with. To make one of your
     own, write `_read` and `_write`.
+
+    >>> class Box(Cell[int]):
+    ...     name, value, version = "box", 1, 1
+    ...     async def _read(self):
+    ...         return Seen(self.value, self.version)
+    ...     async def _write(self, value, version):            # in one atomic step, where others could come between
+    ...         if version != self.version:
+    ...             return False
+    ...         self.value, self.version = value, version + 1
+    ...         return True
+    >>> Box().modify(lambda value: value + 1)
+    2
     """
 
     awaited: bool = False

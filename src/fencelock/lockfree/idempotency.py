@@ -195,8 +195,8 @@ def idempotent_by(
     """Return a decorator, for `def` and `async def` alike: a call that was made before returns what it returned then.
 
     `{argument}` in the key stands for the call's argument. The argument called `connection` says where the key is kept; all
-    others are the payload. What is returned has to be something that JSON can carry, and comes back as JSON carries it,
-    also the first time: a tuple is a list.
+    others are the payload, and have to be something that JSON can carry. So has what is returned; it comes back as JSON
+    carries it, also the first time: a tuple is a list.
 
     >>> import sqlite3
     >>> from fencelock.lockfree.schema import create_tables

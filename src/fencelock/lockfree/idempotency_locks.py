@@ -12,8 +12,8 @@ from typing import Any
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
-from fencelock.core.records import Records
-from fencelock.errors import GuaranteeUnavailable, LockTimeout, StaleToken
+from fencelock.core.records import VALUE_MAX_BYTES, Records
+from fencelock.errors import FencelockError, GuaranteeUnavailable, LockTimeout, StaleToken
 from fencelock.lockfree.idempotency_sql import Done, in_progress
 from fencelock.primitives.mutex import Mutex
 
@@ -83,8 +83,14 @@ class LockStore:
 
     async def _write(self, what: dict[str, str], ttl: float) -> None:
         assert self._lease is not None
-        token = self._lease.token
-        written = await self._records.write(PREFIX + self._key, json.dumps(what).encode(), token=token, ttl=ttl)
+        token, value = self._lease.token, json.dumps(what).encode()
+        if len(value) > VALUE_MAX_BYTES:
+            raise FencelockError(
+                f"the result of {self._key!r} is too large for a record, which takes {VALUE_MAX_BYTES} bytes: keep it "
+                "elsewhere, and let the result say where",
+                self._key,
+            )
+        written = await self._records.write(PREFIX + self._key, value, token=token, ttl=ttl)
         if not written.done:
             seen = None if written.record is None else written.record.token
             raise StaleToken(

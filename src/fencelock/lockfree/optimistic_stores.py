@@ -20,10 +20,8 @@ class RedisKey(Cell["bytes | None"]):
 
     `ttl`: seconds that it lives after a write; None leaves that as it is.
 
-    ```python
-    counter = RedisKey(redis.Redis(), "counter")
-    counter.modify(lambda value: b"%d" % (int(value or 0) + 1))
-    ```
+    >>> def count(client):                                     # await it with redis.asyncio
+    ...     return RedisKey(client, "visits").modify(lambda value: b"%d" % (int(value or 0) + 1))
     """
 
     def __init__(self, client: Any, key: str, *, ttl: float | None = None) -> None:
@@ -46,10 +44,8 @@ class RedisKey(Cell["bytes | None"]):
 class EtcdKey(Cell["bytes | None"]):
     """A key of etcd, for a client of etcd3gw's. For asyncio, use `RecordKey` with a client of `fencelock.aio`.
 
-    ```python
-    counter = EtcdKey(etcd3gw.client(), "counter")
-    counter.modify(lambda value: b"%d" % (int(value or 0) + 1))
-    ```
+    >>> def count(client):
+    ...     return EtcdKey(client, "visits").modify(lambda value: b"%d" % (int(value or 0) + 1))
     """
 
     def __init__(self, client: Any, key: str) -> None:
@@ -106,10 +102,8 @@ class HttpResource(Cell["bytes | None"]):
 
     The body is the value, None where there is nothing (404): then it is created with If-None-Match.
 
-    ```python
-    page = HttpResource(httpx.Client(), "https://wiki.example/page", headers={"Content-Type": "text/plain"})
-    page.modify(lambda body: body + b"one more line")
-    ```
+    >>> def add_line(client, url):                             # await it with httpx.AsyncClient
+    ...     return HttpResource(client, url, headers={"Content-Type": "text/plain"}).modify(lambda body: body + b"more")
     """
 
     def __init__(self, client: Any, url: str, *, headers: dict[str, str] | None = None) -> None:

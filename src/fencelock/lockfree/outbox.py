@@ -43,6 +43,9 @@ class Message(NamedTuple):
 
     It may come more than once: `id` is always the same for the same message. `token` is the fencing token of the relay: a
     receiver that refuses tokens below the highest it has seen hears nothing from a relay that was replaced.
+
+    >>> Message(1, "order:42", {"event": "paid"}, token=34).key
+    'order:42'
     """
 
     id: int

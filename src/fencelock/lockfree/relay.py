@@ -155,7 +155,7 @@ class Relay:
                 _log.warning("this relay of %r was replaced: %s", self._outbox.name, error)
             except EngineUnavailable as error:
                 _log.warning("the relay of %r waits for its locks: %s", self._outbox.name, error)
-            except FencelockError:
+            except (FencelockError, TypeError):
                 raise
             except Exception as error:
                 _log.warning("the relay of %r starts anew: %s", self._outbox.name, error, exc_info=error)
@@ -172,7 +172,12 @@ class Relay:
         """Deliver as long as we are the one: until we are stopped or, without a bell, until there is nothing more."""
         world = self._client.world
         blocked = _Blocked(world.now, world.random)
-        connection = await settled(self._connect())
+        connection = self._connect()
+        if hasattr(connection, "__await__") and not self._awaited:
+            with suppress(Exception):
+                connection.close()  # a coroutine would be missed
+            raise TypeError("`connect` is for asyncio, and these locks are not: give the relay those of fencelock.aio")
+        connection = await settled(connection)
         count = 0
         done: list[int] = []
         failure: Exception | None = None
