@@ -1,8 +1,7 @@
 """Idempotency keys in the caller's own transaction: claim, business write and result are committed together, or not at all.
 
 Who comes second waits for the first one's transaction, or is told. A crash needs no care: the claim dies with its
-transaction. PostgreSQL and SQLite say by the count of rows whether the claim is ours. MySQL's count depends on a flag of the
-connection, so there the claim is read back.
+transaction.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(:turn AS bigint))"
 LITE_CLAIM = f"""INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
 VALUES (:name, :claim, :payload, {LITE_NOW} + :ttl) {_OVER.format(now=LITE_NOW)}"""
 
-# From left to right: what the first assignment decides, the others follow.
-MY_CLAIM = """INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)
-ON DUPLICATE KEY UPDATE claim = IF(result IS NULL OR ends <= UNIX_TIMESTAMP(), :claim, claim),
-fingerprint = IF(claim = :claim, :payload, fingerprint), result = IF(claim = :claim, NULL, result),
-ends = IF(claim = :claim, UNIX_TIMESTAMP() + :ttl, ends)"""
+# IGNORE, as its count is the same for all connections: that of ON DUPLICATE KEY depends on a flag that drivers set or not.
+MY_CLAIM = """INSERT IGNORE INTO fencelock_idempotency (name, claim, fingerprint, ends)
+VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)"""
+MY_OVER = """UPDATE fencelock_idempotency
+SET claim = :claim, fingerprint = :payload, result = NULL, ends = UNIX_TIMESTAMP() + :ttl
+WHERE name = :name AND (result IS NULL OR ends <= UNIX_TIMESTAMP())"""
 
-READ = "SELECT claim, fingerprint, result FROM fencelock_idempotency WHERE name = :name"
+READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
 FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = :claim"
 COLLECT = {
@@ -139,8 +138,14 @@ class SqlStore:
         if got.rows != [(1,)]:
             raise in_progress(self._key)
         self._turn = turn
-        await self._on.execute(MY_CLAIM, self._args)
-        return await self._read(" FOR UPDATE")  # past the snapshot that the transaction may have taken before
+        while True:  # once, unless what is in the way is collected before it can be read
+            if (await self._on.execute(MY_CLAIM, self._args)).touched:
+                return None
+            if (await self._on.execute(MY_OVER, self._args)).touched:
+                return None
+            # Past the snapshot that the transaction may have taken before.
+            if (done := await self._read(" FOR UPDATE")) is not None:
+                return done
 
     async def _claim_lite(self, patience: float | None) -> Done | None:
         before: int | None = None
@@ -161,9 +166,7 @@ class SqlStore:
 
     async def _read(self, how: str = "") -> Done | None:
         rows = (await self._on.execute(READ + how, self._args)).rows
-        if not rows or rows[0][0] == self._args["claim"] or rows[0][2] is None:
-            return None
-        return Done(*rows[0][1:])
+        return Done(*rows[0]) if rows and rows[0][1] is not None else None
 
 
 def in_progress(key: str) -> KeyInProgress:
