@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Hundreds of processes are started: none should have to compile what it imports, whatever the caller's environment says.
-COMPILED := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache
+COMPILED := env -u PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint bench torture sim docs clean
 

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import fencelock
 
 FENCELOCK = (sys.executable, "-m", "fencelock")
 
@@ -81,6 +83,11 @@ class Cli:
         result = self(*arguments, "--json")
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
+
+    def waiters(self, name: str) -> Sequence[object]:
+        """Return who waits, without a process of its own for each look."""
+        with fencelock.connect(self.env["FENCELOCK_URL"]) as locks:
+            return locks.inspect(name).waiters
 
     def file(self, name: str) -> Path:
         return self.folder / name

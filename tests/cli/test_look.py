@@ -19,7 +19,7 @@ def test_ls(cli: Cli) -> None:
     cli.hold("jobs:b", "--owner", "worker 1")
     cli.hold("other", "--owner", "worker 2")
     cli.start("run", "jobs:b", "--owner", "next", "--", "true")
-    eventually(lambda: cli.json("show", "jobs:b")["waiters"])
+    eventually(lambda: cli.waiters("jobs:b"))
     header, first, second = cli("ls").stdout.splitlines()
     assert header.split("  ")[0] == "NAME"
     assert header.split() == ["NAME", "STATE", "HOLDER", "TOKEN", "EXPIRES", "IN", "WAITERS"]
@@ -169,7 +169,7 @@ def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
     label, shown = "\x1b[2J\u202eroot\x07", "\\x1b[2J\\u202eroot\\x07"
     cli.hold("x", "--owner", "harmless")
     cli.start("run", "x", "--owner", "next", "--", "true")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     plant(cli, label)
     document = cli.json("show", "x")
     assert [place["owner"] for place in document["holders"] + document["waiters"]] == [label, label]
@@ -265,7 +265,7 @@ def test_labels_cannot_move_the_cursor(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.database)) as database, database:
         database.execute("UPDATE claim SET owner = ?", ("\x1b[2Jme",))
     waiter = cli.start("run", "x", "--", "true")
-    eventually(lambda: len(cli.json("show", "x")["waiters"]) == 1)
+    eventually(lambda: len(cli.waiters("x")) == 1)
     for command in (["ls"], ["show", "x"], ["run", "x", "--no-wait", "--", "true"]):
         result = cli(*command)
         assert "'\\x1b[2Jme'" in result.stdout + result.stderr

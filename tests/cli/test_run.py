@@ -131,7 +131,7 @@ def test_waits_for_its_turn(cli: Cli) -> None:
     """Without --timeout it waits, is woken when the holder is done, and --verbose tells about it."""
     cli.hold("x", "--owner", "first", command="touch held; while [ -e held ]; do sleep 0.02; done")
     second = cli.start("run", "x", "--verbose", "--", "echo", "ran")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     cli.file("held").unlink()
     out, err = second.communicate(timeout=10)
     assert (second.returncode, out) == (0, "ran\n")

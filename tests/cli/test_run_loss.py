@@ -53,7 +53,7 @@ def test_dead_before_the_deadline(cli: Cli) -> None:
     process = cli.hold("x", "--ttl", "3", command="exec python3 beats.py")
     eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
     successor = cli.start("run", "x", "--ttl", "20", "--", "sh", "-c", "cat /proc/uptime")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         end = deadline(cli, "x")

@@ -18,7 +18,7 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
     name = f"{engine} {number}"  # of its own: a holder that is killed at the end keeps it for a ttl
     holder = cli.hold(name)
     waiter = cli.start("run", name, "--", "touch", "ran")
-    eventually(lambda: cli.json("show", name)["waiters"])
+    eventually(lambda: cli.waiters(name))
     waiter.send_signal(number)
     assert waiter.wait(10) == 128 + number
     assert cli.json("show", name)["waiters"] == []

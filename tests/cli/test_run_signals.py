@@ -36,7 +36,7 @@ def test_signal_while_waiting(cli: Cli, number: signal.Signals) -> None:
     """A signal that ends the wait gives 128 + n at once and takes the claim back; the holder notices nothing."""
     holder = cli.hold("x")
     waiter = cli.start("run", "x", "--", "touch", "ran")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     begin = time.monotonic()
     waiter.send_signal(number)
     assert waiter.wait(5) == 128 + number
@@ -51,7 +51,7 @@ def test_signal_that_means_nothing_yet(cli: Cli) -> None:
     """SIGUSR1, SIGWINCH and SIGCONT while waiting neither end the wait nor reach the command later."""
     cli.hold("x", command="touch held; while [ -e held ]; do sleep 0.02; done")
     waiter = cli.start("run", "x", "--", "echo", "ran")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
         waiter.send_signal(number)
     cli.file("held").unlink()
@@ -101,7 +101,7 @@ def test_signal_sent_twice_at_once(cli: Cli) -> None:
     cli.hold("x")
     for _ in range(5):
         process = cli.start("run", "x", "--", "touch", "ran")
-        eventually(lambda: len(cli.json("show", "x")["waiters"]) == 1)
+        eventually(lambda: len(cli.waiters("x")) == 1)
         for _ in range(20):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.001)
@@ -175,7 +175,7 @@ def test_killed_while_waiting(cli: Cli) -> None:
     """When fencelock is killed while it waits, the process that was to become the command goes too."""
     cli.hold("x")
     waiter = cli.start("run", "x", "--", "touch", "ran")
-    eventually(lambda: cli.json("show", "x")["waiters"])
+    eventually(lambda: cli.waiters("x"))
     waiter.kill()
     waiter.wait()
     eventually(lambda: session_members(waiter.pid) == [], 1)

@@ -19,14 +19,14 @@ import sys
 import threading
 from functools import cache
 from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
-from fencelock.core.urls import ENGINES
+from fencelock import backends, worlds
 
 MESSAGE = 2**17
 DRIVERS = ("redis.asyncio", "kazoo.client", "psycopg", "hpack", "cryptography.hazmat.primitives.asymmetric.padding")
 """What engines import only when they connect."""
-WORLDS = tuple(f"fencelock.worlds.{name}" for name in ("aio", "blocking", "sockets", "transports"))
 
 
 class Process:
@@ -104,9 +104,8 @@ def _zygote() -> socket.socket:
 
 def serve(fd: int) -> list[str]:
     """Fork for each request; return in the children only, with what was asked for. It ends when the tests do."""
-    for engine in {*ENGINES.values()}:
-        import_module(engine.module)
-    for name in (*DRIVERS, *WORLDS):
+    parts = (walk_packages(package.__path__, f"{package.__name__}.") for package in (backends, worlds))
+    for name in (*DRIVERS, *(module.name for modules in parts for module in modules)):
         import_module(name)
     assert threading.active_count() == 1
     gc.collect()

@@ -214,6 +214,26 @@ def alchemy_async_postgres(where: Where, runner: asyncio.Runner, autocommit: boo
 
 
 @recipe
+def alchemy_asyncpg(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
+    url = postgres_url(where).replace("postgresql://", "postgresql+asyncpg://")
+    yield from _alchemy_async(url, runner, autocommit, "connection")
+
+
+@recipe
+def alchemy_own_begin(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
+    """SQLite as SQLAlchemy's manual has it for those who want BEGIN to be said at the beginning."""
+    import sqlalchemy
+
+    connect_args: dict[str, Any] = {"isolation_level": None}
+    engine = sqlalchemy.create_engine(f"sqlite:///{where.folder}/app.db", connect_args=connect_args)
+    if not autocommit:
+        sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    with engine.connect() as connection:
+        yield Caller(connection, runner)
+    engine.dispose()
+
+
+@recipe
 def alchemy_async_sqlite(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
     yield from _alchemy_async(f"sqlite+aiosqlite:///{where.folder}/app.db", runner, autocommit, "connection")
 

@@ -15,6 +15,7 @@ import time
 import traceback
 from contextlib import ExitStack
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,8 @@ class Director:
         self.workers: list[Worker] = []
         self.kills = self.stops = 0
 
-    def run(self, limit: float, pause: float, kills: float) -> None:
-        """Hurt somebody every so often, until all have ended by themselves."""
+    def run(self, limit: float, pause: float, hits: float) -> None:
+        """Hurt somebody every so often, until all have ended by themselves; so many times at most."""
         end = time.monotonic() + limit
         try:
             self.workers += [Worker(*self.job) for _ in range(WORKERS)]
@@ -102,16 +103,17 @@ class Director:
                     if worker.stopped_until is not None and now >= worker.stopped_until:
                         os.kill(worker.pid, signal.SIGCONT)
                         worker.stopped_until = None
-                if len(alive) > WORKERS // 2:  # the last ones are to come to their end
-                    self.hurt(self.random.choice(alive), now, kills)
+                # The last ones are to come to their end.
+                if len(alive) > WORKERS // 2 and self.stops + self.kills < hits:
+                    self.hurt(self.random.choice(alive), now)
                 time.sleep(pause * (0.5 + self.random.random()))
             assert {worker.code for worker in self.workers} <= {0, -signal.SIGKILL}
         finally:
             for worker in self.workers:
                 worker.kill()
 
-    def hurt(self, worker: Worker, now: float, kills: float) -> None:
-        if self.random.random() < kills:
+    def hurt(self, worker: Worker, now: float) -> None:
+        if self.random.random() < 0.2:
             self.kills += 1
             worker.kill()
             self.workers.append(Worker(*self.job))
@@ -136,11 +138,11 @@ def mistakes(log: list[tuple[int, int, int]], final: int) -> list[str]:
 
 
 def increments(
-    kind: str, address: str, folder: Path, goal: int, seed: int, *, limit: float, pause: float, kills: float = 0.2
+    kind: str, address: str, folder: Path, goal: int, seed: int, *, limit: float, pause: float, hits: float = inf
 ) -> Director:
     """Have the workers reach the goal, and check that every increment counts once."""
     director = Director(kind, address, folder, goal, seed)
-    director.run(limit, pause, kills)
+    director.run(limit, pause, hits)
     stock = open_stock(kind, address, fenced=False)
     log = stock.accepted()
     final = stock.read(None)
@@ -182,7 +184,7 @@ def main() -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 6:
         kind, address, folder, goal, seed = sys.argv[1:]
-        short = increments(kind, address, Path(folder), int(goal), int(seed), limit=100, pause=0.7, kills=0.3)
+        short = increments(kind, address, Path(folder), int(goal), int(seed), limit=100, pause=0.4, hits=10)
         print(f"{short.stops} stops, {short.kills} killed")
     else:
         main()

@@ -11,7 +11,7 @@ import pytest
 from tests.fences.increments import mistakes
 from tests.fences.test_stopped import address, kinds  # noqa: F401
 
-GOAL = 200
+GOAL = 100
 
 
 @pytest.mark.parametrize("kind", kinds("postgres", "mariadb", "sqlite", "redis"))

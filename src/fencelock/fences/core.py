@@ -6,7 +6,6 @@ without a mark is compared with the **floor**, where there is one; else it start
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from fencelock.errors import StaleToken
@@ -14,8 +13,6 @@ from fencelock.errors import StaleToken
 TOKEN_MAX = 2**53 - 1
 RESOURCE_MAX = 1024
 ID_MAX = 255
-
-_log = logging.getLogger("fencelock.fences")
 
 
 class Credentials(NamedTuple):
@@ -109,6 +106,8 @@ def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
     """
     if seen is None:
         said = "a newer holder has been here"
+    elif not seen.id:
+        said = f"the fence was put at token {seen.token}"  # a floor, or moved by hand
     elif seen.token == mine.token:
         said = f"token {seen.token} of another owner has been here, as after the engine lost its data and its clock went back"
     else:
@@ -119,10 +118,16 @@ def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
 
 def tell_moved(resource: str, before: int | None, to: int, reason: str) -> None:
     """Log that a fence was moved on purpose."""
+    import logging  # not for those who only take credentials from the environment
+
     where = "nowhere" if before is None else f"token {before}"
-    _log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
+    log = logging.getLogger("fencelock.fences")
+    log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
 
 
 def tell_collected(count: int, floor: int) -> None:
     """Log that marks were forgotten behind a floor."""
-    _log.info("the marks of %d resources were collected; tokens below %d are refused from now on", count, floor)
+    import logging
+
+    log = logging.getLogger("fencelock.fences")
+    log.info("the marks of %d resources were collected; tokens below %d are refused from now on", count, floor)

@@ -41,7 +41,10 @@ class _BlockingAlchemy:
         return _answer(self._connection().exec_driver_sql(text, tuple(args[name] for name in names)))
 
     async def commits_each(self) -> bool:
-        return _commits_each(self._connection())
+        connection = self._connection()
+        if not connection.in_transaction():
+            connection.begin()  # as the first statement would, with whatever the application does on that occasion
+        return _commits_each(connection)
 
     def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else self._thing.connection()
@@ -62,7 +65,8 @@ class _AwaitedAlchemy:
 
     async def commits_each(self) -> bool:
         connection = await self._connection()
-        await connection.get_raw_connection()
+        if not connection.in_transaction():
+            await connection.begin()
         return _commits_each(connection.sync_connection)
 
     async def _connection(self) -> Any:
@@ -79,10 +83,12 @@ def _commits_each(connection: Any) -> bool:
     """Return whether the driver's connection below commits each statement, as with isolation_level="AUTOCOMMIT"."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
-    below = connection.connection.driver_connection
-    for module in modules_of(below):
+    pooled = connection.connection
+    for module in modules_of(pooled.driver_connection):
         driver = DRIVERS.get(module.partition(".")[0])
         if driver is not None:
             # SQLite's own rule begins with the first write, which is what the caller runs next.
-            return driver.idle(below)
-    return False
+            return driver.idle(pooled.driver_connection)
+    # asyncpg and others: SQLAlchemy's adapter knows, by one name or another.
+    adapter = pooled.dbapi_connection
+    return getattr(adapter, "isolation_level", None) == "autocommit" or getattr(adapter, "autocommit", False) is True
