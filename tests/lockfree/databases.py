@@ -153,12 +153,12 @@ def _alchemy(session: bool) -> Any:
     return make
 
 
-def _async_alchemy(session: bool) -> Any:
+def _async_alchemy(session: bool, driver: str = "psycopg") -> Any:
     @asynccontextmanager
     async def make(database: Database) -> AsyncIterator[Any]:
         from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-        engine = create_async_engine(_alchemy_url(database, awaited=True))
+        engine = create_async_engine(_alchemy_url(database, awaited=True).replace("psycopg", driver))
         async with AsyncSession(engine) if session else engine.connect() as connection:
             yield connection
         await engine.dispose()
@@ -176,6 +176,7 @@ KINDS: dict[tuple[str, str], Any] = {
     ("postgresql", "psycopg async"): _psycopg_async,
     ("postgresql", "sqlalchemy session"): _alchemy(True),
     ("postgresql", "sqlalchemy async session"): _async_alchemy(True),
+    ("postgresql", "sqlalchemy asyncpg"): _async_alchemy(False, "asyncpg"),
     ("mariadb", "pymysql"): _dbapi,
     ("mariadb", "sqlalchemy"): _alchemy(False),
     ("mariadb", "sqlalchemy session"): _alchemy(True),
