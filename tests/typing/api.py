@@ -164,7 +164,7 @@ def without_a_lock(db: sqlite3.Connection, locks: fencelock.Locks) -> None:
     GCounter() | ORSet()  # type: ignore[operator]
 
 
-async def without_a_lock_awaited(connection: psycopg.AsyncConnection[Any]) -> None:
+async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]]) -> None:
     """The same, awaited."""
     await create_tables(connection)
     async with idempotent(connection, "key") as run:
