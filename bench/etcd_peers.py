@@ -7,6 +7,7 @@ generated code does not load with a protobuf that is still maintained.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -17,6 +18,8 @@ from tests.engines import Etcd
 
 TTL = 30
 LEASE = 12345
+PAUSE = 0.005
+"""Seconds after which etcd3gw's lock is asked again."""
 
 
 def ours(url: str) -> AbstractContextManager[Any]:
@@ -31,6 +34,24 @@ def etcd3gw(url: str) -> AbstractContextManager[Any]:
     host, _, port = url.removeprefix("etcd://").partition(":")
     lock: AbstractContextManager[Any] = etcd3gw.client(host=host, port=int(port)).lock("etcd3gw", ttl=TTL)
     return lock
+
+
+class Insistent:
+    """etcd3gw's lock, asked again until it says yes: its own `with` block is entered even if somebody else holds it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire():
+            time.sleep(PAUSE)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def etcd3gw_insistent(url: str) -> AbstractContextManager[Any]:
+    return Insistent(etcd3gw(url))
 
 
 def tooz(url: str) -> AbstractContextManager[Any]:

@@ -15,6 +15,8 @@ def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {
         BARE: peers.bare,
         "GET_LOCK, RELEASE_LOCK, bare PyMySQL (no token)": peers.bare_without_token,
+        "the same statements over a raw socket": peers.raw,
+        "the same, both at once, over a raw socket": peers.raw_together,
         OURS: peers.ours,
     }
     with MariaDB() as server:

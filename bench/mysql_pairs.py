@@ -32,6 +32,7 @@ def measure(server: MariaDB, rounds: int) -> dict[str, Timing]:
     contestants = {
         BARE: with_lock(peers.bare(server.url)),
         "GET_LOCK, RELEASE_LOCK, bare PyMySQL (no token)": with_lock(peers.bare_without_token(server.url)),
+        "the same statements over a raw socket": with_lock(peers.raw(server.url)),
         OURS: with_lock(peers.ours(server.url)),
         OURS_AIO: with_async_lock(aio.ours(server.url), aio.loop),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +48,44 @@ class Bare:
         if not value:
             raise RuntimeError(f"{statement}: {value}")
         return value
+
+
+class Raw:
+    """The same statements over a socket, with nothing read but whether an answer is there: what this machine allows."""
+
+    def __init__(self, url: str, *, together: bool = False) -> None:
+        self._connection = connection(url)  # it logs in
+        self._socket = self._connection._sock
+        lock, token = "SELECT GET_LOCK('raw', 60)", f"SELECT NEXTVAL({SEQUENCE})"
+        self._enter = [self._packets([lock, token])] if together else [self._packets([lock]), self._packets([token])]
+        self._leave = self._packets(["SELECT RELEASE_LOCK('raw')"])
+
+    @staticmethod
+    def _packets(statements: Sequence[str]) -> tuple[bytes, int]:
+        words = [b"\3" + statement.encode() for statement in statements]
+        return b"".join(len(word).to_bytes(3, "little") + b"\0" + word for word in words), len(words)
+
+    def __enter__(self) -> None:
+        for asked in self._enter:
+            self._ask(*asked)
+
+    def __exit__(self, *_: object) -> None:
+        self._ask(*self._leave)
+
+    def _ask(self, data: bytes, answers: int) -> None:
+        self._socket.sendall(data)
+        heard = b""
+        # One column, its end, one row, its end: whoever gets less has not got it.
+        while heard.count(b"\xfe\0\0\2\0") < 2 * answers:
+            heard += self._socket.recv(4096)
+
+
+def raw(url: str) -> AbstractContextManager[Any]:
+    return Raw(url)
+
+
+def raw_together(url: str) -> AbstractContextManager[Any]:
+    return Raw(url, together=True)
 
 
 def bare(url: str) -> AbstractContextManager[Any]:

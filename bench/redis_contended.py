@@ -18,6 +18,7 @@ BODY = 0.002
 def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {
         "BLPOP and RPUSH, bare (no ttl, no token)": peers.Baton,
+        "our scripts over a bare socket": peers.Bare,
         OURS: peers.ours,
         REDIS_PY: peers.redis_py,
         "python-redis-lock (woken, barges)": peers.python_redis_lock,

@@ -28,13 +28,14 @@ def ratio(timings: dict[str, Timing], base: str) -> float:
 
 def measure_blocking(server: Redis, rounds: int) -> dict[str, Timing]:
     locks = {
+        "our scripts over a bare socket": peers.Bare(server.url),
         OURS: peers.ours(server.url),
         REDIS_PY: peers.redis_py(server.url),
         "python-redis-lock (no token)": peers.python_redis_lock(server.url),
         "pottery Redlock, 1 node (no token)": peers.pottery(server.url),
         "tooz (no token)": peers.tooz(server.url),
     }
-    contestants = {BARE: peers.bare(server)}
+    contestants = {"two PINGs over a bare socket": peers.pings(server.url), BARE: peers.bare(server)}
     contestants |= {name: with_lock(lock) for name, lock in locks.items()}
     timings = interleaved(contestants, rounds, repetitions=100)
     show("Redis, uncontended acquire + release, blocking", timings, base=REDIS_PY)

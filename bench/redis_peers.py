@@ -7,10 +7,13 @@ made: a process that contends with one of them need not know the others.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bench.harness import Run
 from tests.engines import Redis
@@ -106,6 +109,59 @@ class Baton:
 
     def __exit__(self, *_: object) -> None:
         ask(self._connection, "RPUSH", "baton", 1)
+
+
+class Bare:
+    """Our own scripts over a socket, and nothing else: what the library costs is the difference. It minds no loss."""
+
+    def __init__(self, url: str) -> None:
+        from fencelock.backends.redis.engine import ATTEMPT, RELEASE
+        from fencelock.backends.redis.scripts import packed
+        from fencelock.core.world import SHORT
+
+        self._sock = bare_socket(url)
+        self._channel = f"bare/{os.urandom(12).hex()}"
+        asked: list[tuple[str | int, ...]] = [("HELLO", 3), ("SUBSCRIBE", self._channel)]
+        asked += [("SCRIPT", "LOAD", script.text) for script in (ATTEMPT, RELEASE)]
+        for words in asked:
+            self._sock.sendall(f"*{len(words)}\r\n{packed(*words)}".encode())
+            self._sock.recv(65536)
+        # Woken for its turn, or the lock, but not to be told that it has to wait.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
+        keys = ("bare:{0}",)
+        self._attempt = ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 2)
+        self._release = RELEASE.begin(keys, ("bare",), 1)
+        self._id = packed(ID)
+        self._seat = packed(f"{self._channel}:1")
+
+    def __enter__(self) -> None:
+        self._id = f"$32\r\n{os.urandom(16).hex()}\r\n"
+        self._sock.sendall(f"{self._attempt}{self._id}{self._seat}".encode())
+        while (data := self._sock.recv(4096)).startswith(b":-") and b">" not in data:
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.sendall(f"{self._release}{self._id}".encode())
+        self._sock.recv(4096)
+
+
+def bare_socket(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    sock = socket.create_connection((parts.hostname or "", parts.port or 0))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def pings(url: str) -> Run:
+    """Return two round trips without anything to do: less than any pair can be."""
+    sock = bare_socket(url)
+
+    def run(repetitions: int) -> None:
+        for _ in range(2 * repetitions):
+            sock.sendall(b"*1\r\n$4\r\nPING\r\n")
+            sock.recv(4096)
+
+    return run
 
 
 class Aio:

@@ -1,20 +1,24 @@
-"""Eight processes on one name, on ZooKeeper, beside kazoo's lock. tooz is not among them: its lock is kazoo's."""
+"""Eight processes on one name, on ZooKeeper, beside kazoo's lock and bare sockets. tooz's lock is kazoo's."""
 
 from __future__ import annotations
 
 from bench import zookeeper_peers as peers
-from bench.contended import PROCESSES, Make, compare
+from bench.contended import PROCESSES, Make, compare, contend
 from bench.harness import Goal
 from tests.engines.zookeeper import ZooKeeper
 
 OURS = "fencelock"
 KAZOO = "kazoo Lock"
+WARM_UP = 3.0
+"""Seconds in which Java compiles what is used most, which is not what is measured."""
+BARE = "bare sockets, no library (the bound)"
 
 
 def main(rounds: int) -> list[Goal]:
-    contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo}
+    contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo, BARE: peers.raw}
     with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         title = f"ZooKeeper, {PROCESSES} processes on one name, empty body"
+        contend(peers.raw, server.url, WARM_UP)
         found = compare(title, contestants, server.url, rounds=rounds)
     ratio = found[OURS].per_second / found[KAZOO].per_second
     return [

@@ -1,4 +1,4 @@
-"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and kazoo's bare requests; imported when they are made."""
+"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and bare requests; imported when they are made."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def tooz(url: str) -> AbstractContextManager[Any]:
     coordinator.start()
     lock: AbstractContextManager[Any] = coordinator.get_lock(b"tooz")
     return lock
+
+
+def raw(url: str) -> AbstractContextManager[Any]:
+    from bench.zookeeper_bare import BareLock
+
+    return BareLock(url, "/raw", TTL)
 
 
 def bare(url: str) -> Run:

@@ -15,6 +15,7 @@ from fencelock.backends.etcd.http2 import (
     DATA,
     END_HEADERS,
     GOAWAY,
+    MEASURING,
     PADDED,
     REFUSED,
     RST_STREAM,
@@ -175,6 +176,17 @@ def test_pings_and_settings() -> None:
     kinds = [type(event) for event in pair.events]
     assert h2.events.PingAckReceived in kinds
     assert kinds.count(h2.events.SettingsAcknowledged) == 3
+
+
+def test_ping_that_only_measures() -> None:
+    """What grpc-go's server measures its way with is answered along with the next message, not in a segment of its own."""
+    pair = Pair()
+    pair.theirs.ping(MEASURING)
+    pair.to_server(b"")
+    assert h2.events.PingAckReceived not in map(type, pair.events)
+    pair.ask(b"1")
+    pair.ask(b"2")
+    assert [type(event) for event in pair.events].count(h2.events.PingAckReceived) == 1
 
 
 def test_server_that_leaves() -> None:

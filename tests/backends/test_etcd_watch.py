@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable
+from fencelock.backends.etcd import held, watch
+from fencelock.backends.etcd.watch import Watcher, Watches
 from fencelock.core.backend import Backend
 from fencelock.model import Busy, Claim, Grant, Reason
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, own_prefix
 from tests.contract.colours import client_of
-from tests.contract.subject import SOON, Subject, background, eventually, waiting
+from tests.contract.subject import SOON, Subject, background, eventually, take, waiting
 from tests.engines.etcd import Etcd
 from tests.engines.proxy import Proxy
 
@@ -150,7 +152,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
     moved = await backend.wait(last, SOON)
     assert isinstance(moved, Busy)
     assert isinstance(grant, Grant)
-    assert moved.handle.blocked.by[0].endswith(grant.claim.id)
+    assert moved.handle.blocked.by == (grant.handle.key,)
     await backend.release(grant)
 
     async def granted() -> bool:
@@ -249,3 +251,58 @@ async def test_watches_of_two_links(etcd1: Etcd, clients: Clients) -> None:
     assert list(new.watches._watchers.values()) == [other]
     for link in (old, new):
         backend._links.leave(link)
+
+
+async def test_waiting_in_turns(etcd1: Etcd, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the same one again goes on with the watch it has, and is not told of what that one did before."""
+    url = own_prefix(etcd1.url)
+    locks, other = clients.connect(url), clients.connect(url)
+    begun = 0
+    begin = Watches.begin
+
+    def counting(self: Watches, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
+        nonlocal begun
+        begun += not revision  # who holds something watches from its revision on
+        return begin(self, key, end, revision, ring)
+
+    monkeypatch.setattr(Watches, "begin", counting)
+    monkeypatch.setattr(watch, "FRESH", SOON)  # however slow the machine is
+    monkeypatch.setattr(held, "LINGER", SOON)
+    for turn in range(5):
+        for _ in range(turn):
+            await take(other, "x")
+        lease = await other.lock("x", ttl=60).acquire()
+        async with background(take(locks, "x")) as (task,):
+            await waiting(other, "x")  # in the blocking world, looking has a link of its own
+            await asyncio.sleep(0.05)
+            looks = looked(etcd1)
+            assert not task.done()
+            await lease.release()
+            await task
+            assert looked(etcd1) - looks <= 2, "one look after the one event; another if that was too early"
+    assert begun == 1
+
+
+async def test_kept_watch_ends(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+    """A watch that nobody waits with any more ends a little later, also while another lock is held."""
+    server = own_etcd()
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+
+    async def watched(number: int) -> None:
+        async def so() -> bool:
+            return counted(server, "etcd_debugging_mvcc_watcher_total") == number
+
+        await eventually(so, "only what is held is watched")
+
+    async def hand_over() -> None:
+        lease = await other.lock("x", ttl=60).acquire()
+        async with background(take(locks, "x")) as (task,):
+            await waiting(other, "x")
+            await lease.release()
+            await task
+
+    await hand_over()
+    await watched(0)
+    async with locks.lock("kept", ttl=60):
+        await hand_over()
+        await watched(1)

@@ -173,21 +173,19 @@ async def test_unix_socket_of_a_server_that_was_restarted(
 async def test_user_of_the_machine(mariadb: MariaDB, clients: Clients) -> None:
     """Who is known to the server by the machine's own word for it needs no password."""
     user = getpass.getuser()
-    plugin = "WITH auth_socket" if unpacked() else "VIA unix_socket"
     if unpacked():
         mariadb.query("INSTALL PLUGIN auth_socket SONAME 'auth_socket.so'")
-    if user != "root":
-        mariadb.query(f"CREATE USER {user}@localhost IDENTIFIED {plugin}; GRANT ALL ON *.* TO {user}@localhost")
-    else:
-        mariadb.query(f"ALTER USER root@localhost IDENTIFIED {plugin}")
+        mariadb.query(f"CREATE USER local IDENTIFIED WITH auth_socket AS '{user}'; GRANT ALL ON fencelock.* TO local")
+        assert await take(clients.connect(_local(mariadb, "local")), "socket")
+        mariadb.query("DROP USER local; UNINSTALL PLUGIN auth_socket")
+        return
+    account = f"{user}@localhost"
+    mariadb.query(f"CREATE USER IF NOT EXISTS {account}; GRANT ALL ON *.* TO {account}")
+    mariadb.query(f"ALTER USER {account} IDENTIFIED VIA unix_socket")
     try:
         assert await take(clients.connect(_local(mariadb, user)), "socket")
     finally:
-        if user == "root":
-            empty = "IDENTIFIED WITH caching_sha2_password BY ''" if unpacked() else "IDENTIFIED BY ''"
-            mariadb.query(f"ALTER USER root@localhost {empty}")
-        else:
-            mariadb.query(f"DROP USER {user}@localhost")
+        mariadb.query(f"ALTER USER {account} IDENTIFIED BY ''")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,23 @@ async def test_first_use_by_many(mariadb: MariaDB, clients: Clients) -> None:
     url = own_database(mariadb)
     tokens = await asyncio.gather(*(take(clients.connect(url), "x") for _ in range(8)))
     assert len(set(tokens)) == 8
+
+
+async def test_others_connect_meanwhile(mariadb: MariaDB, clients: Clients) -> None:
+    """Whoever connects between a grant and the look at its token raises the number, and that is no reason to refuse."""
+    url = own_database(mariadb)
+    backend: Any = clients.on(url).backend()
+    links, reserve = backend._links, backend._links.reserve
+
+    async def late(*args: Any) -> None:
+        await take(clients.connect(url), "y")
+        links.give(await links.make(30))
+        await reserve(*args)
+
+    links.reserve = late
+    grant = await backend.attempt(Claim("x", 30), queue=False)
+    assert isinstance(grant, Grant)
+    assert await backend.release(grant) is True
 
 
 async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:
@@ -239,6 +257,30 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     got = await other.attempt(Claim("x", 60), queue=False)
     assert isinstance(got, Grant)
     await other.release(got)
+
+
+async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:
+    """A proxy that greets for itself, as those do that share sessions between clients, is refused before a lock is taken."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(mariadb.host, mariadb.port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        greeting = await there_reader.read(65536)
+        place = greeting.index(b"\0", 5) + 1
+        writer.write(greeting[:place] + b"\1\2\3\4" + greeting[place + 4 :])
+        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
+        url = own_database(mariadb).replace(mariadb.address, f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        locks = clients.connect(url)
+        with pytest.raises(EngineUnavailable, match=r"is a proxy: it greets as session 67305985"):
+            await take(locks, "x")
+        await locks.close()
 
 
 async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:

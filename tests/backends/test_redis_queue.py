@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import redis
+
+from fencelock.backends.redis.engine import RELEASE
+from fencelock.backends.redis.scripts import packed
+from fencelock.core.world import SHORT
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import commands, tell
 from tests.contract.subject import SOON, background, eventually, take, waiting
@@ -18,6 +23,15 @@ def asked(server: Redis) -> dict[str, int]:
     """Return what was asked since the last RESETSTAT, but for what asking costs itself."""
     ours = {"info", "hello", "auth", "select", "client|setinfo", "config|resetstat", "command"}
     return {name: calls for name, calls in commands(server).items() if name not in ours}
+
+
+def test_answers_to_a_release_wake(server: Redis) -> None:
+    """Whatever a release is answered with is longer than what a connection may sleep over."""
+    with redis.Redis.from_url(server.url) as client:
+        client.set("b:{1}:lock:x", "me:1:1000:owner")
+        answers = [client.eval(RELEASE.text, 1, "b:{1}", "x", "me") for _ in range(2)]
+    assert answers == [b"released", b"not held"]
+    assert all(len(packed(answer.decode())) > SHORT for answer in answers)
 
 
 async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:

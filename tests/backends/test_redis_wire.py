@@ -59,6 +59,37 @@ def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> s
     return server.url if request.param == "plain" else redis_tls.tls_url
 
 
+async def test_lingering(url: str, ends: Ends) -> None:
+    """Who sleeps over short answers gets them in the end, and everybody after it gets theirs at once, short or not."""
+    wire = await ends.wire(from_url(url))
+    await wire.ask(("SUBSCRIBE", "here"), SOON)
+    for _ in range(3):
+        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
+        assert await wire.ask(("ECHO", "as it comes"), SOON, None) == b"as it comes"
+        assert await wire.ask(("ECHO", "short"), SOON, 0.01) == b"short"
+        assert await wire.ask(("ECHO", "again as it comes"), SOON, None) == b"again as it comes"
+        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
+        assert await wire.ask(b"*1\r\n$4\r\nPING\r\n", SOON) == b"PONG"
+        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
+        asked = [(wire, ("ECHO", "a")), (wire, ("ECHO", "b"))]
+        assert await ends.world.fan(asked, SOON, lambda answers: NO_ANSWER not in answers) == [b"a", b"b"]
+
+
+async def test_lingering_for_a_push(url: str, ends: Ends) -> None:
+    """A short answer and the push that follows it are read together; the answer alone is not taken for the push."""
+    wire, other = await ends.wire(from_url(url)), await ends.wire(from_url(url))
+    await wire.ask(("SUBSCRIBE", "here"), SOON)
+    script = "redis.call('PUBLISH', KEYS[1], ARGV[1]) return -1"
+    for i in range(20):
+        assert await wire.ask(("EVAL", script, 1, "here", f"push{i}"), SOON, 10.0) == -1
+    assert await wire.ask(("ECHO", "s"), SOON, 0.01) == b"s"
+    assert await other.ask(("PUBLISH", "here", "last"), SOON) == 1
+    bell = ends.world.bell()
+    while len(ends.heard) < 21:
+        await ends.world.listen([wire], bell, 0.05)
+    assert [push[2] for push in ends.heard] == [*(b"push%d" % i for i in range(20)), b"last"]
+
+
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
     """What is pushed in the same packet as an answer is heard, and never taken for it."""
     wire = await ends.wire(from_url(url))

@@ -20,7 +20,7 @@ LONG = 60.0
 
 def member_of(ensemble: ZooKeeperCluster, link: Link) -> ZooKeeper:
     """Return the member that a client is connected to."""
-    port = link._driver._connection._socket.getpeername()[1]
+    port = link._driver._connection._socket.sock.getpeername()[1]
     return next(member for member in ensemble.members if member.port == port)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.backends.zookeeper.driver import Connection, Handler
+from fencelock.backends.zookeeper.connection import Connection, Handler
 from fencelock.backends.zookeeper.link import Link
 from tests.backends.zookeeper_server import chroot
 from tests.engines.zookeeper import ZooKeeper

@@ -29,9 +29,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counter.update(type(request).__name__ for request, _ in asked)
         post(self, *asked)
 
-    def count_fired(self: Link, event: Any) -> None:
+    def count_fired(self: Link, path: str, gone: bool) -> None:
         counter["fired"] += 1
-        fired(self, event)
+        fired(self, path, gone)
 
     monkeypatch.setattr(Driver, "post", count)
     monkeypatch.setattr(Link, "_fired", count_fired)
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """With 200 waiters on one name a release fires one watch, and one waiter looks."""
+    """With 200 waiters on one name a release fires one watch, and nobody has to look who is next."""
     subject = clients.on(chroot(zookeeper1))
     backend = subject.backend()
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
@@ -64,20 +64,20 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
             assert asked["fired"] == before + 1
             tokens.append(holder.token)
         assert tokens == sorted(tokens)
-        assert asked["GetChildren"] <= 20
-        assert asked["GetData"] == 0
+        assert asked["GetChildren"] == asked["GetData"] == asked["Exists"] == 0
         assert not any(task.done() for task in tasks[20:])
 
 
 async def test_uncontended_pair(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """A lock that is free takes one create and one look, sent together, and one delete."""
+    """A lock that is free takes one create and one look, sent together, and one transaction that gives it back."""
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
     asked.clear()
     for _ in range(10):
         await take(locks, "x")
-    assert asked["Create2"] == asked["GetChildren"] == asked["Delete"] == 10
-    assert set(asked) <= {"Create2", "GetChildren", "Delete", "Sync", "GetData"}
+    assert asked["Create2"] == asked["GetChildren"] == asked["Transaction"] == 10
+    assert set(asked) <= {"Create2", "GetChildren", "Transaction", "Sync", "GetData"}
+    assert asked["GetData"] < 10  # a lease that a beat of the pulse comes upon is watched
 
 
 async def test_waiters_that_leave_leave_no_listeners(zookeeper1: ZooKeeper, clients: Clients) -> None:
@@ -89,9 +89,8 @@ async def test_waiters_that_leave_leave_no_listeners(zookeeper1: ZooKeeper, clie
             with pytest.raises(TimeoutError):
                 await locks.lock("x").acquire(timeout=0.01)
         link = link_of(locks)
-        assert len(link._listeners) <= 1
-        watchers = link._driver._client._data_watchers
-        assert sum(len(watching) for watching in watchers.values()) <= 1
+        layout = {backend_of(locks)._paths.layout}  # watched for as long as there is a connection
+        assert len(link._listeners.keys() - layout) <= 1
         assert len(backend_of(locks)._places) == 1
 
 
@@ -187,3 +186,46 @@ async def test_waiter_behind_a_dead_session(zookeeper1: ZooKeeper, clients: Clie
         await (await asyncio.wait_for(waits, SOON)).release()
         with pytest.raises(RuntimeError, match="closed"):
             await gone
+
+
+async def test_waiter_that_leaves_does_not_let_the_next_in(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Whoever waits behind one that gave up, or that once held the name and lined up anew, waits for the holder."""
+    subject = clients.on(chroot(zookeeper1))
+    first, second, third = subject.backend(), subject.backend(), subject.backend()
+    claim, late = Claim("x", 30), Claim("x", 30)
+    lost = await first.attempt(claim, queue=True)
+    assert isinstance(lost, Grant)
+    with bare(zookeeper1) as kazoo:
+        kazoo.delete(lost.handle.path)
+    holder = await second.attempt(Claim("x", 30), queue=True)
+    assert isinstance(holder, Grant)
+    assert isinstance(await first.attempt(claim, queue=True), Busy)
+    busy = await third.attempt(late, queue=True)
+    assert isinstance(busy, Busy)
+    await first.abandon(claim)
+    again = await third.wait(busy, 1)
+    assert isinstance(again, Busy)
+    assert await second.release(holder) is True
+    grant = await third.wait(again, SOON)
+    assert isinstance(grant, Grant)
+    assert grant.token > holder.token
+    assert await third.release(grant) is True
+    assert await third.release(grant) is False
+
+
+async def test_reader_behind_readers_and_a_writer(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """What a writer passes on goes to all readers behind it, and what one reader gives back not to the writer behind two."""
+    backend = clients.on(chroot(zookeeper1)).backend()
+    writer = await backend.attempt(Claim("x", 30), queue=True)
+    readers = [await backend.attempt(Claim("x", 30, shared=True), queue=True) for _ in range(2)]
+    last = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(writer, Grant)
+    assert isinstance(last, Busy)
+    await backend.release(writer)
+    grants = [await backend.wait(busy, SOON) for busy in readers if isinstance(busy, Busy)]
+    first, second = (grant for grant in grants if isinstance(grant, Grant))
+    await backend.release(second)
+    last = await backend.wait(last, 1)
+    assert isinstance(last, Busy)
+    await backend.release(first)
+    assert isinstance(await backend.wait(last, SOON), Grant)

@@ -12,8 +12,12 @@ HANDLER = """
 import faulthandler, signal, sys
 import fencelock
 
-faulthandler.dump_traceback_later(45, exit=True)
-GUARDED = {"signs.py": ("answered",), "link.py": ("watch", "unwatch"), "sessions.py": ("_at", "_end")}
+faulthandler.dump_traceback_later(80, exit=True)
+GUARDED = {
+    "signs.py": ("answered",), "link.py": ("watch", "unwatch"), "sessions.py": ("_at", "_end"),
+    "line.py": ("send", "add", "flush", "take_in", "_read", "_whole"), "connection.py": ("post", "read", "_deliver"),
+    "turns.py": ("enter", "leave", "read_until"),
+}
 held, seen = None, set()
 
 def handler(*_):
@@ -59,4 +63,4 @@ assert files == set(GUARDED), files
 
 def test_handler_that_releases(zookeeper1: ZooKeeper) -> None:
     """Nothing hangs, and every release is carried out."""
-    subprocess.run([sys.executable, "-c", HANDLER, chroot(zookeeper1)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", HANDLER, chroot(zookeeper1)], check=True, timeout=90)

@@ -140,6 +140,7 @@ class PostgresStandby(Postgres):
             copy = packages.find(self.family, "pg_basebackup")
             words = ("-D", str(self.data), "-d", self.primary.url, "-R", "-X", "stream", "-c", "fast")
             template.run(copy, *words, folder=self.folder, account=self._account())
+            self.data.chmod(0o700)
 
 
 # In a namespace of its own anybody may mount; in a second one the server is not root, as which it would not run.

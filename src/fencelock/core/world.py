@@ -143,11 +143,12 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
-        """Send a command and return its answer; raise Unanswered if none came in time, or the connection broke.
+    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
+        """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
+        connection broke.
 
         A short answer (SHORT) may be left unread for `linger` seconds: if what is pushed next comes meanwhile, the two are
-        read at once, and who waits for them is woken once instead of twice.
+        read at once, and who waits for them is woken once instead of twice. None: the answer is never short.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...
@@ -164,6 +165,27 @@ class Wire(Protocol):
     def forget(self) -> None:
         """Let go of it in a forked child without a word to the server, which still serves the parent."""
         ...
+
+
+class Source(Protocol):
+    """What events come of: a driver's connection, which its own thread reads unless somebody who waits can do it.
+
+    Everybody who waits enters and leaves, with a key of their own.
+    """
+
+    def enter(self, key: object) -> bool:
+        """Come to wait; return whether it is ours to read."""
+        ...
+
+    def read_until(self, key: object, enough: Callable[[], bool], until: float) -> None:
+        """Read, in this thread, until that is so, or nothing more can be read, or the time is over."""
+        ...
+
+    def wake(self) -> None:
+        """Have whoever reads look whether it is enough; from any thread."""
+        ...
+
+    def leave(self, key: object) -> None: ...
 
 
 class World(Protocol):
@@ -245,6 +267,9 @@ class World(Protocol):
         It ends early when a wire breaks, or has been broken already.
         """
         ...
+
+    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
+        """Wait for an event that may come of what is read; read it here, where it is threads that wait."""
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.

@@ -52,9 +52,9 @@ class Redis(Data):
 
     # ------------------------------------------------------------------ being asked
 
-    def ask(self, command: Command, session: Session | None = None) -> list[Any]:
+    def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
         """Carry out a command and return its answers: one, but for subscriptions. An error is an answer too."""
-        words = [_word(word) for word in command]
+        words = command.split(b"\r\n")[2::2] if isinstance(command, bytes) else [_word(word) for word in command]
         self._now = self._wall() // 1000
         name = words[0].upper()
         try:

@@ -35,7 +35,7 @@ class Watched(Redis):
         self._leaving: dict[bytes, int] = {}
         super().__init__(wall, run_id)
 
-    def ask(self, command: Command, session: Session | None = None) -> list[Any]:
+    def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
         """Forget who left the line during the command before: who left to hold the lock did so in one step."""
         self._leaving.clear()
         return super().ask(command, session)
@@ -158,7 +158,7 @@ class _Direct:
         self._host = host
         self._dialer = dialer
 
-    async def ask(self, command: Command, _: float, linger: float = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, _: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
         if command[0] == "SUBSCRIBE":
             return [b"subscribe", b"", 0]
         return as_parsed(self._dialer, self._host.redis.ask(command)[0])

@@ -123,7 +123,7 @@ class SimWire:
         """The process is told of the end by itself."""
         return self.open
 
-    def post(self, command: Command, take: Callable[[Any], None]) -> None:
+    def post(self, command: Command | bytes, take: Callable[[Any], None]) -> None:
         """Send, and give the answer to `take`; NO_ANSWER once there will be none."""
         if not self.open:
             take(NO_ANSWER)
@@ -131,7 +131,7 @@ class SimWire:
         self._owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
         """Send, and wait for the answer."""
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
@@ -205,7 +205,7 @@ class SimWire:
             self.open = True
             self._dialled.wake()
 
-    def _serve(self, command: Command) -> None:
+    def _serve(self, command: Command | bytes) -> None:
         if self not in self._host.sessions:
             self._reset()
             return
@@ -239,7 +239,7 @@ def as_parsed(dialer: Dialer, answer: Any) -> Any:
 
 async def fan(
     process: Process,
-    asked: Sequence[tuple[SimWire, Command]],
+    asked: Sequence[tuple[SimWire, Command | bytes]],
     timeout: float,
     enough: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:

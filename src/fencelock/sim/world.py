@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast
 
-from fencelock.core.world import Command, Dialer, Event, Wire
+from fencelock.core.world import Command, Dialer, Event, Source, Wire
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Parked, Task
@@ -201,6 +201,10 @@ class SimWorld:
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(wire.open for wire in wires) else bell.is_set()
+
+    async def attend(self, source: Source, event: Event, timeout: float) -> bool:  # noqa: ARG002
+        """Wait for the event."""
+        return await event.wait(timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Refuse: there are no descriptors here, and no engine of this world has a driver that needs one."""

@@ -17,7 +17,7 @@ from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 
 if TYPE_CHECKING:
-    from fencelock.core.world import Command, Dialer, Event, Wire
+    from fencelock.core.world import Command, Dialer, Event, Source, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -272,6 +272,10 @@ class AioWorld:
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Wait for the bell: the loop reads by itself, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(wire.open for wire in wires) else bell.is_set()
+
+    async def attend(self, source: Source, event: Event, timeout: float) -> bool:  # noqa: ARG002
+        """Wait for the event: nobody may read here, as other tasks would have to wait."""
+        return await event.wait(timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Let the loop watch it."""

@@ -15,7 +15,7 @@ from fencelock.core.clock import boottime
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.world import Command, Dialer, Event, Wire
+    from fencelock.core.world import Command, Dialer, Event, Source, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -57,14 +57,14 @@ class BlockingEvent:
 
     def __init__(self) -> None:
         self._set = False
-        self._waiters: list[threading.Lock] = []
+        self._waiters: list[Callable[[], object]] = []
 
     def set(self) -> None:
         """Set it and wake whoever waits."""
         self._set = True
         with suppress(IndexError):
             while True:
-                self._waiters.pop().release()
+                self._waiters.pop()()
 
     def clear(self) -> None:
         """Unset it."""
@@ -80,14 +80,30 @@ class BlockingEvent:
             return True
         waiter = threading.Lock()
         waiter.acquire()
-        self._waiters.append(waiter)
+        wake = waiter.release
+        self._waiters.append(wake)
         try:
             if self._set:  # whoever set it may not have seen us
                 return True
             return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
         finally:
             with suppress(ValueError):
-                self._waiters.remove(waiter)
+                self._waiters.remove(wake)
+
+    async def attend(self, source: Source, timeout: float) -> bool:
+        """Wait like `wait`, and read meanwhile what may set it, unless somebody else does."""
+        if self._set:
+            return True
+        until, key = boottime() + timeout, object()
+        try:
+            if source.enter(key):
+                self._waiters.append(source.wake)
+                source.read_until(key, self.is_set, until)
+            return await self.wait(until - boottime())
+        finally:
+            source.leave(key)
+            with suppress(ValueError):
+                self._waiters.remove(source.wake)
 
 
 class Flag:
@@ -287,6 +303,10 @@ class BlockingWorld:
 
         besides = bell.fileno() if isinstance(bell, LoudFlag) else None
         return listen(cast("Sequence[SocketWire]", wires), bell, timeout, besides)
+
+    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
+        """Read, in this thread, if nobody else does."""
+        return await cast("BlockingEvent", event).attend(source, timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait for it in this thread."""

@@ -34,6 +34,7 @@ class SocketWire:
         "_busy",
         "_feed",
         "_gets",
+        "_lingers",
         "_on_end",
         "_on_push",
         "_owed",
@@ -57,7 +58,8 @@ class SocketWire:
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
         self._on_push, self._on_end = on_push, on_end
-        self._patience = -1.0
+        self._patience = -1.0  # what reads are bounded by
+        self._lingers = 0.0  # and for how long a read sleeps over a short answer
         self._poll: Any = None
         self._busy = False
         self._owed: deque[tuple[float, list[Any], int]] = deque()
@@ -69,7 +71,7 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self._owed[0][0] if self._owed else None
 
-    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
         """Send, and read until the answer is there."""
         if not self.open:
             raise Unanswered(f"{self._address}: the connection is closed")
@@ -80,31 +82,36 @@ class SocketWire:
             sock = self._sock
             if self._tls:
                 self._send(command)
-            else:
-                sock.sendall(self._pack(command))
-            if timeout != self._patience:
                 self._limit(timeout)
-            if linger and not self._tls:
-                self._linger(linger)
-            try:
-                while True:
+            else:
+                sock.sendall(command if isinstance(command, bytes) else self._pack(command))
+                if linger:
+                    if linger != self._lingers:
+                        self._linger(linger)
+                elif timeout != self._patience and not (linger is None and self._lingers):
+                    self._limit(timeout)
+            while True:
+                try:
                     data = sock.recv(CHUNK)
-                    if not data:
-                        raise ConnectionResetError("the server closed the connection")
-                    self._feed(data)
-                    answer = NO_ANSWER
-                    while (found := self._gets()) is not NO_ANSWER:
-                        if self._pushed(found):
-                            self._on_push(found)
-                        else:
-                            answer = found
-                    if answer is not NO_ANSWER:
-                        return answer
-            except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
-                if error.errno == ETIMEDOUT:
-                    raise  # not ours: the connection itself
-                self._owed.append((boottime() - timeout, [None], 0))
-                raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
+                except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
+                    if error.errno == ETIMEDOUT:
+                        raise  # not ours: the connection itself
+                    if self._lingers:
+                        self._limit(timeout)
+                        continue
+                    self._owed.append((boottime() - timeout, [None], 0))
+                    raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                self._feed(data)
+                answer = NO_ANSWER
+                while (found := self._gets()) is not NO_ANSWER:
+                    if self._pushed(found):
+                        self._on_push(found)
+                    else:
+                        answer = found
+                if answer is not NO_ANSWER:
+                    return answer
         except Unanswered:
             raise
         except BaseException as error:
@@ -118,7 +125,7 @@ class SocketWire:
             if not self.open:
                 self._sock.close()
 
-    def _ask_behind(self, command: Command, timeout: float) -> Any:
+    def _ask_behind(self, command: Command | bytes, timeout: float) -> Any:
         """Ask a server that still owes answers to others who gave up on them."""
         answers = [NO_ANSWER]
         self.post(command, answers, 0)
@@ -131,12 +138,14 @@ class SocketWire:
             raise Unanswered(f"{self._address}: {why}")
         return answers[0]
 
-    def post(self, command: Command, answers: list[Any], place: int) -> None:
+    def post(self, command: Command | bytes, answers: list[Any], place: int) -> None:
         """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
         if not self.open:
             return
         self._owed.append((boottime(), answers, place))
         try:
+            if self._lingers:
+                self._limit(SEND_SECONDS)
             self._send(command)
         except BaseException as error:
             self._broken()
@@ -154,8 +163,8 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
 
-    def _send(self, command: Command) -> None:
-        self._send_bytes(self._pack(command))
+    def _send(self, command: Command | bytes) -> None:
+        self._send_bytes(command if isinstance(command, bytes) else self._pack(command))
 
     def _send_bytes(self, data: bytes) -> None:
         if self._tls:
@@ -164,20 +173,23 @@ class SocketWire:
         self._sock.sendall(data)
 
     def _linger(self, seconds: float) -> None:
-        """Sleep over a short answer: the kernel does not wake us for it, but for more."""
+        """Have the next reads sleep over a short answer: the kernel does not wake us for it, but for more.
+
+        It stays so for as long as nobody minds: a call of the system for each command would cost more than it saves.
+        """
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
-        try:
-            self.readable(seconds)
-        finally:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        self._patience, self._lingers = -1.0, seconds
 
     def _limit(self, timeout: float) -> None:
-        """Bound the next reads."""
+        """Bound the next reads, of whatever comes."""
         if self._tls:
             self._sock.settimeout(max(0.001, timeout))
         else:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
-        self._patience = timeout
+            if self._lingers:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        self._patience, self._lingers = timeout, 0.0
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 LOOK_SECONDS = 0.05
-"""How often a wire that is owed an answer notes that its loop still reads."""
+"""How often a wire that is owed answers notes that its loop still reads, and who has waited long enough."""
+CLOCKS_APART = 0.001
+"""Seconds by which a loop's clock may be early of ours."""
 
 _forgotten: list[object] = []
 """Transports of a parent process: their own clean-up would speak to the parent's loop and server."""
@@ -31,7 +34,7 @@ class TransportWire(asyncio.Protocol):
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
         self._on_push, self._on_end = on_push, on_end
-        self._owed: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._owed: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
         self._ended = False
         self._looked = 0.0
         self._looking = False
@@ -63,40 +66,46 @@ class TransportWire(asyncio.Protocol):
         """When the oldest command that is not answered yet was sent; time in which the loop did not read does not count."""
         return boottime() - max(0.0, self._looked - self._owed[0][0]) if self._owed else None
 
-    def _look(self) -> None:
-        """Note that whatever came until now is read: a loop reads before it looks at its timers."""
-        self._looked = boottime()
+    def _look_again(self) -> None:
+        self._look()
         self._looking = bool(self._owed) and not self._ended
         if self._looking:
-            self._loop.call_later(LOOK_SECONDS, self._look)
+            self._loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def _look(self) -> None:
+        """Note that whatever came until now is read, as a loop reads before it looks at its timers; give up what is late."""
+        self._looked = now = boottime()
+        for _, until, answer in self._owed:
+            if now >= until:
+                _give_up(answer)
 
     def alive(self) -> bool:
         """The loop tells of the end by itself."""
         return self.open
 
-    def post(self, command: Command) -> asyncio.Future[Any]:
-        """Send, and return the answer to come."""
+    def post(self, command: Command | bytes, timeout: float = inf) -> asyncio.Future[Any]:
+        """Send, and return the answer to come; NO_ANSWER if it does not, for so long.
+
+        One timer looks after all: a timer for each would cost more than the rest of this.
+        """
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self.open:
-            self._owed.append((boottime(), answer))
-            self._transport.write(self._pack(command))
+            now = boottime()
+            self._owed.append((now, now + timeout, answer))
+            self._transport.write(command if isinstance(command, bytes) else self._pack(command))
             if not self._looking:
                 self._looking = True
-                self._loop.call_later(LOOK_SECONDS, self._look)
+                self._loop.call_later(LOOK_SECONDS, self._look_again)
+            if timeout < LOOK_SECONDS:
+                self._loop.call_later(timeout + CLOCKS_APART, self._look)
         else:
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command, timeout: float, linger: float = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
         """Send, and await the answer."""
-        answer = self.post(command)
-        timer = self._loop.call_later(timeout, _give_up, answer)
-        try:
-            found = await answer
-        finally:
-            timer.cancel()
+        found = await self.post(command, timeout)
         if found is NO_ANSWER:
-            self._looked = boottime()  # a loop reads before it looks at its timers
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return found
@@ -142,7 +151,7 @@ class TransportWire(asyncio.Protocol):
                 if self._pushed(answer):
                     self._on_push(answer)
                 elif self._owed:
-                    sent, waiter = self._owed.popleft()
+                    sent, _, waiter = self._owed.popleft()
                     self.pace = boottime() - sent
                     if not waiter.done():
                         waiter.set_result(answer)
@@ -159,7 +168,7 @@ class TransportWire(asyncio.Protocol):
         self._ended = True
         if not self._loop.is_closed():
             while self._owed:
-                _give_up(self._owed.popleft()[1])
+                _give_up(self._owed.popleft()[2])
         self._on_end()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.held import Held
-from fencelock.backends.etcd.layout import About, Layout, Spot, about, read_about, spot, value
+from fencelock.backends.etcd.keys import Keys
+from fencelock.backends.etcd.layout import About, Layout, Spot, about, is_of, read_about, spot, value
 from fencelock.backends.etcd.line import REFUSED_PAUSE, Line, Seat
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.links import Links
@@ -89,6 +90,7 @@ class EtcdBackend:
         )
         self._held = Held(world, self._links, self._layout.about, self._tell)
         self._line = Line(world, self._links, self._sessions, self._layout)
+        self._keys = Keys(self._layout)
         self._looks = Looks(self._links, self._layout, self._ask)
         self.records = EtcdRecords(self._layout, self._ask, self._read_about)
         self._about: About | None = None
@@ -107,19 +109,27 @@ class EtcdBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        key = self._layout.queue(claim.name) + claim.id
         limit = Limit(self._world, claim.ttl, patience)
         while True:
             self._check_open()
-            session = self._session_of(key) or self._sessions.current(claim.ttl)
-            if session is None:
-                session = await self._sessions.make(claim.ttl, limit.left)
-            about = self._about or await self._read_about(limit.left)
-            await self._sessions.purge_all(limit.left)
-            self._check_open()  # a session that was made while close() ended the others is ended by nobody
-            outcome = await self._claim(claim, key, queue, session, about, limit)
-            if outcome is not None:
-                return outcome
+            key = self._keys.give(claim)
+            try:
+                session = self._session_of(key) or self._sessions.current(claim.ttl)
+                if session is None:
+                    session = await self._sessions.make(claim.ttl, limit.left)
+                about = self._about or await self._read_about(limit.left)
+                await self._sessions.purge_all(limit.left)
+                self._check_open()  # a session that was made while close() ended the others is ended by nobody
+                outcome = await self._claim(claim, key, queue, session, about, limit)
+                if outcome is not None:
+                    return outcome
+            finally:
+                if not self._known(key):
+                    self._keys.end(key, again=True)
+
+    def _known(self, key: str) -> bool:
+        """Return whether something of a claim may be on etcd, or on its way there."""
+        return key in self._doubt or self._sessions.end_of([key]) is not None
 
     def _session_of(self, key: str) -> Lease | None:
         """Return the session of an attempt that got no answer: whatever arrives of it then hangs on one session only."""
@@ -135,7 +145,7 @@ class EtcdBackend:
     ) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
         encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
-        prefix = encoded[: -len(claim.id)]
+        prefix = self._layout.queue(claim.name).encode()
         compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
         if not queue and not claim.shared:
             compares.append(m.none_below(prefix))
@@ -178,12 +188,12 @@ class EtcdBackend:
                     await self.abandon(claim)  # an earlier try may still arrive
                 session.let_go(key)
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
+            if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
+                # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
+                await self._delete(key, limit.left)
+                return None
             if own[0].lease != session.handle:
                 session.let_go(key)
-                if self._sessions.given_up(own[0].lease):
-                    # It hangs on a session that is over by our clock, if not by etcd's.
-                    await self._delete(key, limit.left)
-                    return None
                 session = self._sessions.adopt(own[0].lease, session.ttl)
             revision = own[0].created
             header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
@@ -198,14 +208,24 @@ class EtcdBackend:
         session.let_go(key)
 
     async def _look_up(
-        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False
+        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False, at_least: int = 0
     ) -> tuple[Header, list[Pair]]:
-        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead."""
+        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead.
+
+        If it is to be seen `at_least` at some revision, any member will do that has got there: nobody who has left comes
+        ahead of us again, so what was once true of those ahead stays true. Of our own claim no answer says more than that
+        it was there; its session is alive by our clock, and if somebody deletes it, its watch tells. Asking a majority would
+        have us wait, between every two holders, for whatever is just being written to disk.
+        """
         prefix = self._layout.queue(claim.name).encode()
         if claim.shared:
             body = m.below(prefix, until=revision)
         else:
             body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
+        if at_least and not self._sessions.stale(session):
+            header, found = m.read_range(await self._ask(m.RANGE, m.local(body), limit.left))
+            if header.revision >= at_least and header.cluster == self.facts.cluster:
+                return header, found.pairs
         try:
             (header, found), _ = await self._ask_alive(session, m.RANGE, body, m.read_range, limit, renew)
         except Refused as refusal:
@@ -306,11 +326,11 @@ class EtcdBackend:
             return await self.attempt(claim, queue=True, patience=within)
         seat.session.keep(seat.key, now, seat.session.ttl)
         look = partial(self._look, claim, seat, within)
-        outcome = await self._line.watch(seat, timeout, look) or await look()
+        outcome = await self._line.watch(seat, timeout, look)
         return outcome or await self.attempt(claim, queue=True, patience=within)
 
-    async def _look(self, claim: Claim, seat: Seat, within: float | None) -> Grant | Busy | None:
-        """Look where we are in line; None if we are no longer in it."""
+    async def _look(self, claim: Claim, seat: Seat, within: float | None, at_least: int) -> Grant | Busy | None:
+        """Look where we are in line, at this revision or later, or now if it is 0; None if we are no longer in it."""
         self._check_open()
         limit = Limit(self._world, claim.ttl, within)
         now = self._world.now()
@@ -318,14 +338,17 @@ class EtcdBackend:
             return None
         seat.session.keep(seat.key, now, seat.session.ttl)
         await self._sessions.purge_all(limit.left)
-        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit)
+        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit, at_least=at_least)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
-        key = self._layout.queue(claim.name) + claim.id
-        self._drop(claim.id, key)
+        key = self._keys.of(claim)
         limit = Limit(self._world, claim.ttl, GRACE)
+        if key is None:
+            await self._abandon_unknown(claim, limit)
+            return
+        self._drop(claim.id, key)
         session = self._doubt.get(key)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
@@ -338,14 +361,26 @@ class EtcdBackend:
                 if not refusal.no_lease:
                     raise refusal.told(self._links.address) from refusal
                 await self._delete(key, limit.left)
+            self._keys.end(key, again=False)
             self._settled(key, session)
         else:
             await self._delete(key, limit.left)
+            self._keys.end(key, again=False)
             self._doubt.pop(key, None)
+
+    async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
+        """Leave nothing behind of a claim that another client has made, if there is anything."""
+        line = m.below(self._layout.queue(claim.name).encode())
+        _, line_up = m.read_range(await self._ask(m.RANGE, line, limit.left))
+        for pair in line_up.pairs:
+            if is_of(pair, claim):
+                body = m.txn([m.created(pair.key, m.EQUAL, pair.created)], [m.do_delete(pair.key)])
+                m.read_txn(await self._ask(m.TXN, body, limit.left))
 
     def _tomb(self, key: str) -> bytes | None:
         """Return where a claim's tombstone has to stand, if it may still be on its way."""
-        return self._layout.tomb(key.rpartition("/")[2]).encode() if key in self._doubt else None
+        id = self._keys.id_of(key)
+        return self._layout.tomb(id).encode() if id is not None and key in self._doubt else None
 
     # ------------------------------------------------------------------ keeping it, giving it back
 
@@ -368,7 +403,11 @@ class EtcdBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; whoever watches it sees that."""
-        key = self._layout.queue(grant.claim.name) + grant.claim.id
+        key = self._keys.of(grant.claim)
+        if key is None:  # it was given back, or is another client's; whoever has the key by now is to keep it
+            held = grant.handle.key.encode()
+            body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
+            return m.read_txn(await self._ask(m.TXN, body)).succeeded
         self._drop(grant.claim.id, key)
         return await self._delete(key, patience(grant.claim.ttl)) > 0
 
@@ -379,9 +418,18 @@ class EtcdBackend:
 
     async def _delete(self, key: str, seconds: float = LONGEST) -> int:
         floor = self.facts.revision
-        header, deleted = m.read_deleted(await self._ask(m.DELETE, m.find(key.encode()), seconds))
+        body = m.find(key.encode())
+
+        def work(link: Link, left: float) -> Awaitable[bytes]:
+            self._keys.asked(key)
+            return link.call(m.DELETE, body, left)
+
+        header, deleted = m.read_deleted(await self._run(work, seconds))
+        self._keys.answered(key)
         self.facts.take(header, floor)
         self._sessions.let_go(key)
+        if not self._known(key):
+            self._keys.end(key, again=True)
         return deleted
 
     def _tell(self, id: str) -> None:
@@ -394,6 +442,8 @@ class EtcdBackend:
         for id, hold in list(self._holds.items()):
             if hold.session is session:
                 self._held.drop(hold.key)
+                self._keys.end(hold.key, again=False)
+                self._doubt.pop(hold.key, None)  # what still comes finds no lease
                 self._tell(id)
 
     def _past_changed(self) -> None:
@@ -404,8 +454,9 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
+            self._drop(self._keys.id_of(key) or "", key)
+            self._keys.end(key, again=False)
             self._doubt.pop(key, None)
-            self._drop(key.rpartition("/")[2], key)
 
     # ------------------------------------------------------------------ looking at it
 
@@ -425,10 +476,13 @@ class EtcdBackend:
         """Ask every member how it is. What was noticed by the way is in `facts`."""
         return await self._looks.health()
 
-    async def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
+    def _ask(self, method: str, body: bytes, seconds: float = LONGEST) -> Coroutine[Any, Any, bytes]:
+        return self._run(lambda link, left: link.call(method, body, left), seconds)
+
+    async def _run(self, work: Callable[[Link, float], Awaitable[bytes]], seconds: float) -> bytes:
         self._check_open()
         try:
-            return await self._links.ask(method, body, seconds)
+            return await self._links.run(work, seconds)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
@@ -452,6 +506,7 @@ class EtcdBackend:
         """The child lets go of the parent's connections without a word, and has sessions of its own."""
         if child:
             self._doubt, self._holds = {}, {}
+            self._keys.forget()
             self._held.forget()
             self._sessions.forget()
             self._links.forget()

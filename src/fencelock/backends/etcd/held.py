@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MOMENT = 0.1
 """Seconds after which a held claim is watched."""
 LINGER = 2.0
-"""Seconds without any after which the watch ends: starting it anew costs a thread in the blocking world."""
+"""Seconds without any after which the watch ends, as starting it anew costs a thread in the blocking world; and without a
+new one, after which watches end that waiters have kept."""
 PAUSE = 0.5
 """Seconds between two tries when etcd cannot be reached: the deadline of each lease counts down meanwhile."""
 ASK_SECONDS = 2.0
@@ -74,6 +75,8 @@ class Held:
         self._left: list[Watcher] = []
         self._shortest = LONGEST
         """No ttl of what is held is below this."""
+        self._added = -inf
+        """When something was added, if the links have not been quiet since."""
         self._bell: LoudBell | None = None
         self._asleep = False
         self._closed = False
@@ -83,7 +86,8 @@ class Held:
         with self._mutex:
             if self._closed or key in self._watched:
                 return
-            self._young[key] = Entry(key, id, revision, self._world.now(), ttl)
+            self._added = self._world.now()
+            self._young[key] = Entry(key, id, revision, self._added, ttl)
             self._shortest = min(self._shortest, ttl)
             if self._bell is not None:
                 if self._asleep:
@@ -157,6 +161,9 @@ class Held:
                         logging.getLogger("fencelock").exception(log)
                     self._watch_anew()
                     pause = PAUSE
+                if 0 <= self._added <= self._world.now() - LINGER:
+                    self._added = -inf
+                    self._links.quiet()
                 with self._mutex:
                     now = self._world.now()
                     empty = not self._young and not self._watched
@@ -167,6 +174,8 @@ class Held:
                     timeout = LINGER if empty else self._timeout(now, pause)
                     if link is not None:
                         timeout = min(timeout, max(0.0, probed + self._shortest / 3 - now))
+                    if self._added >= 0:
+                        timeout = min(timeout, max(0.0, self._added + LINGER - now))
                     self._asleep = pause is None and not self._young
                 if link is not None:
                     self._end_left(link)
@@ -240,7 +249,7 @@ class Held:
         with self._mutex:
             left, self._left = self._left, []
         for watcher in left:
-            link.watches.end(watcher)
+            link.watches.end(watcher, at_once=True)
 
     def _rung(self, entry: Entry) -> None:
         self._news.append(entry)

@@ -24,6 +24,9 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME = 1, 2, 3
 CANCEL, REFUSED = 8, 7
 """Codes for a stream that is broken off: by whom it is of no more use to; by a server that has not begun with it."""
 
+MEASURING = bytes((2, 4, 16, 16, 9, 14, 7, 7))
+"""What grpc-go's server pings with after each message, to find out how much it may have on its way: no sign of life."""
+
 OUR_MAX_FRAME = 16384
 OUR_WINDOW = 2**30
 """What the server may send before we say that there is room: more than any answer that we ask for."""
@@ -189,6 +192,8 @@ class Connection:
         self._unopened: deque[tuple[Stream, bytes, bytes, bool]] = deque()
         self._unsent: deque[Unsent] = deque()
         self._received = 0
+        self._pong = b""
+        """An answer that may wait for the next message: sent by itself, it would wake the server once more for each call."""
         self._continued: tuple[int, int, bytes] | None = None
 
     def hello(self) -> bytes:
@@ -247,7 +252,8 @@ class Connection:
         if not self._unsent and size <= self._max_frame and size <= self._window and size <= stream._window:
             self._window -= size
             stream._window -= size
-            return _frame(DATA, END_STREAM if end else 0, stream.id, data)
+            pong, self._pong = self._pong, b""
+            return pong + _frame(DATA, END_STREAM if end else 0, stream.id, data)
         self._unsent.append(Unsent(stream, data, end))
         return self._go_on()
 
@@ -301,6 +307,9 @@ class Connection:
         if kind == SETTINGS:
             return b"" if flags & ACK else self._settings(payload)
         if kind == PING:
+            if payload == MEASURING and not flags & ACK:
+                self._pong = _frame(PING, ACK, 0, payload)
+                return b""
             return b"" if flags & ACK else _frame(PING, ACK, 0, payload)
         if kind == WINDOW_UPDATE:
             more = _number_in(payload) & 0x7FFFFFFF

@@ -1,11 +1,11 @@
 """Where things are kept: one key for what is true of the namespace, one for each claim, and tombstones.
 
-    <prefix>/<namespace>/about                     layout and base of the tokens, written once
-    <prefix>/<namespace>/claims/<name>/<claim id>  a claim, under its session's lease: mode and owner
-    <prefix>/<namespace>/tombs/<claim id>          a claim that was abandoned while it may still have been on its way
-    <prefix>/<namespace>/records/<key>             a record, under a lease of its own: its token and value
+    <prefix>/<namespace>/about                   layout and base of the tokens, written once
+    <prefix>/<namespace>/claims/<name>/<ending>  a claim, under its session's lease: mode and owner, and then its id
+    <prefix>/<namespace>/tombs/<claim id>        a claim that was abandoned while it may still have been on its way
+    <prefix>/<namespace>/records/<key>           a record, under a lease of its own: its token and value
 
-Names are percent-encoded, so a slash ends them.
+Names are percent-encoded, so a slash ends them. An ending is used again for later claims: see `keys.py`.
 """
 
 from __future__ import annotations
@@ -85,12 +85,19 @@ def data(key: str) -> bytes:
 def value(claim: Claim) -> bytes:
     """Return what is written down of a claim."""
     mode = "x" if not claim.shared else "s" if claim.limit is None else str(claim.limit)
-    return f"{mode} {claim.owner}".encode()
+    return f"{mode} {claim.owner}\n{claim.id}".encode()
+
+
+def is_of(pair: Pair, claim: Claim) -> bool:
+    """Return whether it is this claim that has the key."""
+    return pair.value.endswith(b"\n" + claim.id.encode())
 
 
 def spot(pair: Pair) -> Spot:
     """Read a claim; one whose value was not asked for counts as exclusive."""
-    mode, _, owner = pair.value.decode(errors="replace").partition(" ")
+    mode, _, rest = pair.value.decode(errors="replace").partition(" ")
+    before, line, last = rest.rpartition("\n")
+    owner = before if line else last
     shared = mode not in ("", "x")
     return Spot(text(pair.key), shared, int(mode) if mode.isdecimal() else None, owner, pair.created, pair.lease)
 

@@ -44,9 +44,12 @@ class Line:
         self._layout = layout
 
     async def watch(
-        self, seat: Seat, timeout: float, look: Callable[[], Awaitable[Grant | Busy | None]]
+        self, seat: Seat, timeout: float, look: Callable[[int], Awaitable[Grant | Busy | None]]
     ) -> Grant | Busy | None:
-        """Wait until somebody ahead may have left, for so long at most; return what there is to see before that."""
+        """Wait until somebody ahead may have left, for so long at most; return what there is to see then.
+
+        `look` is told the revision that it has to see, or 0 if it has to see all that there is.
+        """
         by = seat.blocked.by
         until = self._world.now() + timeout
         end = self._sessions.end_of(by)
@@ -61,21 +64,28 @@ class Line:
         watchers: list[Watcher] = []
         try:
             bell = self._world.bell()
-            watchers += (link.watches.begin(key, behind, 0, bell.set) for key, behind in ranges)
+            watchers += (
+                (None if behind else link.watches.resume(key, seat.seen, bell.set))
+                or link.watches.begin(key, behind, 0, bell.set)
+                for key, behind in ranges
+            )
             await self._hear(link, bell, watchers, until)
             if not any(watcher.deleted or watcher.broken for watcher in watchers):
-                if max(watcher.since for watcher in watchers) > seat.seen:
-                    outcome = await look()  # for what happened between our last look and the watch
+                if (since := max(watcher.since for watcher in watchers)) > seat.seen:
+                    outcome = await look(since)  # for what happened between our last look and the watch
                     if not isinstance(outcome, Busy) or outcome.handle.blocked != seat.blocked:
                         return outcome
                 await self._hear(link, bell, watchers, until)
         finally:
             for watcher in watchers:
-                link.watches.end(watcher)
+                if len(by) == 1:
+                    link.watches.keep(watcher)
+                else:
+                    link.watches.end(watcher)
             self._links.give(link)
         if link.usable and any(watcher.broken and not watcher.compacted for watcher in watchers):
             await self._world.sleep(min(timeout, REFUSED_PAUSE))
-        return None
+        return await look(max(watcher.gone if watcher.deleted else 0 for watcher in watchers))
 
     async def _hear(self, link: Link, bell: Event, watchers: Sequence[Watcher], until: float) -> None:
         """Listen until something happens, the beginning of all watches included if they have not begun."""

@@ -152,7 +152,7 @@ class Link:
         """Open a stream with a first message; it is closed at once if that cannot be."""
         if not self.wire.open or self._http.retiring:
             stream.closed, stream.reset = True, REFUSED
-        elif data := self._http.open(stream, self._block(method), body, end=end):
+        elif data := self._unsaid() + self._http.open(stream, self._block(method), body, end=end):
             self.wire.tell(data)
 
     def say(self, stream: Stream, *bodies: bytes) -> None:
@@ -160,12 +160,20 @@ class Link:
         if data := self._http.say(stream, *bodies):
             self.wire.tell(data)
 
+    def _unsaid(self) -> bytes:
+        stream, bodies = self.watches.unsaid()
+        return self._http.say(stream, *bodies) if stream is not None and bodies else b""
+
     # ------------------------------------------------------------------ what comes
 
     @property
     def usable(self) -> bool:
         """Whether something may be begun on it."""
         return not self.retired and self.wire.open and not self._http.retiring
+
+    def heard_within(self, seconds: float) -> bool:
+        """Whether the member has said something lately."""
+        return self._world.now() - self.heard < seconds
 
     @property
     def idle(self) -> bool:

@@ -135,6 +135,17 @@ class Links:
             else:
                 self._idle.append(link)
 
+    def quiet(self) -> None:
+        """Have etcd tell no more of what nobody waits for: in the blocking world nobody reads it."""
+        for _ in range(len(self._idle)):
+            try:
+                link = self._idle[-1] if self._shared else self._idle.pop(0)
+            except IndexError:
+                break
+            link.watches.rest()
+            if not self._shared:
+                self.give(link)
+
     def avoid(self, link: Link) -> None:
         """Go to another member, if there is one: this one has lost the others, or does not let us do what we have to."""
         self._turn(link)

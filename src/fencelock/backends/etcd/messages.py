@@ -20,7 +20,7 @@ AUTHENTICATE, STATUS = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Mainten
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
 EQUAL, LESS = 0, 2
-OF_CREATION, OF_CHANGE = 1, 2
+OF_CREATION, OF_CHANGE, OF_VALUE = 1, 2, 3
 NO_PUTS = 0
 DELETED = 1
 
@@ -67,6 +67,11 @@ def unchanged(key: bytes, revision: int) -> bytes:
     return _int(1, EQUAL) + _int(2, OF_CHANGE) + _bytes(3, key) + _int(6, revision)
 
 
+def valued(key: bytes, value: bytes) -> bytes:
+    """Compare what is written at a key; one that is not there is as good as no value."""
+    return _int(1, EQUAL) + _int(2, OF_VALUE) + _bytes(3, key) + _bytes(7, value)
+
+
 def none_below(prefix: bytes) -> bytes:
     """Compare: there is no key that begins with the prefix."""
     return absent(prefix) + _bytes(64, after(prefix))
@@ -94,6 +99,11 @@ def below(
     if until:
         out += _int(13, until)
     return out
+
+
+def local(body: bytes) -> bytes:
+    """Have a range be answered as far as a member knows, which may be less than the others do, without asking them."""
+    return body + _int(7, 1)
 
 
 def count(key: bytes) -> bytes:
@@ -261,7 +271,8 @@ class News(NamedTuple):
     canceled: bool
     compacted: int
     reason: str
-    deleted: list[bytes]
+    deleted: int
+    """The revision of the last deletion that it tells of, or 0."""
 
 
 def header(fields: Fields) -> Header:
@@ -320,11 +331,11 @@ def read_token(data: bytes) -> str:
 def read_news(data: bytes) -> News:
     """Read what a watch says."""
     fields = _read(data, (11,))
-    deleted = []
+    deleted = 0
     for item in fields[11]:
         event = _read(item)
         if event.get(1, 0) == DELETED:
-            deleted.append(_pair(event.get(2, b"")).key)
+            deleted = max(deleted, _pair(event.get(2, b"")).changed)
     reason = bytes(fields.get(6, b"")).decode(errors="replace")
     return News(
         fields.get(2, 0),

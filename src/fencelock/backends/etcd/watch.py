@@ -1,4 +1,9 @@
-"""Watches: one stream for all of a link's. Each watches a key or a range for deletions, and rings when there is news."""
+"""Watches: one stream for all of a link's. Each watches a key or a range for deletions, and rings when there is news.
+
+Who waits in turns with the same others waits for the same key again and again, as keys are used again (`keys.py`). So the
+last watch that has served is kept for a while: the next wait for that key needs neither a new watch nor a look at what
+happened before it began, and is not told late (see `Watches.begin`).
+"""
 
 from __future__ import annotations
 
@@ -14,25 +19,34 @@ if TYPE_CHECKING:
 
 UNSAID = 8
 """Watches that may be over without etcd having been told."""
+FRESH = 1.0
+"""Seconds within which a link must have spoken for a watch that was kept to be trusted: a new one would be answered."""
 
 
 class Watcher:
     """One watch. It is over when something was deleted, or when it was `broken` off: then whoever watches has to look."""
 
-    __slots__ = ("broken", "compacted", "deleted", "id", "reason", "ring", "since")
+    __slots__ = ("after", "broken", "compacted", "gone", "id", "key", "reason", "ring", "since")
 
-    def __init__(self, id: int, revision: int, ring: Callable[[], object]) -> None:
+    def __init__(self, id: int, key: bytes, revision: int, ring: Callable[[], object]) -> None:
         self.id = id
+        self.key = key
         self.ring = ring
         self.since = revision - 1
         """The last revision that it does not see; -1 while that is not known."""
-        self.deleted: list[bytes] = []
+        self.gone = self.after = 0
+        """The revision of the last deletion, and the one up to which that is of no interest."""
         self.broken = False
         """Whether it sees no more: its revision was compacted, or its member lost the others, or the link broke."""
         self.compacted = False
         """Whether what it has missed can be told no more."""
         self.reason = ""
         """What etcd said to that."""
+
+    @property
+    def deleted(self) -> bool:
+        """Whether something was deleted."""
+        return self.gone > self.after
 
 
 class Watches:
@@ -43,6 +57,7 @@ class Watches:
         self._stream: Stream | None = None
         self._watchers: dict[int, Watcher] = {}
         self._unsaid: list[bytes] = []
+        self._kept: Watcher | None = None
         self._last = 0
 
     def begin(self, key: bytes, end: bytes, revision: int, ring: Callable[[], object]) -> Watcher:
@@ -52,7 +67,7 @@ class Watches:
         from now on is told at once, of when that is too, and has to look for itself what it has missed.
         """
         self._last += 1
-        watcher = self._watchers[self._last] = Watcher(self._last, revision, ring)
+        watcher = self._watchers[self._last] = Watcher(self._last, key, revision, ring)
         body = watch(self._last, key, end, revision)
         if self._stream is None or self._stream.closed:
             self._unsaid.clear()
@@ -65,20 +80,50 @@ class Watches:
             self._unsaid.clear()
         return watcher
 
-    def end(self, watcher: Watcher) -> None:
-        """Watch no longer. That is said along with the next watch if there is nothing left to see: no key comes again."""
+    def resume(self, key: bytes, seen: int, ring: Callable[[], object]) -> Watcher | None:
+        """Go on with the watch that was kept, if it is for this key, which was there at the revision `seen`."""
+        kept = self._kept
+        if kept is None or kept.key != key or not self._link.heard_within(FRESH):
+            return None
+        self._kept = None
+        kept.after, kept.ring = seen, ring
+        return kept
+
+    def keep(self, watcher: Watcher) -> None:
+        """Watch no longer, for now: the one that was kept before ends instead."""
+        if self._watchers.get(watcher.id) is watcher and watcher.deleted:
+            watcher.ring = _nobody
+            before, self._kept = self._kept, watcher
+            if before is not None:
+                self.end(before)
+        else:
+            self.end(watcher)
+
+    def rest(self) -> None:
+        """End the watch that was kept."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self.end(kept, at_once=True)
+
+    def end(self, watcher: Watcher, *, at_once: bool = False) -> None:
+        """Watch no longer. That is said along with whatever is said next if it has served: there is little left to see."""
         if self._watchers.get(watcher.id) is not watcher:  # on every link the numbers begin anew
             return
         del self._watchers[watcher.id]
         if self._stream is not None:
             self._unsaid.append(unwatch(watcher.id))
-            if not watcher.deleted or len(self._unsaid) >= UNSAID:
+            if at_once or not watcher.deleted or len(self._unsaid) >= UNSAID:
                 self._link.say(self._stream, *self._unsaid)
                 self._unsaid.clear()
 
+    def unsaid(self) -> tuple[Stream | None, list[bytes]]:
+        """Return what is to be said, and on which stream, along with whatever is said next."""
+        unsaid, self._unsaid = self._unsaid, []
+        return self._stream, unsaid
+
     def close(self) -> None:
         """End them all: whoever watches looks, and watches anew elsewhere."""
-        watchers, self._watchers = self._watchers, {}
+        watchers, self._watchers, self._kept = self._watchers, {}, None
         stream, self._stream = self._stream, None
         if stream is not None:
             self._link.cancel(stream)
@@ -100,14 +145,20 @@ class Watches:
                 if news.canceled and news.id == -1:  # refused, without saying which: those who may have meant it look
                     self.close()
                 continue
-            watcher.deleted += news.deleted
+            watcher.gone = max(watcher.gone, news.deleted)
             if news.canceled:
                 watcher.broken, watcher.compacted, watcher.reason = True, bool(news.compacted), news.reason
                 del self._watchers[news.id]
+                if self._kept is watcher:
+                    self._kept = None
             begun = news.created and watcher.since < 0
             if begun:
                 watcher.since = news.revision
-            if begun or news.canceled or news.deleted:
+            if begun or news.canceled or watcher.deleted:
                 watcher.ring()
         if stream.closed:
             self.close()
+
+
+def _nobody() -> None:
+    """Ring for nobody."""

@@ -69,7 +69,7 @@ class Turn:
 class Link:
     """One session of the server's."""
 
-    __slots__ = ("_due", "_world", "bell", "greeting", "host", "id", "made", "pooled", "ttl", "used", "wire")
+    __slots__ = ("_due", "_world", "bell", "first", "greeting", "host", "id", "made", "pooled", "ttl", "used", "wire")
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -79,6 +79,8 @@ class Link:
         self.id = 0
         self.host = ""
         """Where the server sees us: with the number of the session, what tells it from all others there ever were."""
+        self.first = 0
+        """A token from before this session: all that are minted in it are above, unless somebody has emptied the table."""
         self.made = world.now()
         self.ttl = 0
         """Seconds after which the server ends the session if nothing is heard of it."""

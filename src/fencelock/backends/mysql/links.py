@@ -37,8 +37,6 @@ class Links:
         self.mariadb = True
         self.reserved = 0
         """No token above this may be granted before it is reserved, on disk."""
-        self._first = 0
-        """Where the server began with tokens: there are none below, unless somebody has emptied the table."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
         self._world = world
@@ -49,6 +47,7 @@ class Links:
         self._warned = False
         self._census: tuple[float, frozenset[int]] = (0.0, frozenset())
         self._counting: Event | None = None
+        self._begun: Event | None = None
 
     # ------------------------------------------------------------------ having one
 
@@ -104,7 +103,7 @@ class Links:
             greeting = await self._log_in(link, dialer, place, until)
             self.mariadb = greeting.mariadb
             link.ttl = ttl
-            await self._introduce(link, max(0.5, until - self._world.now()))
+            await self._introduce(link, greeting.id, max(0.5, until - self._world.now()))
         except BaseException:
             self.drop(link)
             self.check_open()  # then that is why
@@ -141,13 +140,19 @@ class Links:
         answer: Packet = reply.answer
         return answer
 
-    async def _introduce(self, link: Link, patience: float) -> None:
+    async def _introduce(self, link: Link, promised: int, patience: float) -> None:
         """Settle the session, and learn what has to be known of the server."""
-        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, sql.HOST, sql.CLUSTER, sql.VERSION, sql.FIRST]
+        host_of = sql.HOST if self.mariadb else sql.MYSQL_HOST
+        asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, host_of, sql.CLUSTER, sql.VERSION, sql.FIRST]
         settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
+        if int(id) & 0xFFFFFFFF != promised:
+            raise EngineUnavailable(
+                f"{self.address} is a proxy: it greets as session {promised}, and its answers come from {sql_words(id)}. A "
+                "lock lives in one session, which such a proxy may change or share; connect to the server itself"
+            )
         known = dict(cluster.rows)
         self._refuse_clusters(known)
         if read_only not in (b"0", b"OFF"):
@@ -163,11 +168,10 @@ class Links:
                 f"{self.address}: the tables in {sql_words(database)!r} were made by another release of fencelock (layout "
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
-        if self.database is None or not rows_of(first):
-            # The server was started anew, or is another one; or we were, and look whether its data were restored from a copy.
-            floor = 0 if rows_of(first) else int(reserved or 0)
-            *_, first = await self.ask(link, [sql.SWEEP, sql.begin(floor), sql.FIRST], patience)
-        self._first = int(rows_of(first)[0][0] or 0)
+        if not rows_of(first):  # the server was started anew, or is another one
+            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], patience)
+        await self._begin(link, patience)
+        link.first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
@@ -179,6 +183,22 @@ class Links:
                 self.address,
                 sql_words(flush),
             )
+
+    async def _begin(self, link: Link, patience: float) -> None:
+        """See to it, once for all connections, that tokens are not below the clock: data may be from an old copy."""
+        while (begun := self._begun) is not None:
+            if not await begun.wait(patience):
+                raise Unanswered(f"{self.address}: no answer within {patience:g} s")
+            if self._begun is begun:
+                return
+        begun = self._begun = self._world.event()
+        try:
+            await self.ask(link, [sql.SWEEP, sql.begin(0)], patience)
+        except BaseException:
+            self._begun = None  # the next one has to
+            raise
+        finally:
+            begun.set()
 
     async def create(self, link: Link, patience: float, *, group: bool) -> None:
         """Make the tables; those of a group, and of who allows no others, are all on disk."""
@@ -234,7 +254,7 @@ class Links:
 
     async def reserve(self, link: Link, token: int, patience: float) -> None:
         """See to it that a token may be granted: whatever happens to the server, none will be granted twice."""
-        if token <= self._first:
+        if token <= link.first:
             raise EngineUnavailable(
                 f"{self.address}: somebody has emptied fencelock_holders, which has the tokens' number"
             )
@@ -314,7 +334,7 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.wire.forget()
-        self._all, self._idle, self._counting = set(), [], None
+        self._all, self._idle, self._counting, self._begun = set(), [], None, None
 
 
 class MysqlSchema:

@@ -24,6 +24,8 @@ class Greeting(NamedTuple):
     abilities: int
     nonce: bytes
     plugin: str
+    id: int = 0
+    """The session's number, of which a greeting has the last 32 bits."""
 
     @property
     def mariadb(self) -> bool:
@@ -44,7 +46,13 @@ def read_greeting(body: bytes) -> Greeting:
     abilities = int.from_bytes(rest[13:15], "little") | int.from_bytes(rest[18:20], "little") << 16
     nonce = rest[4:12] + rest[31 : 31 + max(12, rest[20] - 9)]
     plugin = rest[31 + max(13, rest[20] - 8) :].partition(b"\0")[0].decode(errors="replace")
-    return Greeting(body[1:end].decode(errors="replace"), abilities, nonce[:20], plugin or NATIVE)
+    return Greeting(
+        body[1:end].decode(errors="replace"),
+        abilities,
+        nonce[:20],
+        plugin or NATIVE,
+        int.from_bytes(rest[:4], "little"),
+    )
 
 
 def ask_for_tls() -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
 from math import ceil
 
-from fencelock.backends.postgres.link import Link, Statement
+from fencelock.backends.postgres.link import KNOWN_KEPT, Link, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
@@ -43,26 +43,18 @@ SWEEP_AT = 64
 BEGIN = Statement("fl_begin", "SELECT fencelock.begin_session()")
 INTRODUCE = Statement("fl_introduce", "SELECT fencelock.introduce($1, $2, $3, $4)")
 # Plain SQL, not a function: it is half of what an uncontended lock costs. From now on the session ends when it is idle for
-# the ttl, if it has the lock or is about to wait for it.
-# A token that is far behind the clock, as after a backup was restored, is drawn again by a function that sees to that.
-_MINT = (
-    "FROM (SELECT CASE WHEN drawn < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN fencelock.mint() "
-    "ELSE drawn END AS token"
-)
+# the ttl, if it has the lock or is about to wait for it. A token that is far behind the clock, as after a restore, is
+# drawn again by a function that sees to that.
 SEIZE = Statement(
     "fl_seize",
     "SELECT token, CASE WHEN token IS NOT NULL OR $4 THEN set_config('idle_session_timeout', $2, false) || "
     "set_config('application_name', 'fencelock ' || coalesce(token::text, '-') || ' ' || $2, false) END "
-    f"{_MINT} FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
+    "FROM (SELECT CASE WHEN drawn < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN fencelock.mint() "
+    "ELSE drawn END AS token "
+    "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
     "THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS tried OFFSET 0) AS minted",
 )
-# The session has tried to seize it before: if this is cancelled, what that has set is still there.
-LINE_UP = Statement(
-    "fl_line_up",
-    "SELECT token, set_config('application_name', 'fencelock ' || token || ' ' || $2, false) "
-    f"{_MINT} FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_advisory_lock_shared($1)::text ELSE pg_advisory_lock($1)::text "
-    "END IS NOT NULL THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS waited OFFSET 0) AS minted",
-)
+LINE_UP = Statement("fl_line_up", "CALL fencelock.line_up($1, $2, $3, NULL, NULL)")
 _FORGET = "set_config('idle_session_timeout', $2, false)"
 UNLOCK = Statement("fl_unlock", f"SELECT pg_advisory_unlock($1), {_FORGET}")
 UNLOCK_SHARED = Statement("fl_unlock_shared", f"SELECT pg_advisory_unlock_shared($1), {_FORGET}")
@@ -94,6 +86,8 @@ class AdvisoryBackend:
         """Sessions that were given up without an answer, by claim: they may yet get the lock."""
         self._gone: dict[str, None] = {}
         """Claims that were abandoned under somebody who still asks for them."""
+        self._contended: set[int] = set()
+        """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
         self._sweep_at = SWEEP_AT
 
     # ------------------------------------------------------------------ the protocol
@@ -131,8 +125,10 @@ class AdvisoryBackend:
                 link.learn(claim.owner, seat.key)
                 sent = seat.sent = self._world.now()
             # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
-            words = (seat.key, _ms(claim.ttl), claim.shared, queue)
-            ((token, _),) = await link.ask(SEIZE, words, patience, keep=True)
+            token = None
+            if not queue or seat.key not in self._contended:
+                words = (seat.key, _ms(claim.ttl), claim.shared, queue)
+                ((token, _),) = await link.ask(SEIZE, words, patience, keep=True)
             if token is None and queue:
                 await link.prepare(LINE_UP, patience, keep=True)
         except ServerError as error:
@@ -148,6 +144,9 @@ class AdvisoryBackend:
             seat.token = int(token)
             return Grant(claim, seat.token, sent)
         if queue:
+            if len(self._contended) >= KNOWN_KEPT:
+                self._contended.clear()
+            self._contended.add(seat.key)
             seat.lined_up, seat.sent = True, self._world.now()
             link.send(LINE_UP, (seat.key, _ms(claim.ttl), claim.shared))
         else:
@@ -174,8 +173,10 @@ class AdvisoryBackend:
         """Wait for the answer to LINE_UP; return None if it is still to come."""
         link, claim = seat.link, seat.claim
         try:
-            ((token, _),) = await link.answer(timeout, keep=True)
+            ((token, waited),) = await link.answer(timeout, keep=True)
             seat.token = int(token or 0)
+            if waited != b"t":
+                self._contended.discard(seat.key)
             if self._world.now() - seat.sent > claim.ttl / 3:
                 # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
                 seat.sent = self._world.now()

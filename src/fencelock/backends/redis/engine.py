@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
+from fencelock.backends.redis.dial import ServerError
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.core.backend import GRACE
 from fencelock.core.world import Command, Dialer, Event, World
-from fencelock.errors import EngineUnavailable, LimitMismatch
+from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
     Claim,
@@ -38,8 +39,9 @@ BATCH = 500
 LONGEST, SHORTEST = 5.0, 0.2
 """Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
 
-LINGER = 0.02
-"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile."""
+LINGER = 0.1
+"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile: a thirtieth
+of the ttl, but no more than this. If the holder runs out just then, the waiter is so much late."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -47,6 +49,16 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 
 
 NOT_CALLED = (0, 0)
+RELEASED = b"released"
+
+
+class Form(NamedTuple):
+    """What all claims of a kind have in common: the commands about them, packed but for id and seat, and how long to wait."""
+
+    attempt: str
+    release: str
+    patience: float
+    linger: float
 
 
 class Seat(NamedTuple):
@@ -72,6 +84,7 @@ class RedisBackend:
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
         self._contended = False
+        self._form = lru_cache(BUCKETS)(self._make_form)
         self._base = lru_cache(BUCKETS)(self._make_base)
         self.records = RedisRecords(self._links, self._base)
 
@@ -79,10 +92,9 @@ class RedisBackend:
 
     def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
         """Take the lock or a place in line."""
-        # Only after a lock that was taken: where locks are free, it would but cost time.
-        linger = 0.0 if not (queue and self._contended) else LINGER if patience is None else min(LINGER, patience)
         seat = self._seats.pop(claim.id, None) if self._seats else None
-        return self._attempt(claim, queue, seat, patience, linger)
+        # To linger only after a lock that was taken: where locks are free, one that is not is rather told so at once.
+        return self._attempt(claim, queue, seat, patience, queue and self._contended)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
@@ -102,34 +114,38 @@ class RedisBackend:
             if round == seat.round:
                 self._rise(claim, seat)
                 return Grant(claim, token, busy.since)
-        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), 0.0)
+        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), False)
 
     async def _attempt(
-        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, linger: float
+        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, lingers: bool
     ) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
-        patience = _patience(ttl)
+        form, _, patience, linger = self._form(name, ttl, owner, shared, limit)
         if seat is not None and not self._links.usable(seat.link, patience):
             self._rise(claim, seat)
             seat = None
         link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
         if within is not None:
-            patience = min(patience, max(within, GRACE))
+            patience, linger = min(patience, max(within, GRACE)), max(0.0, min(linger, within))
         if self._links.owed:
             await self._links.pay(link)
         sent = self._world.now()
+        round = next(self._rounds)
         busy = False
         try:
-            mode = "x" if not shared else "s" if limit is None else limit
-            round = next(self._rounds)
-            args = (name, id, _ms(ttl), mode, owner, f"{link.channel}:{round}" if queue else "")
-            answer = await self._links.ask(link, ATTEMPT, (self._base(name),), args, patience, linger)
-            busy = queue and type(answer) is int and answer < 0
-            self._contended = busy
+            place = f"{link.channel}:{round}" if queue else ""
+            command = f"{form}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
+            answer = await link.wire.ask(command, patience, linger if lingers else 0.0)
+            if type(answer) is ServerError:
+                answer = await self._links.mend(link, ATTEMPT, command, patience, answer)
+            busy = self._contended = queue and type(answer) is int and answer < 0
             if busy and link.calls:
                 token, called = link.calls.pop(id, NOT_CALLED)
                 if called == round:  # by the way: the call came with the answer
                     busy, answer = False, token
+        except Unanswered:
+            self._links.doubt(link)
+            raise
         finally:
             if busy:
                 self._sit(claim, seat, link, round)
@@ -151,7 +167,7 @@ class RedisBackend:
             self._rise(claim, seat)
         keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
         try:
-            await self._links.run(ABANDON, keys, args, _patience(claim.ttl), GRACE)
+            await self._links.run(ABANDON, ABANDON.pack(keys, args), _patience(claim.ttl), GRACE)
         except EngineUnavailable:
             # What was asked for may be carried out when a server that hangs goes on.
             self._links.owed.append(ABANDON.teach(keys, args))
@@ -171,12 +187,15 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        name, ttl, _, _, _, id = grant.claim
-        return bool(await self._links.run(RELEASE, (self._base(name),), (name, id), _patience(ttl)))
+        name, ttl, owner, shared, limit, id = grant.claim
+        _, form, patience, _ = self._form(name, ttl, owner, shared, limit)
+        command = f"{form}${len(id)}\r\n{id}\r\n".encode()
+        answer: bytes = await self._links.run(RELEASE, command, patience, linger=None)
+        return answer == RELEASED
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters = await self._links.run(INSPECT, (self._base(name),), (name,), LONGEST)
+        holders, waiters = await self._links.run(INSPECT, INSPECT.pack((self._base(name),), (name,)), LONGEST)
         return Snapshot(
             name,
             tuple(
@@ -200,7 +219,7 @@ class RedisBackend:
 
     async def force_release(self, name: str) -> int:
         """Drop the holders."""
-        return int(await self._links.run(FORCE, (self._base(name),), (name,), LONGEST))
+        return int(await self._links.run(FORCE, FORCE.pack((self._base(name),), (name,)), LONGEST))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""
@@ -233,6 +252,12 @@ class RedisBackend:
         seat.link.bells.pop(claim.id, None)
         seat.link.calls.pop(claim.id, None)
         self._links.give(seat.link)
+
+    def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
+        mode = "x" if not shared else "s" if limit is None else limit
+        keys = (self._base(name),)
+        attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 1)
+        return Form(attempt, release, _patience(ttl), min(LINGER, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

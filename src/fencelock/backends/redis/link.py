@@ -132,6 +132,15 @@ class Links:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
                 break  # another thread was faster
+            now = self._now()
+            if (
+                now - link.used < IDLE_SECONDS
+                and link.wire.waiting_since is None
+                and link.wire.open
+                and not link.doubtful
+            ):
+                link.used = now  # the ordinary case of `usable`
+                return link
             if self.usable(link, patience):
                 return link
             self.drop(link)
@@ -254,30 +263,42 @@ class Links:
     # ------------------------------------------------------------------ asking
 
     async def run(
-        self, script: Script, keys: Command, args: Command, patience: float, silent: float | None = None
+        self,
+        script: Script,
+        command: bytes,
+        patience: float,
+        silent: float | None = None,
+        linger: float | None = 0.0,
     ) -> Any:
         """Run a script, on any link; it may be repeated right away when a connection turns out to be broken.
 
         A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
         """
-        link = self.idle(patience) or await self.make()
-        if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
-            patience = min(patience, silent)
-        try:
-            return await self.ask(link, script, keys, args, patience)
-        except Unanswered:
-            if link.wire.open:
-                raise
-        finally:
-            self.give(link)
-        # An idle connection that the server had closed.
-        (answer,) = await self.run_many(script, [(keys, args)], patience)
-        return answer
+        again = 2  # idle connections that the server had closed
+        while True:
+            link = self.idle(patience) or await self.make()
+            if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
+                patience = min(patience, silent)
+            try:
+                answer = await link.wire.ask(command, patience, linger)
+                return (
+                    answer
+                    if type(answer) is not ServerError
+                    else await self.mend(link, script, command, patience, answer)
+                )
+            except Unanswered:
+                self.doubt(link)
+                if not again or link.wire.open:
+                    raise
+                again -= 1
+            finally:
+                self.give(link)
 
-    async def run_many(
-        self, script: Script, calls: Sequence[tuple[Command, Command]], patience: float, *, again: bool = True
-    ) -> list[Any]:
+    async def run_many(self, script: Script, calls: Sequence[tuple[Command, Command]], patience: float) -> list[Any]:
         """Run a script several times, all sent at once."""
+        if len(calls) == 1:
+            return [await self.run(script, script.pack(*calls[0]), patience)]
+        again = True
         while True:
             link = await self.take(patience)
             try:
@@ -308,8 +329,6 @@ class Links:
     async def _run_on(
         self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
     ) -> list[Any]:
-        if len(calls) == 1:
-            return [await self.ask(link, script, *calls[0], patience)]
         commands = [(link.wire, script.call(*call)) for call in calls]
         answers = await self._world.fan(commands, patience, _all_there)
         for place, answer in enumerate(answers):
@@ -318,20 +337,17 @@ class Links:
             self.check(answer, link)
         return answers
 
-    async def ask(
-        self, link: Link, script: Script, keys: Command, args: Command, patience: float, linger: float = 0.0
-    ) -> Any:
-        """Run a script on this link."""
-        try:
-            answer = await link.wire.ask(script.call(keys, args), patience, linger)
-        except Unanswered:
-            for other in list(self._idle):
-                other.doubtful = other.doubtful or other.used < link.used
-            raise
-        if type(answer) is ServerError:
-            if answer.kind == "NOSCRIPT":
-                answer = await link.wire.ask(script.teach(keys, args), patience)
-            self.check(answer, link)
+    def doubt(self, link: Link) -> None:
+        """Use no link again that was last used before this one went silent."""
+        for other in list(self._idle):
+            other.doubtful = other.doubtful or other.used < link.used
+
+    async def mend(self, link: Link, script: Script, command: bytes, patience: float, error: ServerError) -> Any:
+        """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
+        answer: Any = error
+        if error.kind == "NOSCRIPT":
+            answer = await link.wire.ask(script.teach_packed(command), patience)
+        self.check(answer, link)
         return answer
 
     async def scan(self, pattern: str, patience: float) -> set[str]:

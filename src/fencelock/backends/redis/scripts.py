@@ -31,6 +31,24 @@ class Script:
         """Return the command that runs it and makes the server remember it."""
         return (*self._by_text, len(keys), *keys, *args)
 
+    def pack(self, keys: Command, args: Command) -> bytes:
+        """Return the same as `call`, packed."""
+        return self.begin(keys, args, 0).encode()
+
+    def begin(self, keys: Command, args: Command, more: int) -> str:
+        """Return the beginning of a packed call, to which so many arguments are added: what never changes is packed once."""
+        words = self.call(keys, args)
+        return f"*{len(words) + more}\r\n{packed(*words)}"
+
+    def teach_packed(self, call: bytes) -> bytes:
+        """Return the same as a packed call, in the words that make the server remember the script."""
+        return call.replace(packed(*self._by_sha).encode(), packed(*self._by_text).encode(), 1)
+
+
+def packed(*words: str | int) -> str:
+    """Return words as Redis wants them."""
+    return "".join([f"${len(str(word).encode())}\r\n{word}\r\n" for word in words])
+
 
 def load(name: str) -> Script:
     """Read a script and whatever it includes."""

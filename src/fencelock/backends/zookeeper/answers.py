@@ -33,7 +33,7 @@ UNANSWERED = (
 
 
 class Answer:
-    """What kazoo puts an answer into, from its own thread. It rings, if there is somebody to be woken."""
+    """What an answer is put into, by whoever reads it; the first counts. It rings, if there is somebody to be woken."""
 
     __slots__ = ("_event", "_then", "done", "error", "value")
 
@@ -46,13 +46,15 @@ class Answer:
 
     def set(self, value: Any = None) -> None:
         """Take in what was asked for."""
-        self.value = value
-        self._ring()
+        if not self.done:
+            self.value = value
+            self._ring()
 
     def set_exception(self, error: Exception) -> None:
         """Take in that it was refused, or that nobody knows."""
-        self.error = error
-        self._ring()
+        if not self.done:
+            self.error = error
+            self._ring()
 
     def _ring(self) -> None:
         self.done = True

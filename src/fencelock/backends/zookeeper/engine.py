@@ -11,10 +11,11 @@ from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
 from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, tell
 from fencelock.backends.zookeeper.link import Link
-from fencelock.backends.zookeeper.looks import Looks, delete, queue_of
-from fencelock.backends.zookeeper.place import Place
+from fencelock.backends.zookeeper.looks import Looks, delete, pass_on, queue_of
+from fencelock.backends.zookeeper.place import News, Place
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
+from fencelock.backends.zookeeper.signs import BEAT
 from fencelock.core.backend import GRACE
 from fencelock.core.session import Session
 from fencelock.core.world import World
@@ -100,7 +101,10 @@ class ZooKeeperBackend:
             if place.called and self._stands(place):
                 # Nobody can have come in between. That we are still there ourselves is as good as certain, as the server
                 # would have ended the connection with the session: if our node was taken away by hand, we hear of it soon.
-                place.session.handle.check(place.path, partial(self._lost_if, place))
+                # If it was there a moment ago, the next beat of the session's pulse is soon enough, as it is for any grant.
+                link = place.session.handle
+                if self._world.now() - place.looked > link.seconds * BEAT:
+                    link.check(place.path, partial(self._lost_if, place))
                 return self._granted(place)
         children = place.seen
         place.hush()
@@ -197,13 +201,13 @@ class ZooKeeperBackend:
         told = tell(place.session.ttl, claim.owner)
         create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
-        layout = GetData(self._paths.layout, None)
-        made, found, under = await link.ask(create, look, layout, patience=patience)
+        place.looked, place.first = self._world.now(), False
+        made, found = await link.ask(create, look, patience=patience)
         for _ in range(TRIES):
             if made.missing:
                 # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
                 parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
-                there, made, found, under = await link.ask(parent, create, look, layout, patience=patience)
+                there, made, found = await link.ask(parent, create, look, patience=patience)
                 if there.missing:
                     await self._sessions.settle(link, patience)
                 elif not there.existed:
@@ -211,12 +215,14 @@ class ZooKeeperBackend:
                 continue
             path, stat = made.get()
             place.node = path.rpartition("/")[2]
-            if link.is_under(under, stat.czxid):
+            if link.doubts:
+                await self._sessions.settle(link, patience)
+            if link.layout.czxid < stat.czxid:
                 place.token = link.layout.token(stat.czxid)
                 return found.get()  # type: ignore[no-any-return]
             # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
             await self._reject(place, patience)
-            made, found, under = await link.ask(create, look, layout, patience=patience)
+            made, found = await link.ask(create, look, patience=patience)
         raise EngineUnavailable(f"{place.parent} cannot be used: somebody keeps removing it")
 
     async def _reject(self, place: Place, patience: float) -> None:
@@ -231,6 +237,7 @@ class ZooKeeperBackend:
         `anew` counts the ttl from here, which takes the leader.
         """
         link = place.session.handle
+        place.looked = self._world.now()
         if place.node is not None:
             sign = (Sync(place.parent),) if anew else ()
             *_, found = await link.ask(*sign, GetChildren(place.parent, None), patience=patience)
@@ -277,9 +284,7 @@ class ZooKeeperBackend:
         if isinstance(answer, Admitted):
             return self._granted(place)
         if queue:
-            place.watch(
-                self._world, {node.name: _is_last(nodes, node, claim) for node in nodes if node.id in answer.by}
-            )
+            place.watch(self._world, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
         else:
             await self._remove(place, _patience(claim.ttl))
         return Busy(claim._replace(ttl=session.ttl), session.since, handle=place)
@@ -287,6 +292,7 @@ class ZooKeeperBackend:
     def _granted(self, place: Place) -> Grant:
         place.leave()
         session = place.session
+        place.first = not place.claim.shared
         session.handle.hold(place.path, partial(self._lost_if, place))
         self._keep(place)
         return Grant(place.claim._replace(ttl=session.ttl), place.token, session.since, place)
@@ -296,7 +302,7 @@ class ZooKeeperBackend:
         link = place.session.handle
         there = False
         if place.node is not None:
-            there = await delete(link, place.path, patience)
+            there = await (pass_on if place.first else delete)(link, place.path, patience)
         else:
             for node in await queue_of(link, place.parent, patience):
                 if node.id == place.claim.id:
@@ -355,9 +361,11 @@ class ZooKeeperBackend:
                 self.on_gone(id)
 
 
-def _is_last(nodes: list[Node], node: Node, claim: Claim) -> bool:
-    """Return whether the claim may hold the name as soon as that node is gone."""
-    return isinstance(admit([other for other in nodes if other is not node], claim), Admitted)
+def _news(nodes: list[Node], node: Node, claim: Claim) -> News:
+    """Return what it would mean for the claim that this node is gone, and that it was passed on."""
+    others = [other for other in nodes if other is not node]
+    after = nodes[nodes.index(node) + 1 :]
+    return News(isinstance(admit(others, claim), Admitted), isinstance(admit(after, claim), Admitted))
 
 
 def _is_held(grant: Grant) -> bool:

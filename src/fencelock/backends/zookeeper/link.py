@@ -6,8 +6,8 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
-from kazoo.protocol.states import EventType, KazooState
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
+from kazoo.protocol.states import KazooState
 
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.answers import Answer
@@ -21,13 +21,13 @@ from fencelock.errors import EngineUnavailable, Unanswered
 Listener = Callable[[bool | None], None]
 """Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
 
-BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync)
+BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync, Transaction)
 
 
 class Link:
     """A connection that lives as long as its session.
 
-    kazoo's thread calls `_made`, `_changed`, `_fired` and whatever listens; all of that must not wait.
+    kazoo's thread calls `_made` and `_changed`, and whoever reads calls `_fired` and whatever listens; that must not wait.
     """
 
     def __init__(self, world: World, address: Address, seconds: float, on_end: Callable[[], None]) -> None:
@@ -39,6 +39,9 @@ class Link:
         self.stopped = False
         """Whether nothing more will come from kazoo's thread."""
         self.layout = Layout(0, 0)
+        self.doubts: list[bool | None] = [None]
+        """Empty while `layout` is watched and was neither changed nor removed: a server tells of that before it answers
+        whatever it carries out later, as it sends events and answers in the order of its changes."""
         self._world = world
         self._on_end = on_end
         self._signs: Signs | None = None
@@ -46,7 +49,7 @@ class Link:
         self._waiting: set[Event] = set()
         self._held: dict[str, Listener] = {}
         self._listeners: dict[str, dict[object, Listener]] = {}
-        self._driver = Driver(address, seconds, world.now, self._made, self._changed)
+        self._driver = Driver(address, seconds, world.now, self._made, self._changed, self._fired)
 
     @property
     def id(self) -> int | None:
@@ -75,13 +78,15 @@ class Link:
 
     async def ready(self, patience: float) -> bool:
         """Wait for a connection, for so long at most; return whether there is one."""
-        if not self._settled():
-            event = self._world.event()
-            self._waiting.add(event)
-            try:
-                await event.wait(0 if self._settled() else patience)
-            finally:
-                self._waiting.discard(event)
+        until = self._world.now() + patience
+        event = self._world.event()
+        self._waiting.add(event)
+        try:
+            while not self._settled() and (left := until - self._world.now()) > 0:
+                await event.wait(left)
+                event.clear()  # it rings for the end of a connection, too
+        finally:
+            self._waiting.discard(event)
         return self.connected
 
     def _settled(self) -> bool:
@@ -92,6 +97,8 @@ class Link:
 
         Raise EngineUnavailable if nothing was sent, Unanswered if not everything was answered.
         """
+        if self._driver.tangled():
+            self.connected = False  # a signal handler must not wait for what it has interrupted
         if not self.connected and not await self.ready(patience):
             raise self.away()
         event = self._world.event()
@@ -101,9 +108,9 @@ class Link:
         try:
             self._driver.post(*zip(requests, answers, strict=True))
         except BaseException:
-            self._driver.nudge(len(requests))
+            self._driver.nudge()
             raise
-        await event.wait(patience)
+        await self.attend(event, patience)
         last = answers[-1]
         if not last.done:
             raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
@@ -111,6 +118,10 @@ class Link:
             last.get()
         self._heard(sent, any(isinstance(request, BY_LEADER) for request in requests))
         return answers
+
+    async def attend(self, event: Event, timeout: float) -> None:
+        """Wait for an event that may come of what is read."""
+        await self._world.attend(self._driver.turns, event, timeout)
 
     async def fresh(self, since: float, patience: float) -> bool:
         """Have the session's claims live for their ttl from `since`; return whether they do."""
@@ -150,7 +161,7 @@ class Link:
             elif ours and answer.value[1].ephemeralOwner != self.id:
                 self._tell(path, True)
 
-        self._driver.post((GetData(path, self._fired), Answer(then=answered)))
+        self._driver.post((GetData(path, True), Answer(then=answered)))
 
     def look(self, parent: str, listener: Callable[[list[str] | None], None]) -> None:
         """Have the listener told who is there, None if that is not to be had; nobody waits for that here."""
@@ -194,9 +205,8 @@ class Link:
         for listener in listeners.values():
             listener(gone)
 
-    def _fired(self, event: Any) -> None:
-        if event.type != EventType.NONE:  # that is the connection, of which `_changed` hears
-            self._tell(event.path, event.type == EventType.DELETED)
+    def _fired(self, path: str, gone: bool) -> None:
+        self._tell(path, gone)
 
     # ------------------------------------------------------------------ kazoo's thread
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 
-from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.answers import Answer, translate
 from fencelock.backends.zookeeper.layout import Node, Paths, in_order, said, unescape
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.sessions import Sessions
@@ -28,6 +29,21 @@ async def delete(link: Link, path: str, patience: float) -> bool:
     """Take a node away, for certain; return whether it was there."""
     (answer,) = await link.ask(Delete(path, -1), patience=patience)
     return not answer.missing and bool(answer.get())
+
+
+async def pass_on(link: Link, path: str, patience: float) -> bool:
+    """Take away the node of a claim that held its name; return whether it was there.
+
+    It is written to in the same step: whoever watches it hears of that rather than of its end, and so that all who stood
+    before it are gone, too, as they would not be if it had only waited.
+    """
+    (answer,) = await link.ask(Transaction([SetData(path, b"", -1), Delete(path, -1)]), patience=patience)
+    first, *_ = answer.get()
+    if isinstance(first, NoNodeError):
+        return False
+    if isinstance(first, Exception):
+        raise translate(first) from first
+    return True
 
 
 class Looks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from fencelock.backends.zookeeper.link import Link
 from fencelock.core.session import Session
@@ -10,10 +11,32 @@ from fencelock.core.world import Event, World
 from fencelock.model import Claim
 
 
+class News(NamedTuple):
+    """Whether a claim that waits may hold its name, as soon as it hears of a node ahead that …"""
+
+    gone: bool
+    """… it is gone, and nothing more."""
+    passed: bool
+    """… it held the name, alone, and gave it back: all before it are gone, too."""
+
+
 class Place:
     """A claim of ours, on its session. Its node has no name before ZooKeeper has answered."""
 
-    __slots__ = ("_ahead", "_bell", "called", "claim", "gone", "node", "parent", "seen", "session", "token")
+    __slots__ = (
+        "_ahead",
+        "_bell",
+        "called",
+        "claim",
+        "first",
+        "gone",
+        "looked",
+        "node",
+        "parent",
+        "seen",
+        "session",
+        "token",
+    )
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim
@@ -24,12 +47,16 @@ class Place:
         """Of the layout that the node was made under: that may be another by the time of the grant."""
         self.gone = False
         """Whether the node is known to be gone: taken away, or over with its session."""
+        self.first = False
+        """Whether it came to hold its name alone, and so all before it are gone for ever."""
         self.called = False
         """Whether the last one that stood in the way is known to be gone."""
         self.seen: list[str] | None = None
         """Who else is there, if somebody has looked for us."""
+        self.looked = 0.0
+        """When it was last asked whether the node is there, or made."""
         self._bell: Event | None = None
-        self._ahead: dict[str, bool] = {}
+        self._ahead: dict[str, News] = {}
 
     @property
     def path(self) -> str:
@@ -44,7 +71,7 @@ class Place:
     async def listen(self, timeout: float) -> None:
         """Wait until one ahead is gone, or may be."""
         if self._bell is not None:
-            await self._bell.wait(timeout)
+            await self.session.handle.attend(self._bell, timeout)
 
     def hush(self) -> None:
         """Forget that a bell rang: we look now."""
@@ -52,25 +79,26 @@ class Place:
         if self._bell is not None:
             self._bell.clear()
 
-    def watch(self, world: World, ahead: dict[str, bool]) -> None:
-        """Have these nodes, and no others, wake us when one goes; each with whether that is all that we wait for."""
+    def watch(self, world: World, ahead: dict[str, News]) -> None:
+        """Have these nodes, and no others, wake us when one goes; each with what that means."""
         if self._bell is None:
             self._bell = world.event()
         link = self.session.handle
-        before, self._ahead = self._ahead, {f"{self.parent}/{node}": last for node, last in ahead.items()}
+        before, self._ahead = self._ahead, {f"{self.parent}/{node}": news for node, news in ahead.items()}
         for path in before.keys() - self._ahead.keys():
             link.unwatch(path, self)
         for path in self._ahead.keys() - before.keys():
             link.watch(path, self, partial(self._heard, path))
 
     def _heard(self, path: str, gone: bool | None) -> None:
-        last = self._ahead.pop(path, None)
-        if last is False and gone:
-            # Straight from the driver's thread: whoever waits need not wake only to ask this.
-            self.session.handle.look(self.parent, self._looked)
-            return
-        if last and gone:
-            self.called = True
+        news = self._ahead.pop(path, None)
+        if news is not None and gone is not None:
+            if news.gone if gone else news.passed:
+                self.called = True
+            else:
+                # Straight from whoever read it: whoever waits need not wake only to ask this.
+                self.session.handle.look(self.parent, self._looked)
+                return
         self.ring()
 
     def _looked(self, children: list[str] | None) -> None:

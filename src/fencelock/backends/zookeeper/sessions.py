@@ -138,11 +138,15 @@ class Sessions:
     async def settle(self, link: Link, patience: float) -> None:
         """Read the layout, and write it where there is none: not yet, or not any more."""
         for _ in range(3):
+            doubts = link.doubts
+            if doubts:
+                doubts = []
+                link.watch(self._paths.layout, object(), doubts.append)
             asked = Exists(self._paths.locks, None), GetData(self._paths.layout, None)
             there, found = await link.ask(*asked, patience=patience)
             if there.value is not None and not found.missing:
                 content, stat = found.get()
-                link.layout = read(content, stat.czxid, self._paths.layout)
+                link.layout, link.doubts = read(content, stat.czxid, self._paths.layout), doubts
                 if self._layout not in (None, link.layout):
                     LOGGER.warning(
                         "%s is not the ensemble that it was: its data were lost or removed", self.address.name

@@ -2,6 +2,7 @@
 -- Names are compared byte by byte (COLLATE "C"): they are never normalised, and case counts.
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = 0;
+SET LOCAL statement_timeout = 0;
 SELECT pg_advisory_xact_lock(7306372540837290868);
 
 DO $$

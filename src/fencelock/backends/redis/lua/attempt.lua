@@ -1,8 +1,8 @@
 -- Take the lock or a place in line, in one step that also mints the token; count anew what is there already.
--- KEYS: base.  ARGV: name, id, ttl, mode, owner, seat: "channel:round" (none: do not queue).
+-- KEYS: base.  ARGV: name, ttl, mode, owner, id, seat: "channel:round" (none: do not queue).
 -- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
 -- string, the mode that others use the name in and that contradicts this one's.
-local BASE, NAME, id, ttl, mode, owner, seat = KEYS[1], unpack(ARGV)
+local BASE, NAME, ttl, mode, owner, id, seat = KEYS[1], unpack(ARGV)
 local lock, queue, gone = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':gone:' .. id
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)

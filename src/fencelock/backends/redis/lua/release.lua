@@ -1,15 +1,16 @@
--- Give back the lock and hand it to the next live waiter in the same step. Returns 1 if it was still this claim's.
+-- Give back the lock and hand it to the next live waiter in the same step. Returns "released" if it was still this
+-- claim's, else "not held": neither so short that it would be left unread for a while (world.py: SHORT).
 -- KEYS: base.  ARGV: name, id.
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 local lock, queue, waiters = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
-local ours = 0
+local ours = false
 local time, clock, now
 if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
-  ours = 1
+  ours = true
   local first = redis.call('LPOP', queue) -- first of all: a server that is out of memory allows that, and then all else
   if not first then
     redis.call('DEL', lock)
-    return 1
+    return 'released'
   end
   time = redis.call('TIME')
   clock = time[1] .. string.sub('00000' .. time[2], -6)
@@ -28,7 +29,7 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
     if type(heard) == 'table' or heard > 0 then
       redis.call('HDEL', waiters, first)
       redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
-      return 1
+      return 'released'
     end
   end
   redis.call('LPUSH', queue, first)
@@ -40,12 +41,12 @@ else
   now = tonumber(string.sub(clock, 1, -4))
 end
 -- include queue.lua
-if ours == 0 then
+if not ours then
   local ends = string.match(redis.call('HGET', HOLDERS, id) or '', '^%d+')
   if ends then
-    if tonumber(ends) > now then ours = 1 end
+    if tonumber(ends) > now then ours = true end
     redis.call('HDEL', HOLDERS, id)
   end
 end
 settle()
-return ours
+return ours and 'released' or 'not held'

@@ -1,0 +1,141 @@
+"""The keys of claims on a real etcd: they are used again, so that its index does not grow, unless something may come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from fencelock.backends.etcd.engine import EtcdBackend
+from fencelock.errors import Unanswered
+from fencelock.model import Busy, Claim, Grant
+from tests.backends.conftest import Clients
+from tests.backends.etcd_server import keys, own_prefix, revoke
+from tests.contract.subject import background, take, waiting
+from tests.engines.etcd import Etcd
+from tests.engines.proxy import Proxy
+
+
+@pytest.fixture
+def url(etcd1: Etcd) -> str:
+    """A prefix of the test's own on the shared server."""
+    return own_prefix(etcd1.url)
+
+
+def claims(server: Etcd, url: str) -> list[str]:
+    """Return the keys of all claims on a name, of the prefix that a URL names."""
+    return keys(server, "/" + url.rpartition("/")[2] + "/fencelock/claims/x/")
+
+
+async def test_one_after_another(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """However often a client has a lock, waiting for it or not, it uses no more keys than are there at once."""
+    locks = clients.connect(url)
+    seen: set[str] = set()
+    for _ in range(10):
+        lease = await locks.lock("x", ttl=30).acquire()
+        assert await locks.lock("x", ttl=30).try_acquire() is None
+        async with background(take(locks, "x")) as (task,):
+            await waiting(locks, "x")
+            seen.update(claims(etcd1, url))
+            await lease.release()
+            await task
+    assert len(seen) == 2
+
+
+async def test_two_at_once(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """Claims that are there at the same time have keys of their own, and giving one back leaves the others alone."""
+    backend = clients.on(url).backend()
+    first = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(first, Grant)
+    others = [Claim("x", 30) for _ in range(3)]
+    for claim in others:
+        assert isinstance(await backend.attempt(claim, queue=True), Busy)
+    assert len(claims(etcd1, url)) == 4
+    assert await backend.release(first) is True
+    again = Claim("x", 30)
+    assert isinstance(await backend.attempt(again, queue=True), Busy)
+    assert await backend.release(first) is False, "its key is another claim's by now"
+    await backend.abandon(first.claim)
+    assert len(claims(etcd1, url)) == 4
+    for claim in (*others, again):
+        await backend.abandon(claim)
+    assert claims(etcd1, url) == []
+
+
+async def test_release_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """A deletion that was held up does not meet the next claim of the same client when it comes after all."""
+    way = proxy(etcd1)
+    near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
+    backend = clients.on(near).backend()
+    assert isinstance(backend, EtcdBackend)
+    backend._links._at = 0  # by the proxy
+    grant = await backend.attempt(Claim("x", 3), queue=True)
+    assert isinstance(grant, Grant)
+    way.cut("to_server")
+    with pytest.raises(Unanswered):
+        await backend.release(grant)
+    assert await backend.release(grant) is True  # by the other way
+    later = await backend.attempt(Claim("x", 3), queue=True)
+    assert isinstance(later, Grant)
+    assert later.handle.key != grant.handle.key
+    way.heal()
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        assert claims(etcd1, near) == [later.handle.key]
+    assert await backend.release(later) is True
+
+
+async def test_attempt_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """The key of an attempt without an answer is not used again, though its claim was had and given back."""
+    way = proxy(etcd1)
+    near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
+    backend = clients.on(near).backend()
+    assert isinstance(backend, EtcdBackend)
+    warm = await backend.attempt(Claim("warm", 3), queue=True)
+    assert isinstance(warm, Grant)
+    backend._links._at = 0  # by the proxy
+    claim = Claim("x", 3)
+    for link in list(backend._links._all):
+        backend._links._drop(link)
+    way.cut("to_server")
+    with pytest.raises(Unanswered):
+        await backend.attempt(claim, queue=True)
+    grant = await backend.attempt(claim, queue=True)
+    assert isinstance(grant, Grant)
+    assert grant.straggler
+    assert await backend.release(grant) is True
+    await backend.abandon(claim)
+    later = await backend.attempt(Claim("x", 3), queue=True)
+    assert isinstance(later, Grant)
+    assert later.handle.key != grant.handle.key
+    way.heal()
+    assert await backend.release(later) is True
+    assert await backend.release(warm) is True
+
+
+async def test_key_that_is_there_again(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """A key that comes back, as with a restored backup, is not taken for the claim that is to have it now."""
+    backend = clients.on(url).backend()
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    assert await backend.release(grant) is True
+    etcd1.put(grant.handle.key, "x somebody\n" + grant.claim.id)
+    later = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(later, Grant)
+    assert later.token > grant.token + 2, "not the token of what was there"
+    assert await backend.release(later) is True
+
+
+async def test_after_the_session(etcd1: Etcd, url: str, clients: Clients) -> None:
+    """After its session was ended by an operator, a client goes on with another, and nothing is left of the first."""
+    backend = clients.on(url).backend()
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    revoke(etcd1, str(grant.handle.session.handle))
+    later = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(later, Grant)
+    assert later.token > grant.token
+    assert await backend.release(grant) is False
+    assert claims(etcd1, url) == [later.handle.key]
+    assert await backend.release(later) is True
