@@ -99,6 +99,16 @@ def aiosqlite(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterato
 
 
 @recipe
+def aiosqlite_cursor(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
+    import aiosqlite
+
+    opened = aiosqlite.connect(where.folder / "app.db", isolation_level=None if autocommit else "IMMEDIATE")
+    connection = runner.run(_await(opened))
+    yield Caller(runner.run(_await(connection.cursor())), runner, connection)
+    runner.run(connection.close())
+
+
+@recipe
 def psycopg(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
     import psycopg
     from psycopg.rows import dict_row
@@ -121,6 +131,15 @@ def psycopg_async(where: Where, runner: asyncio.Runner, autocommit: bool) -> Ite
 
     connection = runner.run(psycopg.AsyncConnection.connect(postgres_url(where), autocommit=autocommit))
     yield Caller(connection, runner)
+    runner.run(connection.close())
+
+
+@recipe
+def psycopg_async_cursor(where: Where, runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
+    import psycopg
+
+    connection = runner.run(psycopg.AsyncConnection.connect(postgres_url(where), autocommit=autocommit))
+    yield Caller(connection.cursor(), runner, connection)
     runner.run(connection.close())
 
 

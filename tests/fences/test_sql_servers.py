@@ -326,3 +326,32 @@ def test_first_checks_at_once(connect: Connect) -> None:
     results = [one.result() for one in outcomes]
     assert all(outcome is None or isinstance(outcome, StaleToken) for outcome in results)
     assert passed == sorted(passed)
+
+
+@pytest.mark.parametrize("server", ["mariadb"])
+def test_snapshot_isolation_of_newer_mariadb(connect: Connect) -> None:
+    """With innodb_snapshot_isolation, as MariaDB 11.6 comes, a check first is as ever, and a read before it is noticed."""
+    old, new, early = connect(), connect(), connect()
+    for one in (old, new, early):
+        run(one, "SET SESSION innodb_snapshot_isolation = ON")
+        one.commit()
+    FENCE.check(old, "stock", bearer(32))
+    old.commit()
+    stock(early)
+    FENCE.check(old, "stock", bearer(33))
+    seen = stock(old)
+
+    def buy() -> int:
+        FENCE.check(new, "stock", bearer(34))
+        left = stock(new) - 5
+        run(new, "UPDATE stock SET n = %s", left)
+        new.commit()
+        return left
+
+    newer = Beside(buy)
+    assert newer.waits()
+    run(old, "UPDATE stock SET n = %s", seen - 10)
+    old.commit()
+    assert newer.result() == 85
+    with pytest.raises(pymysql.err.OperationalError, match="Record has changed since last read"):
+        FENCE.check(early, "stock", bearer(35))
