@@ -193,8 +193,10 @@ def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key:
             raise ZeroDivisionError
 
     with fencelock.connect("memory://drain") as locks:
+        relay = Relay(outbox, database.connect, deliver, locks)
+        relay.stop()  # which is for `run`
         with pytest.raises(ZeroDivisionError):
-            Relay(outbox, database.connect, deliver, locks).drain()
+            relay.drain()
         assert pending(database, outbox) == 1
         with locks.lock(f"outbox:{key}"), pytest.raises(LockTimeout):
             Relay(outbox, database.connect, deliver, locks).drain(timeout=0.01)

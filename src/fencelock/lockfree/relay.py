@@ -144,11 +144,11 @@ class Relay:
         bell = self._bell = world.event()
         pause = FIRST_PAUSE
         while not self._stopped:
+            since = world.now()
             try:
                 async with _Held(self._mutex, IN_LINE) as lease:
                     _log.info("%s relays %r (token %d)", lease.owner, self._outbox.name, lease.token)
                     await self._serve(lease, bell)
-                    pause = FIRST_PAUSE
             except LockTimeout:
                 continue
             except (LeaseLost, StaleToken) as error:
@@ -159,6 +159,8 @@ class Relay:
                 raise
             except Exception as error:
                 _log.warning("the relay of %r starts anew: %s", self._outbox.name, error, exc_info=error)
+            if world.now() - since > LONGEST_PAUSE:
+                pause = FIRST_PAUSE  # it went well for a while
             if not self._stopped:
                 await bell.wait(pause * (0.5 + world.random() / 2))
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -178,7 +180,7 @@ class Relay:
                 connection.close()  # a coroutine would be missed
             raise TypeError("`connect` is for asyncio, and these locks are not: give the relay those of fencelock.aio")
         connection = await settled(connection)
-        count = 0
+        count, first = 0, True
         done: list[int] = []
         failure: Exception | None = None
         try:
@@ -186,12 +188,13 @@ class Relay:
                 stopping = bell is not None and self._stopped
                 waiting = blocked.keys()
                 most = 0 if stopping or len(waiting) > BLOCKED_MAX else self._batch
-                messages = await self._turn(connection, lease, done, most, waiting)
+                messages = await self._turn(connection, lease, done, most, waiting, first=first)
+                first = False
                 if failure is not None:
                     raise failure
                 if stopping or (bell is None and not messages):
                     return count
-                done, failure = await self._deliver_all(messages, lease, blocked)
+                done, failure = await self._deliver_all(messages, lease, blocked, stoppable=bell is not None)
                 count += len(done)
                 if bell is not None:
                     failure = None  # it was logged, and is tried again
@@ -202,13 +205,17 @@ class Relay:
                 await settled(connection.close())
 
     async def _turn(
-        self, connection: Any, lease: LeaseCore, done: list[int], most: int, waiting: list[str]
+        self, connection: Any, lease: LeaseCore, done: list[int], most: int, waiting: list[str], *, first: bool
     ) -> list[Message]:
-        """Mark what was delivered and read what is next, in one transaction that a relay that was replaced cannot begin."""
+        """Mark what was delivered and read what is next, in one transaction that a relay that was replaced cannot begin.
+
+        The first one keeps older relays from marking, before anything is read. Those that only look need not write.
+        """
         to = link(connection)
         try:
             lease.check()
-            await settled(SqlFence().check(connection, self._resource, lease))
+            if first or done:
+                await settled(SqlFence().check(connection, self._resource, lease))
             if done:
                 await self._outbox.forget(to, done)
             messages = await self._outbox.next(to, lease.token, most, waiting) if most else []
@@ -220,7 +227,7 @@ class Relay:
         return messages
 
     async def _deliver_all(
-        self, messages: list[Message], lease: LeaseCore, blocked: _Blocked
+        self, messages: list[Message], lease: LeaseCore, blocked: _Blocked, *, stoppable: bool
     ) -> tuple[list[int], Exception | None]:
         """Deliver one after the other for a while; return which were, and a failure: the rest of that key has to wait."""
         world = self._client.world
@@ -229,7 +236,7 @@ class Relay:
         failure: Exception | None = None
         started = world.now()
         for message in messages:
-            if self._stopped or world.now() - started > UNMARKED:
+            if (stoppable and self._stopped) or world.now() - started > UNMARKED:
                 break
             if message.key in failed:
                 continue
