@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from fencelock.model import new_id
+from tests.engines.mariadb import MariaDB
 from tests.engines.plugin import Session
+from tests.engines.postgres import Postgres
 from tests.lockfree.databases import KINDS, NAMES, Child, Database, children
 
 SERVERS = {"postgresql": "postgres", "mariadb": "mariadb"}
@@ -31,6 +33,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("on", [_marked(name, name) for name in NAMES])
 
 
+def _own(engines: Session, name: str) -> str:
+    """Return the URL of a database that only these tests use, on the server that all share."""
+    server = engines.get(SERVERS[name])
+    assert isinstance(server, Postgres | MariaDB)
+    server.query("CREATE DATABASE lockfree")
+    return server.url.rpartition("/")[0] + "/lockfree"
+
+
 @pytest.fixture(scope="session")
 def databases(engines: Session, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Database]:
     """Gives the database of a kind, made when it is first asked for."""
@@ -39,8 +49,7 @@ def databases(engines: Session, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
     def give(name: str) -> Database:
         if name not in made:
-            url = f"sqlite://{folder}/app.db" if name == "sqlite" else engines.get(SERVERS[name]).url
-            made[name] = Database(name, url)
+            made[name] = Database(name, f"sqlite://{folder}/app.db" if name == "sqlite" else _own(engines, name))
         return made[name]
 
     return give

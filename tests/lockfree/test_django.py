@@ -24,7 +24,7 @@ ENGINES = {"sqlite": "sqlite3", "postgresql": "postgresql"}
 def connection(database: Database) -> Iterator[Any]:
     """Django's connection to the database, in autocommit mode outside of `atomic`, as Django has it."""
     parts = urlsplit(database.url)
-    place = {"NAME": parts.path} if database.name == "sqlite" else {"NAME": "postgres", "USER": "postgres"}
+    place = {"NAME": parts.path} if database.name == "sqlite" else {"NAME": parts.path[1:], "USER": "postgres"}
     engine = f"django.db.backends.{ENGINES[database.name]}"
     if not settings.configured:
         settings.configure(USE_TZ=True)
