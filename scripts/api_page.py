@@ -13,6 +13,7 @@ import fencelock
 from fencelock import fences
 from fencelock.fences import etcd, file, http, memory, objects, redis, sql, zookeeper
 from fencelock.fences.sql import door
+from fencelock.lockfree import asgi, crdt, idempotency, optimistic, outbox, relay, schema
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/api.md"
 INTRODUCTION = """\
@@ -32,6 +33,9 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "LockTimeout",
         "LeaseLost",
         "StaleToken",
+        "KeyInProgress",
+        "KeyReused",
+        "VersionConflict",
         "EngineUnavailable",
         "Unanswered",
         "GuaranteeUnavailable",
@@ -66,6 +70,26 @@ FENCES = (
     fences.Credentials,
 )
 """All fences, each with what belongs to it."""
+LOCKFREE = {
+    idempotency: ("idempotent", "Run", "idempotent_by", "collect"),
+    asgi: ("IdempotencyMiddleware", "Work"),
+    optimistic: (
+        "Cell",
+        "Seen",
+        "SqlRow",
+        "RedisKey",
+        "EtcdKey",
+        "RecordKey",
+        "HttpResource",
+        "etag",
+        "check_if_match",
+    ),
+    outbox: ("Outbox", "Message"),
+    relay: ("Relay",),
+    crdt: ("GCounter", "PNCounter", "ORSet", "LWWRegister", "HybridClock", "Stamp", "ClockAhead"),
+    schema: ("create_tables", "schema_text"),
+}
+"""What needs no lock, by the module that it is imported from."""
 
 
 def text_of(thing: object) -> str:
@@ -128,6 +152,11 @@ def page() -> str:
     for fence in FENCES:
         parts.append(f"`from {fence.__module__} import {fence.__name__}`")
         parts += entry(fence.__name__, fence)
+    parts.append("## Without a lock")
+    for module, names in LOCKFREE.items():
+        for name in names:
+            parts.append(f"`from {module.__name__} import {name}`")
+            parts += entry(name, getattr(module, name))
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 

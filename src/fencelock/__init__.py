@@ -20,12 +20,15 @@ if TYPE_CHECKING:
         InvalidName,
         InvalidTTL,
         InvalidURL,
+        KeyInProgress,
+        KeyReused,
         LeaseLost,
         LimitMismatch,
         LockTimeout,
         MissingDependency,
         StaleToken,
         Unanswered,
+        VersionConflict,
     )
     from fencelock.facade.sync import Lease, Lock, Locks, Lost, connect
     from fencelock.model import Holder, Reason, Snapshot, Strength, Traits, Waiter
@@ -42,6 +45,8 @@ __all__ = [
     "InvalidName",
     "InvalidTTL",
     "InvalidURL",
+    "KeyInProgress",
+    "KeyReused",
     "Lease",
     "LeaseLost",
     "LimitMismatch",
@@ -56,6 +61,7 @@ __all__ = [
     "Strength",
     "Traits",
     "Unanswered",
+    "VersionConflict",
     "Waiter",
     "connect",
 ]

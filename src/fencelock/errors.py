@@ -53,6 +53,18 @@ class StaleToken(FencelockError):
         self.seen = seen
 
 
+class KeyInProgress(FencelockError):
+    """Somebody else is working under this idempotency key at this moment. Ask again in a while: its result may be there."""
+
+
+class KeyReused(FencelockError, ValueError):
+    """This idempotency key was used before, for something else: another payload. Use a new key for a new request."""
+
+
+class VersionConflict(FencelockError):
+    """What was read has been changed by others before it could be written. Read again, and decide again."""
+
+
 class EngineUnavailable(FencelockError, ConnectionError):
     """The engine could not be reached, or refused to work. The driver's own error is the cause."""
 

@@ -111,6 +111,25 @@ def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: s
     assert script.endswith(";\n")
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
+def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
+    """`--lockfree` is about the tables of what needs no lock: `--apply` makes them, twice even, and `--print` says how."""
+    from fencelock.cli.database import connect
+    from fencelock.lockfree.outbox import Outbox
+
+    urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/app.db"}
+    url = cli.env["FENCELOCK_URL"] = urls[kind]
+    for _ in range(2):
+        done = cli("schema", "--lockfree", "--apply")
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        assert "the tables of fencelock.lockfree are there" in done.stderr
+    connection = connect(url)
+    assert Outbox("of the test of the schema").pending(connection) == 0
+    connection.close()
+    assert "CREATE TABLE IF NOT EXISTS fencelock_outbox" in cli("schema", "--lockfree", "--print").stdout
+    assert cli("schema", "--lockfree", "--fence", "--print").returncode == 64
+
+
 @pytest.mark.parametrize(
     ("url", "code", "words"),
     [

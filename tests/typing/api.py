@@ -1,11 +1,19 @@
 """Checked by mypy, never run: the types that users of the public API see, in both colours."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, assert_type
 
+import psycopg
+
 import fencelock
 from fencelock import aio
+from fencelock.lockfree.crdt import GCounter, HybridClock, LWWRegister, ORSet
+from fencelock.lockfree.idempotency import Run, collect, idempotent, idempotent_by
+from fencelock.lockfree.outbox import Message, Outbox
+from fencelock.lockfree.relay import Relay
+from fencelock.lockfree.schema import create_tables
 
 
 def blocking() -> None:
@@ -132,3 +140,35 @@ def errors() -> None:
         assert_type(error.reason, fencelock.Reason | None)
     except fencelock.FencelockError as error:
         assert_type(error.name, str | None)
+
+
+def without_a_lock(db: sqlite3.Connection, locks: fencelock.Locks) -> None:
+    """What needs no lock, on a connection that blocks."""
+    create_tables(db)
+    with idempotent(db, "key", payload={"amount": 10}, ttl=60, wait=False) as run:
+        assert_type(run, Run)
+        assert_type(run.repeated, bool)
+    assert_type(collect(db), int)
+    Outbox("x").append(db, "key", [1, 2])
+    assert_type(Outbox("x").pending(db), int)
+    Relay(Outbox("x"), lambda: db, lambda message: assert_type(message, Message), locks).stop()
+
+    @idempotent_by("pay:{order}")
+    def pay(connection: sqlite3.Connection, order: int) -> str:
+        return str(order)
+
+    assert_type(pay(db, 42), str)
+    pay(db, "42")  # type: ignore[arg-type]
+    assert_type((GCounter().add("a") | GCounter()).value, int)
+    assert_type(LWWRegister("x", HybridClock("a").tick()).value, str)
+    GCounter() | ORSet()  # type: ignore[operator]
+
+
+async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]]) -> None:
+    """The same, awaited."""
+    await create_tables(connection)
+    async with idempotent(connection, "key") as run:
+        assert_type(run, Run)
+    assert_type(await collect(connection), int)
+    await Outbox("x").append(connection, "key", None)
+    assert_type(await Outbox("x").pending(connection), int)

@@ -1,6 +1,9 @@
-"""`fencelock schema`: what an engine or a fence needs in a database, for teams whose applications may not create tables."""
+"""`fencelock schema`: what is needed in a database, for teams whose applications may not create tables."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.guard import put, say
@@ -9,11 +12,17 @@ from fencelock.cli.options import Parser, engine_url
 
 def parser() -> Parser:
     """Return the parser of its arguments."""
-    parser = Parser("schema", "Print or make what an engine, or a fence, needs in a database.", SHORT_TABLE)
+    parser = Parser(
+        "schema", "Print or make what is needed in a database: by an engine, or in place of one.", SHORT_TABLE
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--print", action="store_true", help="write the statements to stdout and change nothing")
     what.add_argument("--apply", action="store_true", help="make it in the database, unless it is there")
-    parser.add_argument("--fence", action="store_true", help="the table of SqlFence, in the application's own database")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--fence", action="store_true", help="the table of SqlFence, in the application's own database")
+    whose.add_argument(
+        "--lockfree", action="store_true", help="the tables of idempotency keys and of the outbox, there"
+    )
     parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
     return parser
 
@@ -22,8 +31,8 @@ def main(argv: list[str]) -> int:
     """Print the statements, or run them."""
     options = parser().parse_args(argv)
     url = engine_url(options)
-    if options.fence:
-        return fence(url, apply=options.apply)
+    if options.fence or options.lockfree:
+        return tables(url, *(_fence() if options.fence else _lockfree()), apply=options.apply)
     from fencelock.core.urls import open_schema, redact
     from fencelock.worlds.blocking import BlockingWorld, drive
 
@@ -38,23 +47,34 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def fence(url: str, *, apply: bool) -> int:
-    """Print or make the table of the SQL fence."""
+def tables(url: str, what: str, text: Callable[[str], str], make: Callable[[Any], Any], *, apply: bool) -> int:
+    """Print or make tables in an application's own database."""
     from fencelock.cli.database import connect, dialect_of
     from fencelock.core.urls import redact
     from fencelock.errors import EngineUnavailable
-    from fencelock.fences.sql import SqlFence, schema
 
     if not apply:
-        put("".join(f"{statement};\n" for statement in schema(dialect_of(url))))
+        put(text(dialect_of(url)))
         return 0
     connection = connect(url)
     try:
-        SqlFence().create(connection)
+        make(connection)
         connection.commit()
     except Exception as error:
         raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}") from error
     finally:
         connection.close()
-    say("the fence's table is there")
+    say(f"{what} there")
     return 0
+
+
+def _fence() -> tuple[str, Callable[[str], str], Callable[[Any], Any]]:
+    from fencelock.fences.sql import SqlFence, schema
+
+    return "the fence's table is", lambda dialect: "".join(f"{it};\n" for it in schema(dialect)), SqlFence().create
+
+
+def _lockfree() -> tuple[str, Callable[[str], str], Callable[[Any], Any]]:
+    from fencelock.lockfree.schema import create_tables, schema_text
+
+    return "the tables of fencelock.lockfree are", schema_text, create_tables

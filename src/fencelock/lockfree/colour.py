@@ -1,0 +1,53 @@
+"""Both colours from one text: what is written here as coroutines runs to its end in a thread, or is awaited.
+
+Which of the two is decided by what the caller hands in: for a connection or client of asyncio's, what is returned has to be
+awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from fencelock.worlds.blocking import BlockingWorld, drive
+
+if TYPE_CHECKING:
+    from fencelock.core.world import World
+
+T = TypeVar("T")
+
+
+class Awaited(Protocol):
+    """A connection or session whose commit is awaited."""
+
+    def commit(self) -> Coroutine[Any, Any, None]: ...
+
+
+def world_of(*, awaited: bool) -> World:
+    """Return the world of a colour, for its clock and its sleep."""
+    if not awaited:
+        return BlockingWorld()
+    from fencelock.worlds.aio import AioWorld  # asyncio is only for those who use it
+
+    return AioWorld()
+
+
+async def settled(value: Any) -> Any:
+    """Return what a driver's function returned, awaited if that is its colour."""
+    return await value if hasattr(value, "__await__") else value
+
+
+def in_colour(work: Coroutine[Any, Any, T], *, awaited: bool) -> Any:
+    """Return what the work returns, or the work itself, to be awaited."""
+    return work if awaited else drive(work)
+
+
+def check_colour(thing: object, *, awaited: bool, asked: bool) -> None:
+    """Raise TypeError if a `with` block is of another colour than what it is about."""
+    if awaited is not asked:
+        kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+        raise TypeError(
+            f"{kind} is for asyncio: write `async with`"
+            if awaited
+            else f"{kind} would block the event loop: write `with`"
+        )

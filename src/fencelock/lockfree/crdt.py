@@ -1,0 +1,285 @@
+"""Data that merges: replicas change it on their own, and agree once they have seen the same, in whatever order.
+
+All are values: a change or a merge returns a new one, and `a | b` is `a.merge(b)`. A replica's name has to be its own for
+as long as its data lives, as a node's id is. A process that comes back **without** its data must come back under a new
+name: its old one would count again from the beginning, and a merge would swallow that. A lease's `id` is such a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from fencelock.lockfree.canonical import Json, canonical
+from fencelock.lockfree.clock import ClockAhead, HybridClock, Stamp
+
+__all__ = ["ClockAhead", "GCounter", "HybridClock", "LWWRegister", "ORSet", "PNCounter", "Stamp"]
+
+T = TypeVar("T")
+
+
+class _Value:
+    """What all of them share: equal when they stand for the same, and never changed."""
+
+    __slots__ = ()
+
+    def merge(self, other: Self) -> Self:
+        """Return what both know together: the same whichever comes first, however often."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON can carry it; equal values give equal JSON."""
+        raise NotImplementedError
+
+    def __or__(self, other: Self) -> Self:
+        return self.merge(other)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and canonical(self.to_json()) == canonical(other.to_json())
+
+    def __hash__(self) -> int:
+        return hash(canonical(self.to_json()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.from_json({canonical(self.to_json())})"
+
+
+class GCounter(_Value):
+    """A counter that only grows: each replica counts for itself, and the value is the sum.
+
+    >>> here, there = GCounter().add("here", 3), GCounter().add("there", 4)
+    >>> (here | there | here).value
+    7
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self._counts = {} if counts is None else {name: _count(count) for name, count in counts.items() if count}
+
+    @property
+    def value(self) -> int:
+        """The sum over all replicas."""
+        return sum(self._counts.values())
+
+    def add(self, replica: str, by: int = 1) -> GCounter:
+        """Return it with so many more, counted by this replica.
+
+        >>> GCounter().add("here").add("here", 2).value
+        3
+        """
+        return GCounter({**self._counts, _name(replica): self._counts.get(replica, 0) + _count(by)})
+
+    def merge(self, other: GCounter) -> GCounter:
+        return GCounter(_highest(self._counts, other._counts))
+
+    def to_json(self) -> dict[str, Json]:
+        return dict(sorted(self._counts.items()))
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Json]) -> GCounter:
+        """Return what `to_json` gave.
+
+        >>> GCounter.from_json({"here": 3, "there": 4}).value
+        7
+        """
+        return cls(form)
+
+
+class PNCounter(_Value):
+    """A counter that goes up and down: two that only grow.
+
+    >>> here, there = PNCounter().add("here", 10), PNCounter().add("there", -4)
+    >>> (here | there).value
+    6
+    """
+
+    __slots__ = ("_down", "_up")
+
+    def __init__(self, up: GCounter | None = None, down: GCounter | None = None) -> None:
+        self._up = up or GCounter()
+        self._down = down or GCounter()
+
+    @property
+    def value(self) -> int:
+        """What was added, less what was taken away."""
+        return self._up.value - self._down.value
+
+    def add(self, replica: str, by: int = 1) -> PNCounter:
+        """Return it with so many more, or fewer if that is negative, counted by this replica.
+
+        >>> PNCounter().add("here", -2).value
+        -2
+        """
+        if by >= 0:
+            return PNCounter(self._up.add(replica, by), self._down)
+        return PNCounter(self._up, self._down.add(replica, -by))
+
+    def merge(self, other: PNCounter) -> PNCounter:
+        return PNCounter(self._up | other._up, self._down | other._down)
+
+    def to_json(self) -> dict[str, Json]:
+        return {"up": self._up.to_json(), "down": self._down.to_json()}
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Json]) -> PNCounter:
+        """Return what `to_json` gave.
+
+        >>> PNCounter.from_json({"up": {"here": 10}, "down": {"there": 4}}).value
+        6
+        """
+        return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
+
+
+class _Dot(NamedTuple):
+    """The so-manieth addition at a replica: what a removal names, so that it spares the additions it has not seen."""
+
+    replica: str
+    number: int
+
+
+class ORSet(_Value):
+    """A set in which an addition wins over a removal that did not know of it. Elements are whatever JSON can carry.
+
+    It keeps no tombstones: per replica it knows how far it has seen, and what it has seen and no longer has was removed.
+
+    >>> here = ORSet().add("here", "milk")
+    >>> there = here.remove("milk")                     # at the same time as the next line
+    >>> here = here.add("here", "milk")
+    >>> list(here | there), list(there)
+    (['milk'], [])
+    """
+
+    __slots__ = ("_dots", "_seen")
+
+    def __init__(self) -> None:
+        self._dots: dict[str, frozenset[_Dot]] = {}  # by the element's JSON: 1, 1.0 and True are not the same
+        self._seen: dict[str, int] = {}
+
+    def add(self, replica: str, element: Json) -> ORSet:
+        """Return it with the element, added by this replica.
+
+        >>> sorted(ORSet().add("here", "milk").add("here", "bread"))
+        ['bread', 'milk']
+        """
+        dot = _Dot(_name(replica), self._seen.get(replica, 0) + 1)
+        return _set({**self._dots, canonical(element): frozenset([dot])}, {**self._seen, replica: dot.number})
+
+    def remove(self, element: Json) -> ORSet:
+        """Return it without the element: all additions that are known here are undone. Nothing happens if it is not in it.
+
+        >>> "milk" in ORSet().add("here", "milk").remove("milk")
+        False
+        """
+        gone = canonical(element)
+        return _set({key: dots for key, dots in self._dots.items() if key != gone}, self._seen)
+
+    def merge(self, other: ORSet) -> ORSet:
+        kept = {}
+        for key in chain(self._dots, (key for key in other._dots if key not in self._dots)):
+            mine, theirs = self._dots.get(key, frozenset()), other._dots.get(key, frozenset())
+            dots = (mine & theirs) | (mine - other._all_of(mine)) | (theirs - self._all_of(theirs))
+            if dots:
+                kept[key] = dots
+        return _set(kept, _highest(self._seen, other._seen))
+
+    def _all_of(self, dots: frozenset[_Dot]) -> frozenset[_Dot]:
+        """Return those of the dots that were seen here, whether they are still there or not."""
+        return frozenset(dot for dot in dots if dot.number <= self._seen.get(dot.replica, 0))
+
+    def __contains__(self, element: Json) -> bool:
+        return canonical(element) in self._dots
+
+    def __iter__(self) -> Iterator[Json]:
+        import json
+
+        return map(json.loads, sorted(self._dots))
+
+    def __len__(self) -> int:
+        return len(self._dots)
+
+    def to_json(self) -> dict[str, Json]:
+        import json
+
+        elements = [[json.loads(key), sorted(map(list, dots))] for key, dots in sorted(self._dots.items())]
+        return {"elements": elements, "seen": dict(sorted(self._seen.items()))}
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Json]) -> ORSet:
+        """Return what `to_json` gave.
+
+        >>> list(ORSet.from_json(ORSet().add("here", "milk").to_json()))
+        ['milk']
+        """
+        dots = {
+            canonical(element): frozenset(_Dot(_name(name), _count(number)) for name, number in dots)
+            for element, dots in form["elements"]
+        }
+        return _set(dots, {_name(name): _count(number) for name, number in form["seen"].items()})
+
+
+class LWWRegister(_Value, Generic[T]):
+    """One value, and the last write wins: the one with the highest stamp of a `HybridClock`.
+
+    For what may be lost to a later write, such as a setting; not for a sum. It is as fair as the clocks are right: who has
+    seen a write and writes after it wins over it in any case; of two at the same time, the one whose clock is ahead.
+
+    >>> here, there = HybridClock("here"), HybridClock("there")
+    >>> title = LWWRegister("draft", here.tick())
+    >>> there.observe(title.stamp)
+    >>> (title.set("final", there.tick()) | title).value
+    'final'
+    """
+
+    __slots__ = ("stamp", "value")
+
+    def __init__(self, value: T, stamp: Stamp) -> None:
+        self.value = value
+        self.stamp = stamp
+
+    def set(self, value: T, stamp: Stamp) -> LWWRegister[T]:
+        """Return it with another value, unless that is older than the one there is.
+
+        >>> LWWRegister("new", Stamp(2, 0, "here")).set("old", Stamp(1, 0, "there")).value
+        'new'
+        """
+        return self.merge(LWWRegister(value, stamp))
+
+    def merge(self, other: LWWRegister[T]) -> LWWRegister[T]:
+        return max(self, other, key=lambda it: (it.stamp, canonical(it.value)))
+
+    def to_json(self) -> dict[str, Json]:
+        return {"value": self.value, "stamp": list(self.stamp)}
+
+    @classmethod
+    def from_json(cls, form: Mapping[str, Json]) -> LWWRegister[Any]:
+        """Return what `to_json` gave.
+
+        >>> LWWRegister.from_json({"value": "final", "stamp": [1700000000000, 0, "here"]}).value
+        'final'
+        """
+        millis, count, replica = form["stamp"]
+        return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
+
+
+def _set(dots: dict[str, frozenset[_Dot]], seen: dict[str, int]) -> ORSet:
+    made = ORSet()
+    made._dots, made._seen = dots, seen
+    return made
+
+
+def _highest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def _count(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"a count must be an int of 0 or more, not {number!r:.40}")
+    return number
+
+
+def _name(replica: object) -> str:
+    if not isinstance(replica, str) or not replica:
+        raise ValueError(f"a replica's name must be a str that is not empty, not {replica!r:.40}")
+    return replica

@@ -1,0 +1,304 @@
+"""Idempotency keys: a request that is sent again is not carried out again, and gets the answer of the first time.
+
+With a connection, claim and result are part of the caller's own transaction: either the business write and the result
+are there, or neither. With a client of fencelock's (Redis, etcd, …) a lock and a fenced record do what they can without one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from hashlib import sha256
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+
+from fencelock.core.names import check_name
+from fencelock.errors import FencelockError, KeyInProgress, KeyReused
+from fencelock.lockfree import idempotency_sql
+from fencelock.lockfree.canonical import Json, canonical
+from fencelock.lockfree.colour import Awaited, check_colour
+from fencelock.lockfree.idempotency_sql import Done, SqlStore
+from fencelock.primitives.locked import naming
+from fencelock.sqlio import link, run
+from fencelock.worlds.blocking import drive
+
+__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "Run", "collect", "idempotent", "idempotent_by"]
+
+DAY = 86400.0
+KEY_MAX_BYTES = 1000
+"""A little less than a name may have: some keep a key under a prefix."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """Where one key is kept."""
+
+    awaited: bool
+
+    async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None: ...
+    async def finish(self, result: str, ttl: float) -> None: ...
+    async def leave(self, error: BaseException | None) -> None: ...
+
+
+class Run:
+    """One run under a key: the first, which does the work, or a repetition, which finds its result.
+
+    >>> import sqlite3
+    >>> from fencelock.lockfree.schema import create_tables
+    >>> db = sqlite3.connect(":memory:"); create_tables(db)
+    >>> with db, idempotent(db, "7f3a") as run:
+    ...     run.result = [1, 2]
+    >>> with db, idempotent(db, "7f3a") as run:
+    ...     pass
+    >>> run.repeated, run.result
+    (True, [1, 2])
+    >>> db.close()
+    """
+
+    __slots__ = ("_result", "key", "repeated")
+
+    def __init__(self, key: str, done: Done | None) -> None:
+        self.key = key
+        """The key."""
+        self.repeated = done is not None
+        """Whether it was done before: then there is nothing to do but to take the result."""
+        self._result: Json = None if done is None else json.loads(done.result)
+
+    @property
+    def result(self) -> Json:
+        """What JSON can carry: set it in the first run; in a repetition it is what the first one set."""
+        return self._result
+
+    @result.setter
+    def result(self, value: Json) -> None:
+        if self.repeated:
+            raise FencelockError(
+                f"{self.key!r} was done before, and this block has done it again: ask `if not run.repeated:` first. Roll "
+                "back",
+                self.key,
+            )
+        self._result = value
+
+    def __repr__(self) -> str:
+        return f"<Run {self.key!r} {'repeated' if self.repeated else 'first'}>"
+
+
+class Idempotent:
+    """What `idempotent` returns: for `with`, or for `async with`, as the connection is."""
+
+    __slots__ = ("_connection", "_fingerprint", "_key", "_patience", "_run", "_store", "_ttl")
+
+    def __init__(self, connection: Any, key: str, payload: Json | bytes, ttl: float, wait: bool | float) -> None:
+        self._connection = connection
+        self._key = _checked(key)
+        self._fingerprint = fingerprint(payload)
+        self._ttl = _seconds(ttl, "ttl", at_least=1)
+        self._patience = None if wait is True else _seconds(wait, "wait", at_least=0)
+        self._store: Store | None = None
+        self._run: Run | None = None
+
+    def __enter__(self) -> Run:
+        return drive(self._begin(self._open(awaited=False)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._store is not None
+        drive(self._end(self._store, error))
+
+    async def __aenter__(self) -> Run:
+        return await self._begin(self._open(awaited=True))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._store is not None
+        await self._end(self._store, error)
+
+    def _open(self, *, awaited: bool) -> Store:
+        from fencelock.lockfree.idempotency_locks import LockStore, is_client
+
+        if is_client(self._connection):
+            store: Store = LockStore(self._connection, self._key)
+        else:
+            store = SqlStore(link(self._connection), self._key)
+        check_colour(self._connection, awaited=store.awaited, asked=awaited)
+        self._store = store
+        return store
+
+    async def _begin(self, store: Store) -> Run:
+        try:
+            done = await store.claim(self._fingerprint, self._ttl, self._patience)
+            if done is not None and done.fingerprint != self._fingerprint:
+                raise KeyReused(
+                    f"{self._key!r} was used before, with another payload: use a new key for what is a new request",
+                    self._key,
+                )
+            self._run = Run(self._key, done)
+        except BaseException as error:
+            await store.leave(error)
+            raise
+        return self._run
+
+    async def _end(self, store: Store, error: BaseException | None) -> None:
+        try:
+            if error is None and self._run is not None and not self._run.repeated:
+                # ASCII, so that no connection's character set has a say in it.
+                await store.finish(json.dumps(self._run.result, allow_nan=False), self._ttl)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            await store.leave(error)
+
+
+def idempotent(
+    connection: Any, key: str, *, payload: Json | bytes = None, ttl: float = DAY, wait: bool | float = True
+) -> Idempotent:
+    """Return a block that is the only one to do the work of a key; `with` or `async with`, as the connection is.
+
+    `connection`: yours, in a transaction that you commit; or a client of `fencelock.connect`, for work that no transaction
+    holds. `payload`: what was asked for; a key that comes with another one is refused (KeyReused). `ttl`: seconds for which
+    the result is kept. `wait`: for somebody else who is at it, for ever, for so many seconds, or (False) not at all:
+    KeyInProgress. On SQLite, where one transaction at a time writes whatever it is about, False waits as long as the
+    connection's own timeout says.
+
+    If the block ends with an error, roll back, as ever: there is no result then, and the next one does the work.
+
+    >>> import sqlite3
+    >>> from fencelock.lockfree.schema import create_tables
+    >>> db = sqlite3.connect(":memory:"); create_tables(db)
+    >>> charged = []
+    >>> def pay(key, amount):
+    ...     with db, idempotent(db, key, payload={"amount": amount}) as run:     # `with db` commits
+    ...         if not run.repeated:
+    ...             charged.append(amount)
+    ...             run.result = {"charged": amount}
+    ...     return run.result
+    >>> pay("7f3a", 10), pay("7f3a", 10), charged
+    ({'charged': 10}, {'charged': 10}, [10])
+    >>> pay("7f3a", 99)
+    Traceback (most recent call last):
+    fencelock.errors.KeyReused: '7f3a' was used before, with another payload: use a new key for what is a new request
+    >>> db.close()
+    """
+    return Idempotent(connection, key, payload, ttl, wait)
+
+
+def idempotent_by(
+    key: str, *, connection: str = "connection", ttl: float = DAY, wait: bool | float = True
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator, for `def` and `async def` alike: a call that was made before returns what it returned then.
+
+    `{argument}` in the key stands for the call's argument. The argument called `connection` says where the key is kept; all
+    others are the payload, and have to be something that JSON can carry. So has what is returned; it comes back as JSON
+    carries it, also the first time: a tuple is a list.
+
+    >>> import sqlite3
+    >>> from fencelock.lockfree.schema import create_tables
+    >>> db = sqlite3.connect(":memory:"); create_tables(db)
+    >>> @idempotent_by("pay:{order}")
+    ... def pay(connection, order, amount):
+    ...     print("charging", amount)
+    ...     return {"charged": amount}
+    >>> with db:
+    ...     pay(db, 42, 10)
+    ...     pay(db, 42, amount=10)
+    charging 10
+    {'charged': 10}
+    {'charged': 10}
+    >>> db.close()
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        awaited = inspect.iscoroutinefunction(function)
+        key_of = naming(key, function, awaited=awaited)
+        signature = inspect.signature(function)
+        if connection not in signature.parameters:
+            raise TypeError(f"{function.__qualname__} has no argument {connection!r}: say which one, by connection=…")
+
+        def block(args: Any, kwargs: Any) -> Idempotent:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            payload = {name: value for name, value in bound.arguments.items() if name != connection}
+            where = bound.arguments[connection]
+            return idempotent(where, key_of(*args, **kwargs), payload=payload, ttl=ttl, wait=wait)
+
+        if awaited:
+
+            @wraps(function)
+            async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with block(args, kwargs) as run:
+                    if not run.repeated:
+                        run.result = _carried(await cast(Awaitable[Any], function(*args, **kwargs)))
+                return run.result
+
+            return cast(Callable[P, T], acall)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with block(args, kwargs) as run:
+                if not run.repeated:
+                    run.result = _carried(function(*args, **kwargs))
+            return cast(T, run.result)
+
+        return call
+
+    return decorate
+
+
+@overload
+def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]:  # type: ignore[overload-overlap]
+    """Do it on a connection of asyncio's, to be awaited."""
+
+
+@overload
+def collect(connection: object, limit: int = 1000) -> int:
+    """Do it on a connection that blocks."""
+
+
+def collect(connection: Any, limit: int = 1000) -> Any:
+    """Remove results whose time is over, so many at most, in the caller's transaction; return how many. For a daily job.
+
+    >>> import sqlite3
+    >>> from fencelock.lockfree.schema import create_tables
+    >>> db = sqlite3.connect(":memory:"); create_tables(db)
+    >>> with db:
+    ...     collect(db)
+    0
+    >>> db.close()
+    """
+    to = link(connection)
+    return run(to, idempotency_sql.collect(to, limit))
+
+
+def fingerprint(payload: Json | bytes) -> str:
+    """Return what tells payloads apart: equal JSON has an equal fingerprint, in whatever order its keys stand.
+
+    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    True
+    """
+    return sha256(b"bytes:" + payload if isinstance(payload, bytes) else canonical(payload).encode()).hexdigest()
+
+
+def _carried(result: Any) -> Json:
+    return json.loads(json.dumps(result, allow_nan=False))
+
+
+def _checked(key: str) -> str:
+    check_name(key, "an idempotency key")
+    if len(key.encode()) > KEY_MAX_BYTES:
+        raise ValueError(f"an idempotency key may have at most {KEY_MAX_BYTES} bytes in UTF-8: {key!r:.40}…")
+    return key
+
+
+def _seconds(value: object, what: str, *, at_least: int) -> float:
+    if value is False and at_least == 0:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= 1e9:
+        raise ValueError(f"{what} must be {at_least} or more seconds, not {value!r:.40}")
+    return float(value)

@@ -1,0 +1,100 @@
+"""Idempotency keys where nothing is transactional: a lock keeps the others out, a record fenced by its token remembers.
+
+A run that crashed leaves its record without a result. Whoever gets the lock after it has a higher token, and only that lets
+it take over; the first one, should it come back, is refused by its lower token when it wants to write its result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+from fencelock.core.client import Client
+from fencelock.core.lease import LeaseCore
+from fencelock.core.records import VALUE_MAX_BYTES, Records
+from fencelock.errors import FencelockError, GuaranteeUnavailable, LockTimeout, StaleToken
+from fencelock.lockfree.idempotency_sql import Done, in_progress
+from fencelock.primitives.mutex import Mutex
+
+PREFIX = "idempotency:"
+
+
+def records_of(locks: Any, what: str) -> Records:
+    """Return the records of a client's engine; raise GuaranteeUnavailable if it keeps none."""
+    records: Records | None = getattr(locks._client.backend, "records", None)
+    if records is None:
+        raise GuaranteeUnavailable(
+            f"{what} needs an engine that keeps records, and {locks.traits.engine} does not: use another one"
+        )
+    return records
+
+
+def is_client(thing: object) -> bool:
+    """Return whether it is what `fencelock.connect` or `fencelock.aio.connect` returned."""
+    return isinstance(getattr(thing, "_client", None), Client)
+
+
+def is_awaited(locks: Any) -> bool:
+    """Return whether a client is one of `fencelock.aio`."""
+    return inspect.iscoroutinefunction(locks.close)
+
+
+class LockStore:
+    """Keeps one key by a lock and a record of an engine."""
+
+    def __init__(self, locks: Any, key: str) -> None:
+        self.awaited = is_awaited(locks)
+        self._records = records_of(locks, f"the idempotency key {key!r}")
+        self._client: Client[Any] = locks._client
+        self._key = key
+        self._lease: LeaseCore | None = None
+        self._fingerprint = ""
+
+    async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
+        """Return what an earlier run left, or None: it is for us to run. Raise KeyInProgress."""
+        mutex = Mutex(self._client, PREFIX + self._key, timeout=patience)
+        try:
+            lease = self._lease = await mutex.acquire()
+        except LockTimeout as error:
+            raise in_progress(self._key) from error
+        mutex.entered(lease)
+        self._fingerprint = fingerprint
+        found = await self._records.read(PREFIX + self._key)
+        if found is not None:
+            left = json.loads(found.value)
+            if "result" in left:
+                return Done(left["fingerprint"], left["result"])
+            if left["fingerprint"] != fingerprint:
+                return Done(left["fingerprint"], "")  # a crashed run of something else: refused like a finished one
+        await self._write({"fingerprint": fingerprint}, ttl)
+        return None
+
+    async def finish(self, result: str, ttl: float) -> None:
+        """Keep the result, for so long; raise LeaseLost or StaleToken if somebody else may have it by now."""
+        assert self._lease is not None
+        self._lease.check()
+        await self._write({"fingerprint": self._fingerprint, "result": result}, ttl)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """End the block and release the lock."""
+        if self._lease is not None:
+            await self._lease._leave(error)
+
+    async def _write(self, what: dict[str, str], ttl: float) -> None:
+        assert self._lease is not None
+        token, value = self._lease.token, json.dumps(what).encode()
+        if len(value) > VALUE_MAX_BYTES:
+            raise FencelockError(
+                f"the result of {self._key!r} is too large for a record, which takes {VALUE_MAX_BYTES} bytes: keep it "
+                "elsewhere, and let the result say where",
+                self._key,
+            )
+        written = await self._records.write(PREFIX + self._key, value, token=token, ttl=ttl)
+        if not written.done:
+            seen = None if written.record is None else written.record.token
+            raise StaleToken(
+                f"{self._key!r} was taken over by a holder with token {seen}, and this one has {token}: stop, and ask again "
+                "for its result",
+                self._key,
+            )

@@ -1,0 +1,74 @@
+"""A database of each kind, for all tests of this folder; tests keep apart by the keys that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencelock.model import new_id
+from tests.engines.mariadb import MariaDB
+from tests.engines.plugin import Session
+from tests.engines.postgres import Postgres
+from tests.lockfree.databases import KINDS, NAMES, Child, Database, children
+
+SERVERS = {"postgresql": "postgres", "mariadb": "mariadb"}
+
+
+def _marked(name: str, *values: Any) -> Any:
+    marks = [pytest.mark.engine(SERVERS[name])] if name in SERVERS else []
+    return pytest.param(*values, marks=marks, id="-".join(map(str, values)))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for a database on each, or for a kind of connection with each."""
+    given = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    if given & {"on", "kind"}:
+        return
+    if "kind" in metafunc.fixturenames:
+        metafunc.parametrize(("on", "kind"), [_marked(name, name, kind) for name, kind in KINDS])
+    elif "on" in metafunc.fixturenames:
+        metafunc.parametrize("on", [_marked(name, name) for name in NAMES])
+
+
+def _own(engines: Session, name: str) -> str:
+    """Return the URL of a database that only these tests use, on the server that all share."""
+    server = engines.get(SERVERS[name])
+    assert isinstance(server, Postgres | MariaDB)
+    server.query("CREATE DATABASE lockfree")
+    return server.url.rpartition("/")[0] + "/lockfree"
+
+
+@pytest.fixture(scope="session")
+def databases(engines: Session, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Database]:
+    """Gives the database of a kind, made when it is first asked for."""
+    made: dict[str, Database] = {}
+    folder: Path = tmp_path_factory.mktemp("lockfree")
+
+    def give(name: str) -> Database:
+        if name not in made:
+            made[name] = Database(name, f"sqlite://{folder}/app.db" if name == "sqlite" else _own(engines, name))
+        return made[name]
+
+    return give
+
+
+@pytest.fixture
+def database(databases: Callable[[str], Database], on: str) -> Database:
+    """The database."""
+    return databases(on)
+
+
+@pytest.fixture
+def key() -> str:
+    """A key of the test's own."""
+    return new_id()
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    """Makes processes that are gone at the end of the test."""
+    with children() as make:
+        yield make

@@ -1,0 +1,318 @@
+"""Idempotency keys in the caller's own transaction, on every database and every kind of connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from fencelock import FencelockError, KeyInProgress, KeyReused
+from fencelock.lockfree.colour import settled
+from fencelock.lockfree.idempotency import collect, idempotent, idempotent_by
+from fencelock.sqlio import link
+from tests.lockfree.databases import KINDS, Child, Database
+
+Children = Callable[..., Child]
+
+CHARGE = """
+import json
+from fencelock.lockfree.idempotency import idempotent
+key, stop = args
+with idempotent(connection, key, payload={"amount": 10}) as run:
+    if not run.repeated:
+        connection.cursor().execute(f"INSERT INTO charge VALUES ('{key}', 10)")
+        run.result = {"charged": 10, "by": __import__("os").getpid()}
+        if stop == "inside":
+            print(json.dumps("inside"), flush=True)
+            sys.stdin.readline()
+if stop == "before commit":
+    print(json.dumps("before commit"), flush=True)
+    sys.stdin.readline()
+connection.commit()
+print(json.dumps([run.repeated, run.result]), flush=True)
+"""
+
+
+def pay(database: Database, key: str, amount: int = 10, **options: Any) -> tuple[bool, Any]:
+    """Do it once; return whether it was a repetition, and the result."""
+    with database.transaction() as connection:
+        with idempotent(connection, key, payload={"amount": amount}, **options) as run:
+            if not run.repeated:
+                database.charge(connection, key, amount)
+                run.result = {"charged": amount}
+    return run.repeated, run.result
+
+
+async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
+    """The first one does the work, a repetition gets its result, and another payload is refused, on any connection."""
+    make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
+    async with make(database) as connection:
+        sql = link(connection)
+        for repeated in (False, True):
+            block = idempotent(connection, key, payload={"n": 1})
+            if sql.awaited:
+                async with block as run:
+                    if not run.repeated:
+                        await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                        run.result = {"é": [1, None]}
+            else:
+                with block as run:
+                    if not run.repeated:
+                        await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                        run.result = {"é": [1, None]}
+            await settled(connection.commit())
+            assert (run.repeated, run.result) == (repeated, {"é": [1, None]})
+        with pytest.raises(KeyReused, match="another payload"):
+            if sql.awaited:
+                async with idempotent(connection, key, payload={"n": 2}):
+                    pass
+            else:
+                with idempotent(connection, key, payload={"n": 2}):
+                    pass
+        await settled(connection.rollback())
+        assert await settled(collect(connection)) == 0
+        await settled(connection.rollback())
+    assert database.charges(key) == 1
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_wrong_colour(database: Database, on: str, key: str) -> None:
+    """`with` on a connection that has to be awaited says `async with`, and the other way round."""
+    async with KINDS[on, "aiosqlite"](database) as connection:
+        with pytest.raises(TypeError, match="write `async with`"):
+            with idempotent(connection, key):
+                pass
+    with database.connected() as connection:
+        with pytest.raises(TypeError, match="would block the event loop: write `with`"):
+            async with idempotent(connection, key):
+                pass
+    with pytest.raises(TypeError, match="a connection or a cursor is needed"):
+        with idempotent(object(), key):
+            pass
+
+
+def test_rolled_back(database: Database, key: str) -> None:
+    """An error in the block and a rollback leave nothing: the next one does the work, whatever its payload."""
+    with pytest.raises(ZeroDivisionError), database.transaction() as connection:
+        with idempotent(connection, key, payload="first"):
+            database.charge(connection, key)
+            raise ZeroDivisionError
+    assert database.charges(key) == 0
+    assert pay(database, key) == (False, {"charged": 10})
+    assert pay(database, key) == (True, {"charged": 10})
+
+
+@pytest.mark.parametrize("stop", ["inside", "before commit"])
+def test_killed(database: Database, key: str, child: Children, stop: str) -> None:
+    """Killed between claim and commit: neither write nor result is there, and whoever waits does the work."""
+    other = child(database, CHARGE, key, stop)
+    assert other.says() == stop
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pay, database, key)
+        other.kill()
+        assert waiting.result(60) == (False, {"charged": 10})
+    assert database.charges(key) == 1
+
+
+def test_many_processes_at_once(database: Database, key: str, child: Children) -> None:
+    """Of several processes with one key, one does the work, and all have its result."""
+    said = [made.says() for made in [child(database, CHARGE, key, "") for _ in range(3)]]
+    assert sorted(repeated for repeated, _ in said) == [False, True, True]
+    assert len({result["by"] for _, result in said}) == 1
+    assert database.charges(key) == 1
+
+
+def test_first_one_gives_up_while_others_wait(database: Database, key: str) -> None:
+    """When the first one rolls back, one of those who wait does the work, and none fails by a deadlock."""
+    with database.connected() as connection, ThreadPoolExecutor(4) as pool:
+        with idempotent(connection, key, payload={"amount": 10}):
+            waiting = [pool.submit(pay, database, key) for _ in range(4)]
+        connection.rollback()
+        assert sorted(one.result(60)[0] for one in waiting) == [False, True, True, True]
+    assert database.charges(key) == 1
+
+
+@pytest.mark.parametrize("wait", [False, 0.2])
+def test_told_instead_of_waiting(database: Database, key: str, wait: float | bool) -> None:
+    """Who does not want to wait is told, in time, and its transaction is still good for something else."""
+    with database.connected() as connection, database.transaction() as impatient:
+        if database.name == "sqlite":
+            impatient.execute("PRAGMA busy_timeout = 50")
+        with idempotent(connection, key):
+            with pytest.raises(KeyInProgress, match="somebody else"):
+                with idempotent(impatient, key, wait=wait):
+                    pytest.fail("both are at it")
+            if database.name != "sqlite":  # which has one writer at a time, whatever the key
+                with idempotent(impatient, key + " other", wait=wait) as run:
+                    assert not run.repeated
+        connection.rollback()
+        with idempotent(impatient, key, wait=wait) as run:
+            assert not run.repeated
+        if database.name == "sqlite":
+            assert impatient.execute("PRAGMA busy_timeout").fetchone() == (50,)
+
+
+def test_waited_for_long_enough(database: Database, key: str) -> None:
+    """Who waits for some seconds gets the result when the other one is done within them."""
+    with database.connected() as connection, ThreadPoolExecutor(1) as pool:
+        with idempotent(connection, key, payload={"amount": 10}) as run:
+            waiting = pool.submit(pay, database, key, wait=60)
+            run.result = "mine"
+        connection.commit()
+        assert waiting.result(60) == (True, "mine")
+
+
+def test_run_out_and_collected(database: Database, key: str) -> None:
+    """A result whose time is over is as good as none, and is removed by `collect`."""
+    keys = [f"{key}{number}" for number in range(3)]
+    for each in keys:
+        assert pay(database, each) == (False, {"charged": 10})
+    database.ask("UPDATE fencelock_idempotency SET ends = 1 WHERE name IN (?, ?)", *_names(database, keys[:2]))
+    assert pay(database, keys[0], amount=20) == (False, {"charged": 20})
+    with database.transaction() as connection:
+        assert collect(connection) >= 1
+    left = database.ask("SELECT count(*) FROM fencelock_idempotency WHERE name IN (?, ?, ?)", *_names(database, keys))
+    assert left == [(2,)]
+    assert pay(database, keys[2]) == (True, {"charged": 10})
+
+
+def _names(database: Database, keys: list[str]) -> list[Any]:
+    return [key.encode() for key in keys] if database.name == "mariadb" else list(keys)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_snapshot_from_before(database: Database, key: str, wait: bool) -> None:
+    """A transaction that has read before the claim still does not do the work twice."""
+    with database.connected() as connection:
+        if database.name == "postgresql":
+            connection.isolation_level = 3  # repeatable read, as MariaDB has by default
+        cursor = connection.cursor()
+        if database.name == "sqlite":
+            cursor.execute("BEGIN")
+        cursor.execute("SELECT count(*) FROM charge")
+        cursor.fetchall()
+        assert pay(database, key) == (False, {"charged": 10})
+        if database.name == "mariadb":
+            with idempotent(connection, key, payload={"amount": 10}, wait=wait) as run:
+                assert run.repeated
+                assert run.result == {"charged": 10}
+        else:
+            # The database itself refuses; the transaction has to be done again, as ever at this level.
+            with pytest.raises(Exception, match=r"could not serialize|database is locked|somebody else"):
+                with idempotent(connection, key, payload={"amount": 10}, wait=wait):
+                    pytest.fail("twice")
+        connection.rollback()
+    assert database.charges(key) == 1
+
+
+def test_autocommit_is_refused(database: Database, key: str) -> None:
+    """A connection that commits each statement by itself is refused before anything is written."""
+    with database.connected() as connection:
+        if database.name == "sqlite":
+            connection.isolation_level = None
+        elif database.name == "mariadb":
+            connection.autocommit(True)
+        else:
+            connection.autocommit = True
+        with pytest.raises(FencelockError, match="needs a transaction"):
+            with idempotent(connection, key):
+                pass
+        connection.cursor().execute("BEGIN")
+        with idempotent(connection, key) as run:
+            assert not run.repeated
+        connection.rollback()
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_forgot_to_ask(database: Database, key: str) -> None:
+    """A block that does the work without asking whether it was done fails, and so is rolled back."""
+    pay(database, key)
+    with pytest.raises(FencelockError, match=r"if not run\.repeated"), database.transaction() as connection:
+        with idempotent(connection, key, payload={"amount": 10}) as run:
+            database.charge(connection, key)
+            run.result = "again"
+    assert database.charges(key) == 1
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_committed_inside(database: Database, key: str) -> None:
+    """Who ends the transaction inside the block is told that the claim is gone."""
+    with database.connected() as connection:
+        with pytest.raises(FencelockError, match="was ended inside the block"):
+            with idempotent(connection, key) as run:
+                connection.rollback()
+                run.result = 1
+        connection.rollback()
+    assert pay(database, key)[0] is False
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_decorator(database: Database, key: str) -> None:
+    """A decorated function runs once for a key; other arguments under the same key are refused."""
+
+    @idempotent_by("{name}:{order.real}")
+    def charge(connection: Any, name: str, order: int, amount: int = 10) -> Any:
+        database.charge(connection, f"{name}:{order}", amount)
+        return (name, amount)
+
+    with database.transaction() as connection:
+        assert charge(connection, key, 7) == [key, 10]
+        assert charge(connection, key, order=7, amount=10) == [key, 10]
+        with pytest.raises(KeyReused):
+            charge(connection, key, 7, 11)
+    assert database.charges(f"{key}:7") == 1
+    with pytest.raises(TypeError, match="no argument 'connection'"):
+
+        @idempotent_by("x")
+        def without(database: Any) -> None: ...
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
+    """The decorator works for `async def`, and an error of the function comes out."""
+
+    @idempotent_by("{name}", connection="where")
+    async def charge(where: Any, name: str) -> int:
+        await where.execute("INSERT INTO charge VALUES (?, 10)", (name,))
+        if name.endswith("!"):
+            raise ZeroDivisionError
+        return 10
+
+    async with KINDS[on, "aiosqlite"](database) as connection:
+        assert [await charge(connection, key), await charge(connection, key)] == [10, 10]
+        await connection.commit()
+        with pytest.raises(ZeroDivisionError):
+            await charge(connection, key + "!")
+        await connection.rollback()
+    assert database.charges(key) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"key": ""}, "must not be empty"),
+        ({"key": "a\nb"}, "control characters"),
+        ({"key": "k" * 1001}, "at most 1000 bytes"),
+        ({"ttl": 0}, "ttl must be 1 or more"),
+        ({"ttl": float("nan")}, "ttl must be"),
+        ({"wait": -1}, "wait must be 0 or more"),
+        ({"wait": "5"}, "wait must be"),
+        ({"payload": object()}, "JSON"),
+    ],
+)
+def test_input(wrong: dict[str, Any], error: str) -> None:
+    """What is wrong with the arguments is said before anything is sent."""
+    with pytest.raises((ValueError, TypeError), match=error):
+        idempotent(None, **{"key": "k", **wrong})
+
+
+def test_keys_are_exact(database: Database, key: str) -> None:
+    """Keys are compared byte for byte: a blank at the end, another case or an accent makes another key."""
+    keys = [f"{key}{end}" for end in ("é", "e", "É", "E", "e ", "%s ?", "{x}:*", "k" * 960)]
+    for each in keys:
+        assert pay(database, each)[0] is False
+    for each in keys:
+        assert pay(database, each)[0] is True

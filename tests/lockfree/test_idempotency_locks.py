@@ -1,0 +1,112 @@
+"""Idempotency keys where nothing is transactional: by a lock, and a record that is fenced by its token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import FencelockError, GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
+from fencelock.lockfree.idempotency import idempotent, idempotent_by
+from tests.engines.redis import Redis
+from tests.lockfree.databases import children
+
+CRASH = """
+import fencelock
+from fencelock.lockfree.idempotency import idempotent
+with fencelock.connect(args[0], ttl=1) as locks:
+    with idempotent(locks, args[1], payload="pay"):
+        print(0, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) -> tuple[bool, Any]:
+    """Do it once."""
+    with idempotent(locks, key, payload=payload, **options) as run:
+        if not run.repeated:
+            run.result = {"charged": 10}
+    return run.repeated, run.result
+
+
+def test_once(redis_node: Redis, key: str) -> None:
+    """The first one does the work, a repetition gets its result, another payload is refused; all lets go of the lock."""
+    with fencelock.connect(redis_node.url) as locks, fencelock.connect(redis_node.url) as others:
+        assert pay(locks, key) == (False, {"charged": 10})
+        assert pay(others, key) == (True, {"charged": 10})
+        with pytest.raises(KeyReused):
+            pay(others, key, "something else")
+        with pytest.raises(ZeroDivisionError), idempotent(locks, key + "!", payload=1):
+            raise ZeroDivisionError
+        assert pay(others, key + "!", payload=1) == (False, {"charged": 10})
+        assert list(locks.names(prefix="idempotency:")) == []
+
+
+async def test_once_awaited(redis_node: Redis, key: str) -> None:
+    """The same in asyncio, and by the decorator."""
+    calls = 0
+
+    @idempotent_by("{name}", connection="locks")
+    async def charge(locks: aio.Locks, name: str) -> int:
+        nonlocal calls
+        calls += 1
+        return 10
+
+    async with aio.connect(redis_node.url) as locks:
+        assert [await charge(locks, key), await charge(locks, key)] == [10, 10]
+        with pytest.raises(TypeError, match="async with"):
+            with idempotent(locks, key):
+                pass
+    assert calls == 1
+
+
+def test_told_instead_of_waiting() -> None:
+    """Who does not want to wait is told."""
+    with fencelock.connect("memory://busy") as locks, idempotent(locks, "x"):
+        for wait in (False, 0.01):
+            with pytest.raises(KeyInProgress):
+                pay(locks, "x", wait=wait)
+
+
+def test_crashed_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
+    """A run whose process was killed is taken over, by a higher token, once its lease is over, and not before."""
+    with children() as make, fencelock.connect(redis_node.url) as locks:
+        crashing = make(databases("sqlite"), CRASH, redis_node.url, key)
+        assert crashing.says() == 0
+        crashing.kill()
+        with pytest.raises(KeyReused):  # what crashed was about something else
+            pay(locks, key, "something else")
+        assert pay(locks, key) == (False, {"charged": 10})
+        assert pay(locks, key) == (True, {"charged": 10})
+
+
+def test_late_result_is_refused() -> None:
+    """A run that lost its lease to another does not write over its result."""
+    with fencelock.connect("memory://late") as locks:
+        with pytest.raises(StaleToken, match="taken over by a holder with token"):
+            with idempotent(locks, "x") as slow:
+                locks.force_release("idempotency:x", reason="a test")
+                with idempotent(locks, "x") as quick:
+                    quick.result = "quick"
+                slow.result = "slow"
+        with idempotent(locks, "x") as run:
+            assert run.result == "quick"
+
+
+def test_engine_without_records() -> None:
+    """An engine that keeps no records is refused."""
+    with fencelock.connect("redlock://localhost:1,localhost:2,localhost:3") as locks:
+        with pytest.raises(GuaranteeUnavailable, match="keeps records"):
+            pay(locks, "x")
+
+
+def test_result_is_json() -> None:
+    """What JSON cannot carry is refused at the end of the block, and the next one does the work."""
+    with fencelock.connect("memory://json") as locks:
+        with pytest.raises(TypeError), idempotent(locks, "x") as run:
+            run.result = object()
+        with pytest.raises(FencelockError, match="too large"), idempotent(locks, "x") as run:
+            run.result = "x" * 300_000
+        assert pay(locks, "x", None) == (False, json.loads('{"charged": 10}'))

@@ -1,0 +1,58 @@
+"""Processes with the same keys, killed wherever they are: every key is worked on exactly once, and told of exactly once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from fencelock.lockfree.outbox import Outbox
+from tests.lockfree.databases import Child, Database
+
+KEYS = 30
+
+WORK = """
+import random
+from fencelock import KeyInProgress
+from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.outbox import Outbox
+
+prefix, seed, keys = args
+chance, outbox = random.Random(int(seed)), Outbox(prefix)
+left = [f"{prefix}:{number}" for number in range(int(keys))]
+print(0, flush=True)
+while left:
+    key = chance.choice(left)
+    try:
+        with idempotent(connection, key, wait=chance.choice([True, False, 0.05])) as run:
+            if not run.repeated:
+                connection.cursor().execute(f"INSERT INTO charge VALUES ('{key}', 1)")
+                outbox.append(connection, key, 1)
+                if chance.random() < 0.3:
+                    raise ZeroDivisionError
+                run.result = key
+        assert run.result == key
+        connection.commit()
+        left.remove(key)
+    except (ZeroDivisionError, KeyInProgress):
+        connection.rollback()
+print(1, flush=True)
+"""
+
+
+def test_every_key_once(database: Database, key: str, child: Callable[..., Child]) -> None:
+    """Not one is doubled and not one is missing, in the business's table and in the outbox."""
+    chance = random.Random(key)
+    workers = [child(database, WORK, key, str(seed), str(KEYS)) for seed in range(3)]
+    for seed in range(3, 5):
+        doomed = workers.pop(0)
+        doomed.says()
+        time.sleep(chance.random() / 10)
+        doomed.kill()
+        workers.append(child(database, WORK, key, str(seed), str(KEYS)))
+    for worker in workers:
+        assert [worker.says(), worker.says()] == [0, 1]
+    counts = database.ask("SELECT name, count(*) FROM charge WHERE name LIKE ? GROUP BY name", f"{key}:%")
+    assert sorted(counts) == sorted((f"{key}:{number}", 1) for number in range(KEYS))
+    with database.connected() as connection:
+        assert Outbox(key).pending(connection) == KEYS

@@ -1,0 +1,338 @@
+"""Optimistic versions: of many who read, change and write the same thing, nobody's change is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+import requests
+
+import fencelock
+from fencelock import FencelockError, GuaranteeUnavailable, VersionConflict, aio
+from fencelock.lockfree.colour import settled
+from fencelock.lockfree.optimistic import (
+    Cell,
+    EtcdKey,
+    HttpResource,
+    RecordKey,
+    RedisKey,
+    Seen,
+    SqlRow,
+    check_if_match,
+    etag,
+)
+from tests.engines.etcd import Etcd
+from tests.engines.redis import Redis
+from tests.lockfree.databases import KINDS, Child, Database
+
+TABLE = "CREATE TABLE IF NOT EXISTS account (id varchar(40) PRIMARY KEY, balance integer, version integer)"
+
+SPEND = """
+from fencelock.lockfree.optimistic import SqlRow
+account = SqlRow(connection, "account", {"id": args[0]}, ["balance"])
+for _ in range(20):
+    account.modify(lambda row: {"balance": row["balance"] - 1})
+print(0, flush=True)
+"""
+
+
+@pytest.fixture
+def account(database: Database, key: str) -> str:
+    """The id of an account with 100 in it."""
+    database.ask(TABLE)
+    database.ask("INSERT INTO account VALUES (?, 100, 1)", key)
+    return key
+
+
+def balance(database: Database, account: str) -> tuple[Any, ...]:
+    """Return what is in it, and the version."""
+    return database.ask("SELECT balance, version FROM account WHERE id = ?", account)[0]
+
+
+async def test_every_kind_of_connection(database: Database, on: str, kind: str, account: str) -> None:
+    """A row is modified, and a write of what is no longer there is refused, on any connection."""
+    async with KINDS[on, kind](database) as connection:
+        row = SqlRow(connection, "account", {"id": account}, ["balance"])
+        assert await settled(row.modify(lambda now: {"balance": now["balance"] - 10})) == {"balance": 90}
+        assert await settled(row.modify(lambda now: None)) is None
+        seen = await settled(row.read())
+        assert seen == ({"balance": 90}, 2)
+        await settled(row.write({"balance": 80}, seen.version))
+        with pytest.raises(VersionConflict, match=f"account id={account}"):
+            await settled(row.write({"balance": 70}, seen.version))
+        with pytest.raises(FencelockError, match="has one that is open"):
+            await settled(row.modify(lambda now: now))
+        await settled(connection.commit())
+    assert balance(database, account) == (80, 3)
+
+
+def test_processes_lose_nothing(database: Database, account: str, child: Callable[..., Child]) -> None:
+    """Several processes spend at the same time, and every single amount is gone exactly once."""
+    for spender in [child(database, SPEND, account) for _ in range(3)]:
+        assert spender.says() == 0
+    assert balance(database, account) == (40, 61)
+
+
+def test_changed_in_between(database: Database, account: str) -> None:
+    """A change from elsewhere between read and write makes it begin again, in a new transaction that sees it."""
+    seen: list[int] = []
+
+    def change(row: dict[str, int]) -> dict[str, int]:
+        seen.append(row["balance"])
+        if len(seen) == 1:
+            database.ask("UPDATE account SET balance = 50, version = version + 1 WHERE id = ?", account)
+        return {"balance": row["balance"] - 10}
+
+    with database.connected() as connection:
+        row = SqlRow(connection, "account", {"id": account}, ["balance"])
+        assert row.modify(change) == {"balance": 40}
+    assert seen == [100, 50]
+    assert balance(database, account) == (40, 3)
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_gives_up(database: Database, account: str) -> None:
+    """After so many attempts, or when the time is over, it gives up and says so; an error of `change` comes out at once."""
+
+    def race(row: dict[str, int]) -> dict[str, int]:
+        database.ask("UPDATE account SET version = version + 1 WHERE id = ?", account)
+        return {"balance": 0}
+
+    with database.connected() as connection:
+        row = SqlRow(connection, "account", {"id": account}, ["balance"])
+        with pytest.raises(VersionConflict, match="each of the 3 times"):
+            row.modify(race, attempts=3)
+        with pytest.raises(VersionConflict, match="by others each"):
+            row.modify(race, timeout=0.05)
+        with pytest.raises(ZeroDivisionError):
+            row.modify(lambda now: {"balance": 1 // 0})
+        assert not connection.in_transaction
+    assert balance(database, account)[0] == 100
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_rows_that_cannot_be(database: Database, account: str) -> None:
+    """No row, unknown columns, and names that would be SQL are refused."""
+    with database.connected() as connection:
+        with pytest.raises(FencelockError, match="is 0 rows"):
+            SqlRow(connection, "account", {"id": "nobody"}, ["balance"]).read()
+        with pytest.raises(ValueError, match="no column owner"):
+            SqlRow(connection, "account", {"id": account}, ["balance"]).modify(lambda row: {"owner": 1})
+        with pytest.raises(ValueError, match="which row"):
+            SqlRow(connection, "account", {}, ["balance"])
+        for wrong in ("account; DROP TABLE account", "1x", 'a"b', ""):
+            with pytest.raises(ValueError, match="cannot be the name"):
+                SqlRow(connection, wrong, {"id": account}, ["balance"])
+
+
+def plus_one(value: bytes | None) -> bytes:
+    """Return one more."""
+    return b"%d" % (int(value or 0) + 1)
+
+
+def test_redis(redis_node: Redis, key: str) -> None:
+    """Threads count in a key of Redis and lose nothing; its time to live stays, or is set."""
+    import redis
+
+    with redis.Redis.from_url(redis_node.url) as client:
+
+        def count(_: int) -> None:
+            for _ in range(10):
+                RedisKey(client, key).modify(plus_one)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(count, range(4)))
+        assert client.get(key) == b"40"
+        assert client.ttl(key) == -1
+        RedisKey(client, key, ttl=60).modify(plus_one)
+        RedisKey(client, key).modify(plus_one)
+        assert 0 < client.ttl(key) <= 60
+        seen = RedisKey(client, key).read()
+        assert seen.value == b"42"
+        client.delete(key)
+        with pytest.raises(VersionConflict):
+            RedisKey(client, key).write(b"43", seen.version)
+        RedisKey(client, key).write(b"", None)
+        with pytest.raises(VersionConflict):
+            RedisKey(client, key).write(b"x", None)
+        RedisKey(client, key).write(bytes(range(256)), b"")
+    with redis.Redis.from_url(redis_node.url, decode_responses=True) as client:
+        client.set(key, "ünï")
+        assert RedisKey(client, key).modify(lambda value: (value or b"") + b"!") == "ünï!".encode()
+
+
+async def test_redis_awaited(redis_node: Redis, key: str) -> None:
+    """Tasks count in a key of Redis and lose nothing; the change may be a coroutine."""
+    import redis.asyncio
+
+    async def slowly(value: bytes | None) -> bytes:
+        await asyncio.sleep(0)
+        return plus_one(value)
+
+    async with redis.asyncio.Redis.from_url(redis_node.url) as client:
+        await asyncio.gather(*(RedisKey(client, key).modify(slowly) for _ in range(10)))
+        assert await client.get(key) == b"10"
+
+
+def test_etcd(etcd1: Etcd, key: str) -> None:
+    """A key of etcd is created, changed, and not overwritten by who has read an older revision."""
+    import etcd3gw
+
+    client = etcd3gw.client(host=etcd1.host, port=etcd1.port)
+    cell = EtcdKey(client, key)
+    assert cell.read() == (None, 0)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: EtcdKey(client, key).modify(plus_one), range(6)))
+    seen = cell.read()
+    assert seen.value == b"6"
+    cell.write(b"", seen.version)
+    with pytest.raises(VersionConflict):
+        cell.write(b"stale", seen.version)
+    with pytest.raises(VersionConflict):
+        cell.write(b"new", 0)
+    assert cell.read().value == b""
+    client.session.close()
+
+
+def test_records() -> None:
+    """Threads count in a record and lose nothing; a lease's token keeps out whoever had the lock before."""
+    with fencelock.connect("memory://optimistic") as locks:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: RecordKey(locks, "n").modify(plus_one), range(20)))
+        assert RecordKey(locks, "n").read().value == b"20"
+        with locks.lock("n") as old:
+            pass
+        with locks.lock("n") as new:
+            assert RecordKey(locks, "n", lease=new).modify(plus_one) == b"21"
+        seen = RecordKey(locks, "n").read()
+        with pytest.raises(VersionConflict):
+            RecordKey(locks, "n", lease=old).write(b"stale", seen.version)
+        with pytest.raises(VersionConflict):
+            RecordKey(locks, "n").modify(plus_one, attempts=2)
+
+
+async def test_records_awaited(etcd1: Etcd, key: str) -> None:
+    """The same in asyncio, in etcd."""
+    async with aio.connect(etcd1.url) as locks:
+        await asyncio.gather(*(RecordKey(locks, key).modify(plus_one) for _ in range(5)))
+        assert (await RecordKey(locks, key).read()).value == b"5"
+
+
+def test_engine_without_records() -> None:
+    """An engine that keeps no records is refused when the cell is made."""
+    with fencelock.connect("redlock://localhost:1,localhost:2,localhost:3") as locks:
+        with pytest.raises(GuaranteeUnavailable, match="keeps records"):
+            RecordKey(locks, "n")
+
+
+class Page(BaseHTTPRequestHandler):
+    """A resource that obeys conditional requests, as RFC 9110 has them."""
+
+    protocol_version = "HTTP/1.1"
+    body: ClassVar[bytes | None] = None
+    mutex = threading.Lock()
+
+    def do_GET(self) -> None:
+        """Answer with the page and its ETag."""
+        with self.mutex:
+            self.answer(404 if Page.body is None else 200, Page.body or b"")
+
+    def do_PUT(self) -> None:
+        """Replace the page, if it is the one that is meant."""
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.mutex:
+            match, fresh = self.headers.get("If-Match"), self.headers.get("If-None-Match") == "*"
+            now = None if Page.body is None else self.tag(Page.body)
+            if (fresh and now is not None) or (not fresh and match != now):
+                return self.answer(412, b"")
+            Page.body = sent
+        return self.answer(200, b"")
+
+    @staticmethod
+    def tag(body: bytes) -> str:
+        """Return the ETag."""
+        return etag(hashlib.sha256(body).hexdigest()[:16])
+
+    def answer(self, status: int, body: bytes) -> None:
+        """Send it."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if self.path != "/untagged":
+            self.send_header("ETag", self.tag(body))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """The URL of a page that is not there yet."""
+    Page.body = None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/page"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_http(page: str) -> None:
+    """A page behind HTTP is created and changed by httpx, in both colours, and by requests, and nothing is lost."""
+    with httpx.Client() as client:
+        assert HttpResource(client, page).modify(plus_one) == b"1"
+        seen = HttpResource(client, page).read()
+    with requests.Session() as session:
+        assert HttpResource(session, page, headers={"X-By": "me"}).modify(plus_one) == b"2"
+        with pytest.raises(VersionConflict):
+            HttpResource(session, page).write(b"stale", seen.version)
+        with pytest.raises(VersionConflict):
+            HttpResource(session, page).write(b"new", None)
+        with pytest.raises(fencelock.EngineUnavailable, match="no ETag"):
+            HttpResource(session, page.replace("page", "untagged")).read()
+    async with httpx.AsyncClient() as client:
+        await asyncio.gather(*(HttpResource(client, page).modify(plus_one) for _ in range(5)))
+    assert Page.body == b"7"
+    with pytest.raises(TypeError, match="not object"):
+        HttpResource(object(), page)
+
+
+def test_if_match() -> None:
+    """What a server does with If-Match: one of several, any, none, and none sent."""
+    check_if_match('"a", "7"', 7)
+    check_if_match("*", 7)
+    for header, version in (('"7"', 8), ("7", 7), ('W/"7"', 7), ("*", None), (None, 7)):
+        with pytest.raises(VersionConflict):
+            check_if_match(header, version)
+    for wrong in ('a"b', "a b", "ä"):
+        with pytest.raises(ValueError, match="cannot be an ETag"):
+            etag(wrong)
+
+
+def test_cell_of_ones_own() -> None:
+    """Two methods make a cell of anything."""
+
+    class Box(Cell[int]):
+        name = "box"
+        value, version = 1, 1
+
+        async def _read(self) -> Seen[int]:
+            return Seen(self.value, self.version)
+
+        async def _write(self, value: int, version: int) -> bool:
+            if version != self.version:
+                return False
+            self.value, self.version = value, version + 1
+            return True
+
+    assert Box().modify(lambda value: value + 1) == 2

@@ -1,0 +1,328 @@
+"""The outbox: told if and only if it is committed, at least once, in order for each key, by one relay at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import FencelockError, LockTimeout, StaleToken, aio
+from fencelock.lockfree.colour import settled
+from fencelock.lockfree.outbox import Message, Outbox
+from fencelock.lockfree.relay import Relay
+from tests.engines.waiting import eventually
+from tests.lockfree.databases import KINDS, Child, Database
+
+RELAY = """
+import json
+import fencelock
+from fencelock.lockfree.outbox import Outbox
+from fencelock.lockfree.relay import Relay
+
+def deliver(message):
+    print(json.dumps([message.key, message.payload, message.token]), flush=True)
+    if hold == "hold":
+        sys.stdin.readline()
+
+where, name, hold = args
+with fencelock.connect(where, ttl=3) as locks:
+    Relay(Outbox(name), lambda: connect_to(url), deliver, locks, poll=0.05).run()
+"""
+
+
+def put(database: Database, outbox: Outbox, *messages: tuple[str, Any]) -> None:
+    """Append messages, each in a transaction of its own."""
+    for key, payload in messages:
+        with database.transaction() as connection:
+            outbox.append(connection, key, payload)
+
+
+def pending(database: Database, outbox: Outbox) -> int:
+    """Return how many wait."""
+    with database.connected() as connection:
+        return int(outbox.pending(connection))
+
+
+@contextmanager
+def running(relay: Relay) -> Iterator[None]:
+    """A relay that runs in a thread."""
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        relay.stop()
+        thread.join()
+
+
+async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
+    """What is committed is delivered, and what is rolled back is not, from and over any connection."""
+    outbox = Outbox(key)
+    make = KINDS[on, kind]
+    async with make(database) as connection:
+        await settled(outbox.append(connection, "ä", {"n": 1}))
+        await settled(outbox.append(connection, "ä", {"n": 2}))
+        await settled(connection.commit())
+        await settled(outbox.append(connection, "ä", {"n": 3}))
+        await settled(connection.rollback())
+        assert await settled(outbox.pending(connection)) == 2
+        await settled(connection.rollback())
+    got: list[Message] = []
+    async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
+
+        async def connect() -> Any:
+            return connection
+
+        assert await Relay(outbox, connect, got.append, locks).drain() == 2
+        assert await Relay(outbox, database.connect, got.append, locks).drain() == 0
+    assert [(message.key, message.payload["n"]) for message in got] == [("ä", 1), ("ä", 2)]
+
+
+def test_order_is_the_order_of_commits(database: Database, key: str) -> None:
+    """Who appends under a key that another transaction has appended under waits for it; other keys do not."""
+    outbox = Outbox(key)
+    with database.connected() as first, ThreadPoolExecutor(2) as pool:
+        outbox.append(first, "a", 1)
+        second = pool.submit(put, database, outbox, ("a", 2))
+        if database.name != "sqlite":  # which has one writer at a time in any case
+            pool.submit(put, database, outbox, ("b", 3)).result(60)
+        outbox.append(first, "a", 1.5)
+        assert not second.done()
+        first.commit()
+        second.result(60)
+    got: list[Any] = []
+    with fencelock.connect("memory://order") as locks:
+        Relay(outbox, database.connect, lambda message: got.append(message.payload), locks, batch=2).drain()
+    assert [payload for payload in got if payload != 3] == [1, 1.5, 2]
+
+
+def test_killed_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
+    """Killed between delivery and mark: the next relay delivers it again, and the rest, in order, with a higher token."""
+    outbox, locks = Outbox(key), f"sqlite://{tmp_path}/locks.db"
+    put(database, outbox, ("a", 1), ("a", 2))
+    first = child(database, RELAY, locks, key, "hold")
+    said = [first.says()]
+    first.kill()
+    second = child(database, RELAY, locks, key, "")
+    said += [second.says(), second.says()]
+    assert [payload for _, payload, _ in said] == [1, 1, 2]
+    assert said[1][2] > said[0][2]
+    assert eventually(lambda: pending(database, outbox) == 0)
+
+
+@pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
+def test_stopped_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
+    """A relay that is stopped past its lease delivers nothing more when it goes on, and marks nothing."""
+    outbox, locks = Outbox(key), f"sqlite://{tmp_path}/locks.db"
+    put(database, outbox, ("a", 1), ("a", 2))
+    first = child(database, RELAY, locks, key, "hold")
+    assert first.says()[1] == 1
+    os.kill(first.process.pid, signal.SIGSTOP)
+    second = child(database, RELAY, locks, key, "")
+    assert [second.says()[1], second.says()[1]] == [1, 2]
+    put(database, outbox, ("a", 3))
+    assert second.says()[1] == 3
+    assert eventually(lambda: pending(database, outbox) == 0)
+    os.kill(first.process.pid, signal.SIGCONT)
+    first.go_on()
+    second.kill()
+    put(database, outbox, ("a", 4))
+    assert first.says()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
+    first.go_on()
+    assert eventually(lambda: pending(database, outbox) == 0)
+
+
+def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
+    """Even a relay that does not notice that its lease is over is refused by the fence when it wants to mark."""
+    outbox = Outbox(key)
+    put(database, outbox, ("a", 1), ("a", 2))
+    with fencelock.connect("memory://replaced") as locks:
+        relay = Relay(outbox, database.connect, lambda message: None, locks)
+        name = f"outbox:{key}"
+
+        def deliver(message: Message) -> None:
+            locks.force_release(name, reason="a test")
+            with locks.lock(name) as newer, database.transaction() as connection:
+                fencelock.fences.sql.SqlFence().check(connection, name, newer)
+
+        with pytest.raises((StaleToken, fencelock.LeaseLost)):
+            Relay(outbox, database.connect, deliver, locks).drain()
+        assert pending(database, outbox) == 2
+        assert relay.drain() == 2
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_failing_key_waits_and_others_go_on(database: Database, key: str) -> None:
+    """A message that cannot be delivered holds up its own key, in order, and no other."""
+    outbox, got = Outbox(key), []
+    put(database, outbox, ("bad", 1), ("good", 2), ("bad", 3), ("good", 4))
+    failures = iter(range(3))
+
+    def deliver(message: Message) -> None:
+        if message.key == "bad" and next(failures, None) is not None:
+            raise ConnectionError("the receiver is down")
+        got.append(message.payload)
+
+    with fencelock.connect("memory://failing") as locks:
+        with running(Relay(outbox, database.connect, deliver, locks, poll=0.01, batch=2)):
+            assert eventually(lambda: len(got) == 4)
+            assert eventually(lambda: pending(database, outbox) == 0)
+    assert [payload for payload in got if payload % 2 == 0] == [2, 4]
+    assert [payload for payload in got if payload % 2] == [1, 3]
+    assert got[:2] == [2, 4]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key: str) -> None:
+    """An error of the receiver comes out of `drain`, and what was delivered before it is marked."""
+    outbox = Outbox(key)
+    put(database, outbox, ("a", 1), ("b", 2))
+
+    def deliver(message: Message) -> None:
+        if message.payload == 2:
+            raise ZeroDivisionError
+
+    with fencelock.connect("memory://drain") as locks:
+        relay = Relay(outbox, database.connect, deliver, locks)
+        relay.stop()  # which is for `run`
+        with pytest.raises(ZeroDivisionError):
+            relay.drain()
+        assert pending(database, outbox) == 1
+        with locks.lock(f"outbox:{key}"), pytest.raises(LockTimeout):
+            Relay(outbox, database.connect, deliver, locks).drain(timeout=0.01)
+
+
+def test_database_that_hangs_up(database: Database, key: str) -> None:
+    """A relay whose connection breaks starts anew with another one."""
+    outbox, got, made = Outbox(key), [], []
+
+    def connect() -> Any:
+        made.append(database.connect())
+        return made[-1]
+
+    def deliver(message: Message) -> None:
+        got.append(message.payload)
+        if len(got) == 1:
+            made[-1].close()  # before it is marked
+
+    with fencelock.connect("memory://hangs-up") as locks:
+        with running(Relay(outbox, connect, deliver, locks, poll=0.01)):
+            put(database, outbox, ("a", 1))
+            assert eventually(lambda: got == [1, 1])
+            put(database, outbox, ("a", 2))
+            assert eventually(lambda: pending(database, outbox) == 0)
+    assert got == [1, 1, 2]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_one_of_several(database: Database, key: str) -> None:
+    """Of several relays one delivers; when it is stopped, another goes on, and nothing is lost or doubled."""
+    outbox = Outbox(key)
+    got: list[tuple[str, int]] = []
+    with fencelock.connect("memory://several") as locks:
+
+        def relay(me: str) -> Relay:
+            return Relay(outbox, database.connect, lambda it: got.append((me, it.payload)), locks, poll=0.01)
+
+        relays = [relay("one"), relay("other")]
+        with running(relays[0]):
+            put(database, outbox, ("a", 1))
+            assert eventually(lambda: len(got) == 1)
+            with running(relays[1]):
+                put(database, outbox, ("a", 2))
+                assert eventually(lambda: len(got) == 2)
+                relays[0].stop()
+                put(database, outbox, ("a", 3))
+                assert eventually(lambda: len(got) == 3)
+    assert [payload for _, payload in got] == [1, 2, 3]
+    assert (got[0][0], got[-1][0]) == ("one", "other")
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_awaited(database: Database, on: str, key: str) -> None:
+    """In asyncio a relay awaits its deliveries, is interrupted when it loses its lease, and goes on when it has it again."""
+    outbox, got = Outbox(key), []
+    put(database, outbox, ("a", 1), ("a", 2))
+    interrupted = asyncio.Event()
+
+    async with aio.connect("memory://awaited") as locks:
+
+        async def deliver(message: Message) -> None:
+            got.append(message.payload)
+            if len(got) == 1:
+                await locks.force_release(f"outbox:{key}", reason="a test")
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    interrupted.set()
+                    raise
+
+        async def connect() -> Any:
+            import aiosqlite
+
+            return await aiosqlite.connect(database.path())
+
+        relay = Relay(outbox, connect, deliver, locks, poll=0.01, ttl=1)
+        task = asyncio.create_task(relay.run())
+        await interrupted.wait()
+        assert await asyncio.to_thread(eventually, lambda: pending(database, outbox) == 0)
+        relay.stop()
+        await task
+    assert (got[:2], got[-1]) == ([1, 1], 2)
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
+    """A connection in autocommit mode, missing tables and unfit names are said at once, also by a relay that runs."""
+    import sqlite3
+
+    auto = sqlite3.connect(database.path(), isolation_level=None)
+    with pytest.raises(FencelockError, match="commits each statement"):
+        Outbox(key).append(auto, "a", 1)
+    auto.close()
+    with fencelock.connect("memory://setup") as locks:
+        bare = Relay(Outbox(key), lambda: sqlite3.connect(tmp_path / "empty.db"), print, locks)
+        with pytest.raises(FencelockError, match="fencelock schema"):
+            bare.run()
+        with pytest.raises(TypeError, match=r"fencelock\.aio"):
+            Relay(Outbox(key), lambda: asyncio.sleep(0), print, locks).run()
+    with pytest.raises(ValueError, match="255 bytes"):
+        Outbox("k" * 256)
+    with database.connected() as connection:
+        with pytest.raises(ValueError, match="must not be empty"):
+            Outbox(key).append(connection, "", 1)
+        with pytest.raises(TypeError):
+            Outbox(key).append(connection, "a", object())
+
+
+@pytest.mark.engine("mariadb")
+@pytest.mark.parametrize("on", ["mariadb"])
+def test_idle_keys_are_collected(database: Database, key: str) -> None:
+    """On MariaDB the rows that keep the order are removed once nobody uses them."""
+    outbox = Outbox(key)
+    put(database, outbox, ("old", 1), ("new", 2))
+    database.ask("UPDATE fencelock_outbox_turn SET used = 1 WHERE outbox = ? AND name = ?", key.encode(), b"old")
+    with database.transaction() as connection:
+        assert outbox.collect(connection) == 1
+    assert database.ask("SELECT name FROM fencelock_outbox_turn WHERE outbox = ?", key.encode()) == [(b"new",)]
+    assert pending(database, outbox) == 2
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+def test_stop_is_prompt(database: Database, key: str) -> None:
+    """A relay that has nothing to do stops at once when it is told, however long its poll."""
+    with fencelock.connect("memory://stop") as locks:
+        started = time.monotonic()
+        with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
+            assert eventually(lambda: bool(list(locks.names())))
+        assert time.monotonic() - started < 60
