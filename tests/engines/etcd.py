@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import ssl
-import subprocess
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.engines import packages
+from tests.engines import certificate, packages
 from tests.engines.cluster import Cluster
 from tests.engines.server import Server, StartFailed
 from tests.engines.waiting import eventually
@@ -134,19 +132,7 @@ class EtcdTls(Etcd):
 
     def _prepare(self) -> None:
         super()._prepare()
-        if not self.certificate.exists():
-            settings = self.folder / "openssl.cnf"
-            settings.write_text(
-                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
-                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
-            )
-            openssl = packages.find("redis", "openssl")
-            subprocess.run(
-                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
-                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                 "-keyout", str(self.key), "-out", str(self.certificate)],
-                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
-            )  # fmt: skip
+        certificate.make(self.certificate, self.key, self.host)
         self.settings |= {
             "listen-client-urls": f"https://{self.address}",
             "advertise-client-urls": f"https://{self.address}",

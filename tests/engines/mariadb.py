@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import CLIENT
 
-from tests.engines import packages, template
+from tests.engines import certificate, packages, template
 from tests.engines.server import Server
 
 INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal", "--skip-name-resolve")
@@ -164,18 +163,6 @@ class MariaDBTls(MariaDB):
 
     def _prepare(self) -> None:
         key = self.folder / "key.pem"
-        if not self.certificate.exists():
-            openssl = packages.find("redis", "openssl")
-            settings = self.folder / "openssl.cnf"
-            settings.write_text(
-                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
-                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
-            )
-            subprocess.run(
-                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
-                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                 "-keyout", str(key), "-out", str(self.certificate)],
-                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
-            )  # fmt: skip
+        certificate.make(self.certificate, key, self.host)
         super()._prepare()
         self.settings |= {"ssl-cert": str(self.certificate), "ssl-key": str(key)}

@@ -25,7 +25,7 @@ UNPACKED = CACHE / "debian"
 
 # `-core` and `lib` packages where there are any: they bring the programs without a service and without a user.
 FAMILIES: dict[str, dict[str, str]] = {
-    "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools", "openssl": "openssl"},
+    "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools"},
     "etcd": {"etcd": "etcd-server", "etcdctl": "etcd-client"},
     "zookeeper": {"java": "default-jre-headless", "zookeeper.jar": "libzookeeper-java"},
     "postgres": {
@@ -34,7 +34,6 @@ FAMILIES: dict[str, dict[str, str]] = {
         "psql": "postgresql-client",
         "pg_basebackup": "postgresql-client",
         "pg_dump": "postgresql-client",
-        "openssl": "openssl",
     },
     "pgbouncer": {"pgbouncer": "pgbouncer"},
     "mariadb": {
@@ -42,6 +41,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "mariadb-install-db": "mariadb-server-core",
         "mariadb": "mariadb-client-core",
     },
+    "tls": {"openssl": "openssl"},
     "tools": {"strace": "strace"},
 }
 

@@ -7,11 +7,10 @@ import pwd
 import signal
 import socket
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.engines import packages, places, template
+from tests.engines import certificate, packages, places, template
 from tests.engines.leash import release_memory
 from tests.engines.process import Account
 from tests.engines.server import Server
@@ -109,21 +108,8 @@ class PostgresTls(Postgres):
 
     def _prepare(self) -> None:
         key = self.folder / "key.pem"
-        if not self.certificate.exists():
-            openssl = packages.find(self.family, "openssl")
-            settings = self.folder / "openssl.cnf"
-            settings.write_text(
-                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
-                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
-            )
-            subprocess.run(
-                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
-                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                 "-keyout", str(key), "-out", str(self.certificate)],
-                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
-            )  # fmt: skip
-            key.chmod(0o600)
-            places.give(key, self._owner())
+        certificate.make(self.certificate, key, self.host)
+        places.give(key, self._owner())
         super()._prepare()
         self.settings |= {"ssl": "on", "ssl_cert_file": str(self.certificate), "ssl_key_file": str(key)}
 

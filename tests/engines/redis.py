@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.engines import packages
+from tests.engines import certificate, packages
 from tests.engines.cluster import Cluster
 from tests.engines.server import Server
 
@@ -81,19 +79,7 @@ class RedisTls(Redis):
 
     def _prepare(self) -> None:
         key = self.folder / "key.pem"
-        if not self.certificate.exists():
-            openssl = packages.find(self.family, "openssl")
-            settings = self.folder / "openssl.cnf"
-            settings.write_text(
-                "[req]\ndistinguished_name = name\nx509_extensions = more\nprompt = no\n[name]\nCN = test\n"
-                f"[more]\nsubjectAltName = IP:{self.host}\nbasicConstraints = critical,CA:TRUE\n"
-            )
-            subprocess.run(
-                [str(openssl.path), "req", "-x509", "-config", str(settings), "-newkey", "ec",
-                 "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                 "-keyout", str(key), "-out", str(self.certificate)],
-                env={"PATH": os.defpath, **openssl.environment()}, check=True, capture_output=True,
-            )  # fmt: skip
+        certificate.make(self.certificate, key, self.host)
         self.settings |= {
             "tls-port": str(self.ports[1]),
             "tls-cert-file": str(self.certificate),
