@@ -201,6 +201,7 @@ class ZooKeeperBackend:
         told = tell(place.session.ttl, claim.owner)
         create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
+        place.hush()  # what was heard was about an earlier node
         place.looked, place.first = self._world.now(), False
         made, found = await link.ask(create, look, patience=patience)
         for _ in range(TRIES):

@@ -1,0 +1,49 @@
+"""What a waiter may conclude from the end of the one ahead, and what not; who reads when whoever should is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fencelock.backends.zookeeper.engine import ZooKeeperBackend
+from fencelock.model import Busy, Claim, Grant
+from fencelock.worlds.blocking import drive
+from tests.backends.conftest import Clients
+from tests.backends.zookeeper_server import chroot
+from tests.contract.subject import background
+from tests.engines.proxy import Proxy
+from tests.engines.zookeeper import ZooKeeper
+
+
+async def test_called_for_a_place_that_it_has_lost(
+    zookeeper1: ZooKeeper, proxy: Callable[..., Proxy], clients: Clients
+) -> None:
+    """Who hears that it is next, and then that its node is gone, does not hold the name from the end of the line."""
+    way = proxy(zookeeper1)
+    path = chroot(zookeeper1).rpartition("/")[2]
+    subject = clients.on(f"{way.url}/{path}")
+    backend = subject.backend()
+    other = clients.on(f"{zookeeper1.url}/{path}").backend()
+    assert isinstance(backend, ZooKeeperBackend)
+
+    async def wait(busy: Busy, timeout: float) -> Grant | Busy:
+        work = backend.wait(busy, timeout)
+        return await (work if clients.colour == "aio" else subject.call(drive, work))
+
+    first = await other.attempt(Claim("x", 30), queue=True)
+    assert isinstance(first, Grant)
+    waiter = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(waiter, Busy)
+    behind = await other.attempt(Claim("x", 30), queue=True)
+    assert isinstance(behind, Busy)
+    await backend.inspect("x")  # by now it watches the first
+    way.cut("to_client")
+    assert await other.force_release("x") == 1
+    assert await other.force_release("x") == 1
+    async with background(wait(waiter, 0.3)) as (task,):
+        await asyncio.sleep(0.6)  # it looks now, and hears of everything at once
+        way.heal()
+        again = await task
+    assert isinstance(again, Busy), "it has lined up anew"
+    assert isinstance(await wait(again, 0.5), Busy), "another holds it"
+    assert len((await other.inspect("x")).holders) == 1
