@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+import fencelock
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.model import Busy, Claim, Grant
 from fencelock.worlds.blocking import drive
@@ -47,3 +51,21 @@ async def test_called_for_a_place_that_it_has_lost(
     assert isinstance(again, Busy), "it has lined up anew"
     assert isinstance(await wait(again, 0.5), Busy), "another holds it"
     assert len((await other.inspect("x")).holders) == 1
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_reader_that_never_left(zookeeper1: ZooKeeper, busy: bool) -> None:
+    """A thread that was interrupted in the moment in which it had to leave the reading to others is not waited for."""
+    with fencelock.connect(chroot(zookeeper1)) as locks:
+        with locks.lock("x", ttl=6):
+            pass
+        (session,) = locks._client.backend._sessions._open.values()  # type: ignore[attr-defined]
+        turns = session.handle._driver.turns
+        assert turns.enter(gone := object()) is True  # and a Ctrl-C just before it comes to leave
+        if busy:
+            turns._asleep = True  # or while it slept
+        with ThreadPoolExecutor(1) as others:
+            for _ in range(5):
+                assert others.submit(lambda: locks.lock("x", ttl=6).acquire(timeout=3).release()).result(20)
+        assert turns._reader is not gone
+        assert gone not in turns._waiting
