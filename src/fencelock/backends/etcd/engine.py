@@ -125,7 +125,7 @@ class EtcdBackend:
                     return outcome
             finally:
                 if not self._known(key):
-                    self._keys.end(key, again=True)
+                    self._keys.end(claim.id, again=True)
 
     def _known(self, key: str) -> bool:
         """Return whether something of a claim may be on etcd, or on its way there."""
@@ -190,7 +190,7 @@ class EtcdBackend:
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
                 # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
-                await self._delete(key, limit.left)
+                await self._delete(claim.id, key, limit.left)
                 return None
             if own[0].lease != session.handle:
                 session.let_go(key)
@@ -360,13 +360,14 @@ class EtcdBackend:
             except Refused as refusal:
                 if not refusal.no_lease:
                     raise refusal.told(self._links.address) from refusal
-                await self._delete(key, limit.left)
-            self._keys.end(key, again=False)
+                await self._delete(claim.id, key, limit.left)
+            self._keys.end(claim.id, again=False)
             self._settled(key, session)
         else:
-            await self._delete(key, limit.left)
-            self._keys.end(key, again=False)
-            self._doubt.pop(key, None)
+            await self._delete(claim.id, key, limit.left)  # which ends it if nothing is in doubt: it may be another's now
+            if session is not None:
+                self._keys.end(claim.id, again=False)
+                self._doubt.pop(key, None)
 
     async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
         """Leave nothing behind of a claim that another client has made, if there is anything."""
@@ -409,27 +410,27 @@ class EtcdBackend:
             body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
             return m.read_txn(await self._ask(m.TXN, body)).succeeded
         self._drop(grant.claim.id, key)
-        return await self._delete(key, patience(grant.claim.ttl)) > 0
+        return await self._delete(grant.claim.id, key, patience(grant.claim.ttl)) > 0
 
     def _drop(self, id: str, key: str) -> None:
         """Look after a claim no longer: what becomes of it is our own doing."""
         self._holds.pop(id, None)
         self._held.drop(key)
 
-    async def _delete(self, key: str, seconds: float = LONGEST) -> int:
+    async def _delete(self, id: str, key: str, seconds: float = LONGEST) -> int:
         floor = self.facts.revision
         body = m.find(key.encode())
 
         def work(link: Link, left: float) -> Awaitable[bytes]:
-            self._keys.asked(key)
+            self._keys.asked(id)
             return link.call(m.DELETE, body, left)
 
         header, deleted = m.read_deleted(await self._run(work, seconds))
-        self._keys.answered(key)
+        self._keys.answered(id)
         self.facts.take(header, floor)
         self._sessions.let_go(key)
         if not self._known(key):
-            self._keys.end(key, again=True)
+            self._keys.end(id, again=True)
         return deleted
 
     def _tell(self, id: str) -> None:
@@ -442,7 +443,7 @@ class EtcdBackend:
         for id, hold in list(self._holds.items()):
             if hold.session is session:
                 self._held.drop(hold.key)
-                self._keys.end(hold.key, again=False)
+                self._keys.end(id, again=False)
                 self._doubt.pop(hold.key, None)  # what still comes finds no lease
                 self._tell(id)
 
@@ -454,9 +455,10 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
-            self._drop(self._keys.id_of(key) or "", key)
-            self._keys.end(key, again=False)
+            id = self._keys.id_of(key) or ""
+            self._drop(id, key)
             self._doubt.pop(key, None)
+            self._keys.end(id, again=False)
 
     # ------------------------------------------------------------------ looking at it
 
