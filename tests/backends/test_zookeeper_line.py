@@ -13,8 +13,9 @@ from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.model import Busy, Claim, Grant
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
-from tests.backends.zookeeper_server import chroot
-from tests.contract.subject import background
+from tests.backends.zookeeper_server import bare, chroot
+from tests.contract.colours import core_of
+from tests.contract.subject import SOON, background, waiting
 from tests.engines.proxy import Proxy
 from tests.engines.zookeeper import ZooKeeper
 
@@ -69,3 +70,18 @@ def test_reader_that_never_left(zookeeper1: ZooKeeper, busy: bool) -> None:
                 assert others.submit(lambda: locks.lock("x", ttl=6).acquire(timeout=3).release()).result(20)
         assert turns._reader is not gone
         assert gone not in turns._waiting
+
+
+async def test_node_that_somebody_writes_to(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Who holds a name and has its node written to by hand is told that it is lost, as whoever is next is let in."""
+    url = chroot(zookeeper1)
+    locks, others = clients.connect(url), clients.connect(url)
+    lease = await locks.lock("x", ttl=6).acquire()
+    async with background(others.lock("x", ttl=6).acquire()) as (task,):
+        await waiting(others, "x")
+        with bare(zookeeper1) as kazoo:
+            kazoo.set(core_of(lease)._grant.handle.path, b"")
+        after = await task
+    assert await lease.lost.wait(SOON)
+    assert after.token > lease.token
+    assert await after.release() is True

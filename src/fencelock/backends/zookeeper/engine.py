@@ -336,8 +336,10 @@ class ZooKeeperBackend:
         if place is None or place.session is not session:
             session.let_go(id)
         else:
+            place.gone = True  # first: whoever waits, and has slept past its end, is not let in meanwhile
             await self._remove(place, _patience(session.ttl))
             place.ring()
+            self.on_gone(id)  # unless it was a moment before
 
     async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
         link.rewatch()  # their answers come before the sync's
@@ -347,8 +349,11 @@ class ZooKeeperBackend:
             return False
 
     def _lost_if(self, place: Place, gone: bool | None) -> None:
-        """Take in what became of a node that was held. kazoo's thread calls this."""
-        if gone:
+        """Take in what became of a node that was held. kazoo's thread calls this.
+
+        That it was written to is as good as gone: whoever is next has taken that for its being passed on.
+        """
+        if gone is not None:
             place.gone = True
             self.on_gone(place.claim.id)
 
