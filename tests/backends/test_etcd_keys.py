@@ -175,3 +175,29 @@ async def test_key_that_is_used_again_at_once(
     assert await backend.release(grant) is True
     await backend.abandon(third)
     assert claims(etcd1, url) == []
+
+
+async def test_abandon_that_is_interrupted(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim whose removal was interrupted, as by a second Ctrl-C, goes with whatever its client does next."""
+    backend = clients.on(url).backend()
+    claim = Claim("x", 30)
+    assert isinstance(await backend.attempt(claim, queue=True), Grant)
+
+    async def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EtcdBackend, "_delete", interrupted)
+        try:
+            await backend.abandon(claim)
+        except KeyboardInterrupt:
+            pass
+        else:
+            pytest.fail("it was not interrupted")
+    assert len(claims(etcd1, url)) == 1
+    other = await backend.attempt(Claim("y", 30), queue=True)
+    assert isinstance(other, Grant)
+    assert claims(etcd1, url) == []
+    assert await backend.release(other) is True

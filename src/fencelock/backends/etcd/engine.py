@@ -349,6 +349,7 @@ class EtcdBackend:
             await self._abandon_unknown(claim, limit)
             return
         self._drop(claim.id, key)
+        self._sessions.give_up(key)
         session = self._doubt.get(key)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
