@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Semaphore
 
 import pytest
 
 import fencelock
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
+from fencelock.backends.zookeeper.place import Place
 from fencelock.model import Busy, Claim, Grant
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
@@ -85,3 +88,31 @@ async def test_node_that_somebody_writes_to(zookeeper1: ZooKeeper, clients: Clie
     assert await lease.lost.wait(SOON)
     assert after.token > lease.token
     assert await after.release() is True
+
+
+def test_closed_under_a_waiter_that_looks(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that is woken by close(), finds its claim still there, and waits on, is told when it is gone."""
+    url = chroot(zookeeper1)
+    listen, remove = Place.listen, ZooKeeperBackend._remove
+    listens = Semaphore(0)
+
+    async def listening(self: Place, timeout: float) -> None:
+        listens.release()
+        await listen(self, timeout)
+
+    async def removing(self: ZooKeeperBackend, place: Place, patience: float) -> bool:
+        assert listens.acquire(timeout=SOON)
+        time.sleep(0.1)  # it has looked, and waits again
+        return await remove(self, place, patience)
+
+    with fencelock.connect(url) as others, others.lock("x", ttl=60):
+        locks = fencelock.connect(url)
+        with ThreadPoolExecutor(1) as threads:
+            waiter = threads.submit(locks.lock("x", ttl=60).acquire)
+            while not others.inspect("x").waiters:
+                time.sleep(0.01)
+            with monkeypatch.context() as patched:
+                patched.setattr(Place, "listen", listening)
+                patched.setattr(ZooKeeperBackend, "_remove", removing)
+                locks.close()
+                assert isinstance(waiter.exception(8), fencelock.FencelockError)

@@ -328,7 +328,8 @@ class ZooKeeperBackend:
         place.session.let_go(place.claim.id)
         place.gone = True
         if self._places.get(place.claim.id) is place:
-            del self._places[place.claim.id]
+            self._places.pop(place.claim.id, None)
+        place.ring()  # another thread may wait with it, which a close() ends
 
     async def _clear(self, session: Session[Link], id: str) -> None:
         """Take away a claim that is over: nobody has renewed it, or its removal was not answered."""
@@ -338,7 +339,6 @@ class ZooKeeperBackend:
         else:
             place.gone = True  # first: whoever waits, and has slept past its end, is not let in meanwhile
             await self._remove(place, _patience(session.ttl))
-            place.ring()
             self.on_gone(id)  # unless it was a moment before
 
     async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
