@@ -102,7 +102,7 @@ def test_closed_under_a_waiter_that_looks(zookeeper1: ZooKeeper, monkeypatch: py
 
     async def removing(self: ZooKeeperBackend, place: Place, patience: float) -> bool:
         assert listens.acquire(timeout=SOON)
-        time.sleep(0.1)  # it has looked, and waits again
+        time.sleep(0.1)  # noqa: ASYNC251  # it has looked, and waits again
         return await remove(self, place, patience)
 
     with fencelock.connect(url) as others, others.lock("x", ttl=60):
