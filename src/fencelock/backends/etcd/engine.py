@@ -365,7 +365,8 @@ class EtcdBackend:
             self._keys.end(claim.id, again=False)
             self._settled(key, session)
         else:
-            await self._delete(claim.id, key, limit.left)  # which ends it if nothing is in doubt: it may be another's now
+            # That ends it if nothing is in doubt, and the key may be another's by then.
+            await self._delete(claim.id, key, limit.left)
             if session is not None:
                 self._keys.end(claim.id, again=False)
                 self._doubt.pop(key, None)
