@@ -139,3 +139,65 @@ async def test_after_the_session(etcd1: Etcd, url: str, clients: Clients) -> Non
     assert await backend.release(grant) is False
     assert claims(etcd1, url) == [later.handle.key]
     assert await backend.release(later) is True
+
+
+async def test_key_that_is_used_again_at_once(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that another thread uses again as soon as it is free stays that one's, whatever the first has left to do."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    delete = EtcdBackend._delete
+    other, third = Claim("x", 30), Claim("x", 30)
+    between: list[Grant | Busy] = []
+
+    async def deleted(self: EtcdBackend, *args: object) -> tuple[bool, int]:
+        found = await delete(self, *args)  # type: ignore[arg-type]
+        with monkeypatch.context() as patched:
+            patched.setattr(EtcdBackend, "_delete", delete)
+            between.append(await backend.attempt(other, queue=True))
+        return found
+
+    permit = Claim("x", 30, shared=True, limit=1)
+    holder = await backend.attempt(permit, queue=True)
+    assert isinstance(holder, Grant)
+    with monkeypatch.context() as patched:
+        patched.setattr(EtcdBackend, "_delete", deleted)
+        assert isinstance(await backend.attempt(Claim("x", 30, shared=True, limit=1), queue=False), Busy)
+    (outcome,) = between
+    assert isinstance(outcome, Busy)
+    assert backend._keys.of(other) == outcome.handle.key
+    assert isinstance(await backend.attempt(third, queue=True), Busy)
+    assert await backend.release(holder) is True
+    grant = await backend.wait(outcome, 5)
+    assert isinstance(grant, Grant)
+    assert len(claims(etcd1, url)) == 2
+    assert await backend.release(grant) is True
+    await backend.abandon(third)
+    assert claims(etcd1, url) == []
+
+
+async def test_abandon_that_is_interrupted(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim whose removal was interrupted, as by a second Ctrl-C, goes with whatever its client does next."""
+    backend = clients.on(url).backend()
+    claim = Claim("x", 30)
+    assert isinstance(await backend.attempt(claim, queue=True), Grant)
+
+    async def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EtcdBackend, "_delete", interrupted)
+        try:
+            await backend.abandon(claim)
+        except KeyboardInterrupt:
+            pass
+        else:
+            pytest.fail("it was not interrupted")
+    assert len(claims(etcd1, url)) == 1
+    other = await backend.attempt(Claim("y", 30), queue=True)
+    assert isinstance(other, Grant)
+    assert claims(etcd1, url) == []
+    assert await backend.release(other) is True

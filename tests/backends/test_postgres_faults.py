@@ -104,7 +104,7 @@ async def test_serialization_failure(pg: Postgres, url: str, clients: Clients) -
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"])
 async def test_limits_of_the_role(pg: Postgres, url: str, setting: str, clients: Clients) -> None:
     """Whatever a role allows its statements, thirty contenders each get the lock."""
-    locks = clients.connect(f"{url}?options=-c%20{setting}%3D{'400' if setting == 'statement_timeout' else '5'}")
+    locks = clients.connect(f"{url}?options=-c%20{setting}%3D{'400' if setting == 'statement_timeout' else '20'}")
     assert len({await task for task in [asyncio.ensure_future(take(locks, "x", 3 * SOON)) for _ in range(30)]}) == 30
     await nobody(locks, "x")
 

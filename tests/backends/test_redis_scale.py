@@ -35,7 +35,7 @@ async def test_thousand_waiting_tasks(server: Redis) -> None:
 async def test_ten_thousand_leases(own_redis: Own) -> None:
     """10,000 held leases are renewed by batches, and all of them are still held after two ttls."""
     server = own_redis(settings={"appendonly": "no"})
-    ttl = 3.0
+    ttl = 6.0
     async with aio.connect(server.url, ttl=ttl) as locks:
         leases = []
         for start in range(0, 10_000, 500):

@@ -125,7 +125,7 @@ class EtcdBackend:
                     return outcome
             finally:
                 if not self._known(key):
-                    self._keys.end(key, again=True)
+                    self._keys.end(claim.id, again=True)
 
     def _known(self, key: str) -> bool:
         """Return whether something of a claim may be on etcd, or on its way there."""
@@ -190,7 +190,7 @@ class EtcdBackend:
                 return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
             if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
                 # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
-                await self._delete(key, limit.left)
+                await self._delete(claim.id, key, limit.left)
                 return None
             if own[0].lease != session.handle:
                 session.let_go(key)
@@ -349,6 +349,7 @@ class EtcdBackend:
             await self._abandon_unknown(claim, limit)
             return
         self._drop(claim.id, key)
+        self._sessions.give_up(key)
         session = self._doubt.get(key)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
@@ -360,13 +361,15 @@ class EtcdBackend:
             except Refused as refusal:
                 if not refusal.no_lease:
                     raise refusal.told(self._links.address) from refusal
-                await self._delete(key, limit.left)
-            self._keys.end(key, again=False)
+                await self._delete(claim.id, key, limit.left)
+            self._keys.end(claim.id, again=False)
             self._settled(key, session)
         else:
-            await self._delete(key, limit.left)
-            self._keys.end(key, again=False)
-            self._doubt.pop(key, None)
+            # That ends it if nothing is in doubt, and the key may be another's by then.
+            await self._delete(claim.id, key, limit.left)
+            if session is not None:
+                self._keys.end(claim.id, again=False)
+                self._doubt.pop(key, None)
 
     async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
         """Leave nothing behind of a claim that another client has made, if there is anything."""
@@ -409,7 +412,7 @@ class EtcdBackend:
             body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
             return m.read_txn(await self._ask(m.TXN, body)).succeeded
         self._drop(grant.claim.id, key)
-        deleted, tries = await self._delete(key, patience(grant.claim.ttl))
+        deleted, tries = await self._delete(grant.claim.id, key, patience(grant.claim.ttl))
         if not deleted and tries > 1:
             raise Unanswered(f"{self._links.address}: an earlier try may have given {grant.claim.name!r} back")
         return deleted
@@ -419,7 +422,7 @@ class EtcdBackend:
         self._holds.pop(id, None)
         self._held.drop(key)
 
-    async def _delete(self, key: str, seconds: float = LONGEST) -> tuple[bool, int]:
+    async def _delete(self, id: str, key: str, seconds: float = LONGEST) -> tuple[bool, int]:
         """Delete a key; return whether it was there, and how often that was asked for."""
         floor = self.facts.revision
         body = m.find(key.encode())
@@ -428,15 +431,15 @@ class EtcdBackend:
         def work(link: Link, left: float) -> Awaitable[bytes]:
             nonlocal tries
             tries += 1
-            self._keys.asked(key)
+            self._keys.asked(id)
             return link.call(m.DELETE, body, left)
 
         header, deleted = m.read_deleted(await self._run(work, seconds))
-        self._keys.answered(key)
+        self._keys.answered(id)
         self.facts.take(header, floor)
         self._sessions.let_go(key)
         if not self._known(key):
-            self._keys.end(key, again=True)
+            self._keys.end(id, again=True)
         return deleted > 0, tries
 
     def _tell(self, id: str) -> None:
@@ -449,7 +452,7 @@ class EtcdBackend:
         for id, hold in list(self._holds.items()):
             if hold.session is session:
                 self._held.drop(hold.key)
-                self._keys.end(hold.key, again=False)
+                self._keys.end(id, again=False)
                 self._doubt.pop(hold.key, None)  # what still comes finds no lease
                 self._tell(id)
 
@@ -461,9 +464,10 @@ class EtcdBackend:
     def _purged(self, keys: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
         for key in keys:
-            self._drop(self._keys.id_of(key) or "", key)
-            self._keys.end(key, again=False)
+            id = self._keys.id_of(key) or ""
+            self._drop(id, key)
             self._doubt.pop(key, None)
+            self._keys.end(id, again=False)
 
     # ------------------------------------------------------------------ looking at it
 

@@ -34,8 +34,8 @@ class Keys:
         """Endings that no claim has: one does for any name."""
         self._by_id: dict[str, str] = {}
         self._ids: dict[str, str] = {}
-        self._asked: dict[str, int] = {}
-        """Deletions that were asked for and not answered."""
+        self._asked: dict[str, list[None]] = {}
+        """By the claim's id, the deletions that were asked for and not answered."""
 
     def of(self, claim: Claim) -> str | None:
         """Return the key that a claim has, if it has one."""
@@ -57,20 +57,24 @@ class Keys:
         """Return the id of the claim that has a key."""
         return self._ids.get(key)
 
-    def asked(self, key: str) -> None:
-        """Note that the deletion of a key was asked for."""
-        self._asked[key] = self._asked.get(key, 0) + 1
+    def asked(self, id: str) -> None:
+        """Note that the deletion of a claim's key was asked for."""
+        self._asked.setdefault(id, []).append(None)
 
-    def answered(self, key: str) -> None:
-        """Note that the deletion of a key was answered, once."""
-        self._asked[key] = self._asked.get(key, 0) - 1
+    def answered(self, id: str) -> None:
+        """Note that the deletion of a claim's key was answered, once."""
+        if asked := self._asked.get(id):
+            asked.pop()
 
-    def end(self, key: str, *, again: bool) -> None:
-        """Take a key from its claim; it may be used `again` if nothing about it is on its way."""
-        on_its_way = self._asked.pop(key, 0)
-        id = self._ids.pop(key, None)
-        if id is None:
+    def end(self, id: str, *, again: bool) -> None:
+        """Take its key from a claim, once: who comes later has no say, as the key may be another's by then.
+
+        It may be used `again` if nothing about it is on its way.
+        """
+        on_its_way = self._asked.pop(id, None)
+        key = self._by_id.pop(id, None)
+        if key is None:
             return
-        self._by_id.pop(id, None)
+        self._ids.pop(key, None)
         if again and not on_its_way and len(self._free) < KEPT:
             self._free.append(key.rpartition("/")[2])

@@ -226,6 +226,12 @@ class Sessions:
         for session in self._all():
             session.let_go(key)
 
+    def give_up(self, key: str) -> None:
+        """Have a claim be over now: if whoever deletes it is interrupted, it goes before the next sign of life."""
+        for session in self._all():
+            if session.end_of(key) is not None:
+                session.give_up(key)
+
     # ------------------------------------------------------------------ signs of life
 
     def stale(self, session: Lease, share: float = FRESH) -> bool:

@@ -37,6 +37,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """Who is being connected to, by the name that a certificate has to have."""
         self.rest: Callable[[], float] = lambda: 0.0
         """For how long others read: kazoo's thread then only listens to who calls it."""
+        self.take_over: Callable[[], None] = lambda: None
+        """Called when they have not read what was there."""
 
     def start(self) -> None:
         """There is nothing to start, and so nothing that an interpreter's exit has to wait for."""
@@ -51,8 +53,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, readers: Sequence[Any], writers: Sequence[Any], _: Any, timeout: float) -> Any:
         """Wait as kazoo's own does, without an epoll descriptor for each time. Its loop listens to line and callers."""
         rest = self.rest() if len(readers) > 1 else 0.0
-        if rest > 0:
-            readers, timeout = readers[1:], min(rest, timeout)
+        if rest <= 0:
+            return self._poll(readers, writers, timeout)
+        found = self._poll(readers[1:], writers, min(rest, timeout))
+        if not any(found) and any(found := self._poll(readers[:1], [], 0.0)):
+            self.take_over()
+        return found
+
+    def _poll(self, readers: Sequence[Any], writers: Sequence[Any], timeout: float) -> Any:
         poll = select.poll()
         for sock in readers:
             poll.register(sock, select.POLLIN)
@@ -91,7 +99,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self._last: Any = None
         """What kazoo's loop has to be told of the last message: that the session is closed."""
         self.turns = Turns(now, self.read, self.nudge)
-        self.handler.rest = self._rest
+        self.handler.rest, self.handler.take_over = self._rest, self.turns.take_over
         self.trouble = "it does not answer"
         """Why the last attempt to connect failed, for people."""
 

@@ -201,6 +201,7 @@ class ZooKeeperBackend:
         told = tell(place.session.ttl, claim.owner)
         create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
         look = GetChildren(place.parent, None)
+        place.hush()  # what was heard was about an earlier node
         place.looked, place.first = self._world.now(), False
         made, found = await link.ask(create, look, patience=patience)
         for _ in range(TRIES):
@@ -327,7 +328,8 @@ class ZooKeeperBackend:
         place.session.let_go(place.claim.id)
         place.gone = True
         if self._places.get(place.claim.id) is place:
-            del self._places[place.claim.id]
+            self._places.pop(place.claim.id, None)
+        place.ring()  # another thread may wait with it, which a close() ends
 
     async def _clear(self, session: Session[Link], id: str) -> None:
         """Take away a claim that is over: nobody has renewed it, or its removal was not answered."""
@@ -335,8 +337,9 @@ class ZooKeeperBackend:
         if place is None or place.session is not session:
             session.let_go(id)
         else:
+            place.gone = True  # first: whoever waits, and has slept past its end, is not let in meanwhile
             await self._remove(place, _patience(session.ttl))
-            place.ring()
+            self.on_gone(id)  # unless it was a moment before
 
     async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
         link.rewatch()  # their answers come before the sync's
@@ -346,8 +349,11 @@ class ZooKeeperBackend:
             return False
 
     def _lost_if(self, place: Place, gone: bool | None) -> None:
-        """Take in what became of a node that was held. kazoo's thread calls this."""
-        if gone:
+        """Take in what became of a node that was held. kazoo's thread calls this.
+
+        That it was written to is as good as gone: whoever is next has taken that for its being passed on.
+        """
+        if gone is not None:
             place.gone = True
             self.on_gone(place.claim.id)
 

@@ -158,7 +158,7 @@ class Link:
         def answered(answer: Answer) -> None:
             if answer.error is not None:
                 self._tell(path, True if answer.missing else None)
-            elif ours and answer.value[1].ephemeralOwner != self.id:
+            elif ours and not self._is_ours(answer.value[1]):
                 self._tell(path, True)
 
         self._driver.post((GetData(path, True), Answer(then=answered)))
@@ -171,10 +171,14 @@ class Link:
         """Have the listener told if the node is not there, or not of this session; nobody waits for that here."""
 
         def answered(answer: Answer) -> None:
-            if answer.heard and (answer.value is None or answer.value.ephemeralOwner != self.id):
+            if answer.heard and (answer.value is None or not self._is_ours(answer.value)):
                 listener(True)
 
         self._driver.post((Exists(path, None), Answer(then=answered)))
+
+    def _is_ours(self, stat: Any) -> bool:
+        """Return whether a node is of this session, and as it was made: writing to it is how a lock is passed on."""
+        return stat.ephemeralOwner == self.id and stat.mzxid == stat.czxid  # type: ignore[no-any-return]
 
     def unwatch(self, path: str, key: object) -> None:
         """Forget a listener. The server's watch stays until the node goes: one for each path, however many asked."""

@@ -26,7 +26,7 @@ class Place:
     __slots__ = (
         "_ahead",
         "_bell",
-        "called",
+        "_called",
         "claim",
         "first",
         "gone",
@@ -49,8 +49,8 @@ class Place:
         """Whether the node is known to be gone: taken away, or over with its session."""
         self.first = False
         """Whether it came to hold its name alone, and so all before it are gone for ever."""
-        self.called = False
-        """Whether the last one that stood in the way is known to be gone."""
+        self._called: str | None = None
+        """The node of ours for which the last one that stood in the way is known to be gone: a later one is further back."""
         self.seen: list[str] | None = None
         """Who else is there, if somebody has looked for us."""
         self.looked = 0.0
@@ -62,6 +62,11 @@ class Place:
     def path(self) -> str:
         """The claim's node."""
         return f"{self.parent}/{self.node}"
+
+    @property
+    def called(self) -> bool:
+        """Whether nobody stands in the way of the claim's node any more."""
+        return self._called is not None and self._called == self.node
 
     def ring(self) -> None:
         """Wake whoever waits."""
@@ -75,7 +80,7 @@ class Place:
 
     def hush(self) -> None:
         """Forget that a bell rang: we look now."""
-        self.called, self.seen = False, None
+        self._called = self.seen = None
         if self._bell is not None:
             self._bell.clear()
 
@@ -88,13 +93,13 @@ class Place:
         for path in before.keys() - self._ahead.keys():
             link.unwatch(path, self)
         for path in self._ahead.keys() - before.keys():
-            link.watch(path, self, partial(self._heard, path))
+            link.watch(path, self, partial(self._heard, path, self.node))
 
-    def _heard(self, path: str, gone: bool | None) -> None:
+    def _heard(self, path: str, node: str | None, gone: bool | None) -> None:
         news = self._ahead.pop(path, None)
         if news is not None and gone is not None:
             if news.gone if gone else news.passed:
-                self.called = True
+                self._called = node
             else:
                 # Straight from whoever read it: whoever waits need not wake only to ask this.
                 self.session.handle.look(self.parent, self._looked)

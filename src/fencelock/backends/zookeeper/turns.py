@@ -38,6 +38,16 @@ class Turns:
             return LULL
         return 0.0 if self._waiting else self._left + LULL - self._now()
 
+    def take_over(self) -> None:
+        """Have the driver's thread read: there is something, and whoever was to read it has not.
+
+        It may be about to, which does no harm. Or it was interrupted before it could leave, and never comes; or its line is
+        dead, and there is a new one. No mutex: a signal handler that waits for the driver's thread may have interrupted
+        whoever holds it.
+        """
+        reader, self._reader = self._reader, None
+        self._waiting.discard(reader)
+
     # ------------------------------------------------------------------ whoever waits
 
     def enter(self, key: object) -> bool:
