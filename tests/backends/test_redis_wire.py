@@ -90,6 +90,45 @@ async def test_lingering_for_a_push(url: str, ends: Ends) -> None:
     assert [push[2] for push in ends.heard] == [*(b"push%d" % i for i in range(20)), b"last"]
 
 
+class Scripted(RedisDialer):
+    """Leads to a server that says what the test has it say, byte by byte."""
+
+    def __init__(self) -> None:
+        self.address = "scripted"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.ours = socket.create_connection(server.getsockname())
+            self.theirs = server.accept()[0]
+        self.theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def dial(self, reach: object = None) -> socket.socket:
+        return self.ours
+
+    async def adial(self, reach: object = None) -> tuple[Any, object]:
+        return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=self.ours)
+
+
+PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13])
+@pytest.mark.parametrize("with_answer", [True, False])
+async def test_push_in_two_parts_after_lingering(ends: Ends, cut: int, with_answer: bool) -> None:
+    """A push whose last bytes come by themselves is heard, also by a wire that sleeps over short answers."""
+    dialer = Scripted()
+    bell = ends.world.bell()
+    ends.heard = _Ringing(bell)
+    wire = await ends.wire(dialer)
+    dialer.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
+    assert await wire.ask(("PING",), SOON, 0.01) == -2
+    if not with_answer:
+        dialer.theirs.sendall(PUSH[:-cut])
+        assert not await ends.world.listen([wire], bell, 0.02)
+    dialer.theirs.sendall(PUSH[-cut:])
+    assert await ends.world.listen([wire], bell, SOON)
+    assert [push[2] for push in ends.heard] == [b"0123456789"]
+    dialer.theirs.close()
+
+
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
     """What is pushed in the same packet as an answer is heard, and never taken for it."""
     wire = await ends.wire(from_url(url))

@@ -211,6 +211,11 @@ class SocketWire:
             if self._poll is None:
                 self._poll = select.poll()
                 self._poll.register(self.fileno(), select.POLLIN)
+            if self._lingers and timeout > self._lingers:
+                if self._poll.poll(self._lingers * 1000):
+                    return True
+                timeout -= self._lingers
+                self._limit(SEND_SECONDS)  # else the rest of what came in two parts would lie there unread
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
             self._busy = busy
