@@ -168,7 +168,6 @@ class AioWorld:
         """End what a closed loop left pending, so that it knows: the garbage collector might take its time."""
         for task in list(self._tasks):
             if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with suppress(RuntimeError):  # it would go on to await
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
@@ -246,6 +245,7 @@ class AioWorld:
 
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # ours to know, not a mistake of the user's
         task.add_done_callback(self._tasks.discard)
         return task
 
