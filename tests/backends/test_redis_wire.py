@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
+from fencelock.core.clock import boottime
 from fencelock.core.world import NO_ANSWER, Wire, World
 from fencelock.errors import Unanswered
 from fencelock.worlds.aio import AioWorld
@@ -127,6 +130,35 @@ async def test_push_in_two_parts_after_lingering(ends: Ends, cut: int, with_answ
     assert await ends.world.listen([wire], bell, SOON)
     assert [push[2] for push in ends.heard] == [b"0123456789"]
     dialer.theirs.close()
+
+
+@pytest.mark.parametrize("linger", [0.0, 0.1])
+async def test_time_out_under_signals(ends: Ends, linger: float) -> None:
+    """A time-out comes on time, however often signals interrupt whoever waits."""
+    dialer = Scripted()
+    wire = await ends.wire(dialer)
+    over = threading.Event()
+    waiter = threading.get_ident()
+
+    def harass() -> None:
+        for _ in range(300):
+            signal.pthread_kill(waiter, signal.SIGUSR1)
+            if over.wait(0.02):
+                break
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=harass)
+    begun = boottime()
+    thread.start()
+    try:
+        with pytest.raises(Unanswered, match="no answer within"):
+            await wire.ask(("PING",), 0.2, linger)
+        assert boottime() - begun < 4
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+        dialer.theirs.close()
 
 
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:

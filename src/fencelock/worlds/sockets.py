@@ -25,8 +25,8 @@ SEND_SECONDS = 5.0
 class SocketWire:
     """`fencelock.core.world.Wire` over a socket that blocks.
 
-    Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost two more system calls for each command. TLS has to do
-    with Python's: told by the kernel that there is nothing yet, it would try again for ever.
+    It is polled and then read: Python's own time-outs would cost one more system call for each command, and the kernel's
+    (SO_RCVTIMEO) would begin anew with each signal. TLS has to do with Python's.
     """
 
     __slots__ = (
@@ -60,7 +60,8 @@ class SocketWire:
         self._on_push, self._on_end = on_push, on_end
         self._patience = -1.0  # what reads are bounded by
         self._lingers = 0.0  # and for how long a read sleeps over a short answer
-        self._poll: Any = None
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
         self._owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
@@ -92,7 +93,11 @@ class SocketWire:
                     self._limit(timeout)
             while True:
                 try:
-                    data = sock.recv(CHUNK)
+                    if self._tls:
+                        data = sock.recv(CHUNK)
+                    else:
+                        self._poll.poll((self._lingers or timeout) * 1000)
+                        data = sock.recv(CHUNK, socket.MSG_DONTWAIT)
                 except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
                     if error.errno == ETIMEDOUT:
                         raise  # not ours: the connection itself
@@ -208,9 +213,6 @@ class SocketWire:
         try:
             if not self.open:
                 return True
-            if self._poll is None:
-                self._poll = select.poll()
-                self._poll.register(self.fileno(), select.POLLIN)
             if self._lingers and timeout > self._lingers:
                 if self._poll.poll(self._lingers * 1000):
                     return True
