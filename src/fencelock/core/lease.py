@@ -263,7 +263,7 @@ class LeaseCore:
             await undo(client.world, client.backend, grant.claim)
             raise
         else:
-            if not ours:
+            if not ours and not client.closed:  # else it may be that close() let go of it first
                 self._lost_unnoticed()
         finally:
             client.under_way.pop(id, None)
