@@ -228,7 +228,8 @@ class AdvisoryBackend:
                 await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
             if await seat.take(_patience(claim.ttl)):
                 try:
-                    await self._leave(seat)
+                    if self._seats.get(claim.id) is seat:  # else it was released, and its session may be somebody else's
+                        await self._leave(seat)
                 finally:
                     seat.give()
             else:
@@ -272,7 +273,8 @@ class AdvisoryBackend:
         if not await seat.take(_patience(claim.ttl)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
-            self._seats.pop(claim.id, None)
+            if self._seats.pop(claim.id, None) is not seat:
+                return False  # abandoned meanwhile, or found lost: the session is no longer ours to speak on
             return await self._unlock(seat)
         finally:
             seat.give()
@@ -343,17 +345,15 @@ class AdvisoryBackend:
     async def _heard(self, seat: Seat, until: float) -> Renewal:
         """Take in the answer to ALIVE; if it was one to an earlier one, ask again."""
         link = seat.link
-        late, seat.late = seat.late, False
         try:
             if not link.open:
                 raise Unanswered("its session has ended")
             await link.answer(until - self._world.now(), keep=True)
-            if late:
+            if seat.late:
                 link.send(ALIVE, ())
                 await link.answer(until - self._world.now(), keep=True)
         except Unanswered:
             if link.open:
-                seat.late = True
                 return Renewal.UNKNOWN
         except ServerError:
             pass
@@ -363,8 +363,9 @@ class AdvisoryBackend:
         return Renewal.LOST
 
     def _knock(self, seat: Seat) -> None:
-        """Send a sign of life, unless the answer to the last one is still to come."""
-        if not seat.link.pending and seat.link.open:
+        """Send a sign of life, unless the answer to the last one is still to come, whoever was interrupted waiting for it."""
+        seat.late = seat.link.pending
+        if not seat.late and seat.link.open:
             try:
                 seat.link.send(ALIVE, ())
             except Unanswered:

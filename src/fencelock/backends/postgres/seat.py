@@ -25,7 +25,7 @@ class Seat:
         self.lined_up = False
         """Whether the server was asked to wait for the lock."""
         self.late = False
-        """Whether the server still owes an answer to an earlier renewal."""
+        """Whether the answer that the server owes is one to an earlier renewal."""
         self._world = world
         self._mutex = Lock()
         self._taken = False
