@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import time
 from contextlib import suppress
 
 import pytest
 
+import fencelock
 import fencelock.aio
 from fencelock import LeaseLost
+from fencelock.model import Renewal
+from fencelock.worlds.blocking import drive
 from tests.backends.postgres_server import advisory, empty
 from tests.contract.subject import SOON
 from tests.engines.postgres import Postgres
@@ -38,3 +44,39 @@ async def test_renewal_cancelled(url: str) -> None:
         assert not successor.done() or lease.is_lost()
         await lease.release()
         await (await successor).release()
+
+
+def test_renewals_beside_releases(url: str) -> None:
+    """While threads take and release, a batch of renewals never speaks on a session that is somebody else's by now."""
+    troubles: list[BaseException] = []
+    current: dict[int, fencelock.Lease] = {}
+    done = threading.Event()
+
+    def churn(number: int) -> None:
+        try:
+            while not done.is_set():
+                lease = current[number] = locks.lock(f"{number}", ttl=60).acquire(timeout=SOON)
+                assert lease.release() is True
+        except BaseException as error:
+            troubles.append(error)
+            done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with fencelock.connect(url) as locks:
+            held = [locks.lock(f"held {number}", ttl=60).acquire() for number in range(60)]
+            threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + 5
+            while time.monotonic() < until and not done.is_set():
+                grants = [lease._grant for lease in [*held, *current.values()]]
+                assert Renewal.LOST not in drive(locks._client.backend.renew(grants))[: len(held)]
+            done.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    assert not troubles

@@ -162,7 +162,8 @@ class AdvisoryBackend:
         seat = self._seats.get(claim.id)
         if seat is not None and seat.token is None and await seat.take(timeout):
             try:
-                return await self._granted(seat, timeout) or busy
+                if self._is_current(seat):
+                    return await self._granted(seat, timeout) or busy
             except Unanswered:
                 self._drop(seat)  # the server has ended the session, and with it the claim: line up anew
             finally:
@@ -198,6 +199,8 @@ class AdvisoryBackend:
         if not await seat.take(_patience(claim.ttl)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
         try:
+            if not self._is_current(seat):
+                return None
             if seat.token is None:
                 sent = self._world.now()
                 rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
@@ -228,7 +231,7 @@ class AdvisoryBackend:
                 await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
             if await seat.take(_patience(claim.ttl)):
                 try:
-                    if self._seats.get(claim.id) is seat:  # else it was released, and its session may be somebody else's
+                    if self._is_current(seat):
                         await self._leave(seat)
                 finally:
                     seat.give()
@@ -244,12 +247,12 @@ class AdvisoryBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
         until = self._world.now() + _patience(min(grant.claim.ttl for grant in grants))
-        seats = [self._seats.get(grant.claim.id) for grant in grants]
         asked: list[Seat | None] = []
         answers = [Renewal.LOST] * len(grants)
         try:
-            for place, seat in enumerate(seats):
-                mine = seat is not None and seat.token is not None and seat.try_take()
+            for place, grant in enumerate(grants):
+                seat = self._seats.get(grant.claim.id)
+                mine = seat is not None and seat.token is not None and self._try_take(seat)
                 if mine and seat is not None:
                     self._knock(seat)
                 if seat is not None and not mine:
@@ -273,8 +276,9 @@ class AdvisoryBackend:
         if not await seat.take(_patience(claim.ttl)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
-            if self._seats.pop(claim.id, None) is not seat:
-                return False  # abandoned meanwhile, or found lost: the session is no longer ours to speak on
+            if not self._is_current(seat):
+                return False
+            self._seats.pop(claim.id, None)
             return await self._unlock(seat)
         finally:
             seat.give()
@@ -341,6 +345,19 @@ class AdvisoryBackend:
             await link.ask(BEGIN, (), LONGEST)
         except ServerError as error:
             raise translate(error, self._links.address) from error
+
+    def _is_current(self, seat: Seat) -> bool:
+        """Return whether the claim still has this seat: if not, its session may be somebody else's by now."""
+        return self._seats.get(seat.claim.id) is seat
+
+    def _try_take(self, seat: Seat) -> bool:
+        """Take the turn, if nobody has it and the claim still has the seat."""
+        if not seat.try_take():
+            return False
+        if self._is_current(seat):
+            return True
+        seat.give()
+        return False
 
     async def _heard(self, seat: Seat, until: float) -> Renewal:
         """Take in the answer to ALIVE; if it was one to an earlier one, ask again."""
@@ -424,7 +441,7 @@ class AdvisoryBackend:
     def _sweep(self) -> None:
         """Forget the sessions that have ended while nobody looked: those of leases that were lost."""
         for seat in list(self._seats.values()):
-            if seat.token is not None and not seat.link.pending and seat.try_take():
+            if seat.token is not None and not seat.link.pending and self._try_take(seat):
                 if not seat.link.alive():
                     self._drop(seat)
                 seat.give()
