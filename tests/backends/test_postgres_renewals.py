@@ -12,12 +12,13 @@ import pytest
 
 import fencelock
 import fencelock.aio
-from fencelock import LeaseLost
+from fencelock import EngineUnavailable, LeaseLost
 from fencelock.model import Renewal
 from fencelock.worlds.blocking import drive
 from tests.backends.postgres_server import advisory, empty
 from tests.contract.subject import SOON
 from tests.engines.postgres import Postgres
+from tests.engines.proxy import Proxy
 
 
 @pytest.fixture
@@ -80,3 +81,27 @@ def test_renewals_beside_releases(url: str) -> None:
         done.set()
         sys.setswitchinterval(interval)
     assert not troubles
+
+
+@pytest.mark.parametrize("engine", ["rows", "advisory"])
+async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) -> None:
+    """A forced release whose answer is lost is not tried again by itself: it would drop whoever was let in meanwhile."""
+    empty(postgres)
+    with Proxy(postgres) as proxy:
+        near, far = (postgres.url, proxy.url) if engine == "rows" else (advisory(postgres), advisory(proxy))
+        async with fencelock.aio.connect(near) as locks, fencelock.aio.connect(far) as admin:
+            dropped = await locks.lock("x", ttl=60).acquire()
+            await admin.inspect("x")
+            successor = asyncio.ensure_future(locks.lock("x", ttl=60).acquire(SOON))
+            while not (await locks.inspect("x")).waiters:
+                await asyncio.sleep(0.01)
+            proxy.cut("to_client")
+            forced = asyncio.ensure_future(admin.force_release("x", reason="a test"))
+            lease = await asyncio.wait_for(successor, SOON)
+            proxy.disconnect()
+            proxy.heal()
+            await asyncio.wait([forced], timeout=SOON)
+            await lease.renew()
+            assert isinstance(forced.exception(), EngineUnavailable)
+            await lease.release()
+            await dropped.release()
