@@ -12,10 +12,10 @@ import pytest
 
 import fencelock
 import fencelock.aio
-from fencelock import EngineUnavailable, LeaseLost
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout
 from fencelock.model import Renewal
 from fencelock.worlds.blocking import drive
-from tests.backends.postgres_server import advisory, empty
+from tests.backends.postgres_server import advisory, ask, empty
 from tests.contract.subject import SOON
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxy
@@ -105,3 +105,17 @@ async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) ->
             assert isinstance(forced.exception(), EngineUnavailable)
             await lease.release()
             await dropped.release()
+
+
+async def test_tombstones_are_swept(postgres: Postgres) -> None:
+    """A client that stays connected and gives up again and again does not fill a table with what it gave up."""
+    async with fencelock.aio.connect(empty(postgres).url) as locks, locks.lock("x", ttl=60):
+        for _ in range(150):
+            with pytest.raises(LockTimeout):
+                await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
+        await asyncio.sleep(0.2)
+        for _ in range(100):
+            with pytest.raises(LockTimeout):
+                await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
+        ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.gone WHERE until < clock_timestamp() - interval '1s'")
+        assert left == 0
