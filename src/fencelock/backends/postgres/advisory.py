@@ -37,6 +37,8 @@ GRACE = 1.0
 """Seconds that an answer is waited for however little time the caller has."""
 
 PAUSE = 0.05
+LOOK_SECONDS = 5.0
+"""How often a waiter looks whether the server still has its session, at most: its connection may be dead without a word."""
 SWEEP_AT = 64
 """Sessions of ours among which those are looked for that the server has ended, after their lease was lost."""
 
@@ -163,12 +165,27 @@ class AdvisoryBackend:
         if seat is not None and seat.token is None and await seat.take(timeout):
             try:
                 if self._is_current(seat):
-                    return await self._granted(seat, timeout) or busy
+                    grant = await self._granted(seat, timeout)
+                    if grant is not None or await self._is_in_line(seat):
+                        return grant or busy
+                    self._drop(seat)
             except Unanswered:
                 self._drop(seat)  # the server has ended the session, and with it the claim: line up anew
             finally:
                 seat.give()
         return await self.attempt(claim, queue=True)
+
+    async def _is_in_line(self, seat: Seat) -> bool:
+        """Return whether the server still has our session, as far as can be told; looked up now and then."""
+        claim, now = seat.claim, self._world.now()
+        if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
+            return True
+        try:
+            rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
+        except EngineUnavailable:
+            return True  # no connection to be had, perhaps, which says nothing of ours
+        seat.looked = now
+        return rows != [(None,)]
 
     async def _granted(self, seat: Seat, timeout: float) -> Grant | None:
         """Wait for the answer to LINE_UP; return None if it is still to come."""

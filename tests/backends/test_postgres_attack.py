@@ -1,4 +1,4 @@
-"""Advisory locks that are renewed while something else goes on: every answer counts for the renewal that asked for it."""
+"""Attacks on the engines of PostgreSQL that broke them once: cancelled renewals, shared sessions, lost answers, dead connections."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fencelock import EngineUnavailable, LeaseLost, LockTimeout
 from fencelock.model import Renewal
 from fencelock.worlds.blocking import drive
 from tests.backends.postgres_server import advisory, ask, empty
+from tests.backends.forwarder import forwarding
 from tests.contract.subject import SOON
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxy
@@ -119,3 +120,36 @@ async def test_tombstones_are_swept(postgres: Postgres) -> None:
                 await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
         ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.gone WHERE until < clock_timestamp() - interval '1s'")
         assert left == 0
+
+
+async def test_frozen_waiter(postgres: Postgres) -> None:
+    """A waiter whose connection went dead without a word finds its place in line gone, and lines up anew."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(advisory(postgres)) as locks:
+        far = fencelock.aio.connect(advisory(path))
+        holder = await locks.lock("x", ttl=60).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=3).acquire())
+        while not (await locks.inspect("x")).waiters:
+            await asyncio.sleep(0.01)
+        path.freeze()
+        await holder.release()  # the server lets a session in that nobody hears of, until it was silent for its ttl
+        lease = await asyncio.wait_for(waiter, 2 * SOON)
+        assert lease.token > holder.token
+        await lease.release()
+        await far.close()
+
+
+async def test_frozen_ear(postgres: Postgres) -> None:
+    """A client that listens on a connection which went dead without a word notices, and is called again."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(postgres.url) as locks:
+        far = fencelock.aio.connect(path.url)
+        holder = await locks.lock("x", ttl=600).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=600).acquire())
+        while not (await locks.inspect("x")).waiters or far._client.backend._ear.channel is None:
+            await asyncio.sleep(0.01)
+        path.freeze()
+        await holder.release()
+        lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl
+        await lease.release()
+        await far.close()
