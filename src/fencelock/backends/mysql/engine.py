@@ -329,12 +329,13 @@ class MysqlBackend:
         """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
         answers = [Renewal.LOST] * len(grants)
         ours: list[tuple[int, Seat]] = []
+        until = self._world.now() + SHORTEST  # for all together: those that are stuck must not hold up the others
         try:
             for place, grant in enumerate(grants):
                 seat = self._seats.get(grant.claim.id)
                 if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
                     continue
-                if not await seat.turn.take(SHORTEST):
+                if not await seat.turn.take(until - self._world.now()):
                     answers[place] = Renewal.UNKNOWN
                 elif self._seats.get(grant.claim.id) is seat:
                     ours.append((place, seat))
@@ -393,10 +394,13 @@ class MysqlBackend:
             ours = True
         elif answer is not NO_ANSWER:
             # Nobody has written down that we hold it, or nothing can be written now: that is no reason to keep it.
+            failed = isinstance(answer, ServerError)
             answer = await self._asked(seat, sql.RELEASE_ALL)
             if not isinstance(answer, Rows):
                 return None
             ours = answer.rows != [(b"0",)]
+            if failed and not ours:
+                return None  # what failed may have given it back first: nobody can say that it was lost
         else:
             return None
         self._let_go(seat)

@@ -7,12 +7,17 @@ from threading import Lock
 
 from fencelock.backends.postgres.link import Link, Statement
 from fencelock.backends.postgres.links import Links
+from fencelock.backends.postgres.trouble import ServerError
 from fencelock.core.world import Event, World
+from fencelock.errors import Unanswered
 
 LOOK_SECONDS = 1.0
 LINGER_SECONDS = 20.0
 """How long it goes on listening when nobody waits: making a connection costs more than a contended lock."""
 ASK_SECONDS = 5.0
+SILENCE_SECONDS = 5.0
+"""After so long without a call the server is asked whether it is still there: connections go dead without a word."""
+STILL_THERE = Statement("fl_still_there", "SELECT")
 
 
 class Seat:
@@ -94,17 +99,23 @@ class Ear:
 
     async def _listen(self, link: Link) -> None:
         """Ring the bells of those who are called, until nobody has waited for a while or the connection ends."""
-        last = self._world.now()
+        last = heard = self._world.now()
         try:
             while link.open and not self._closed:
                 for call in link.take_in():
                     self._heard(call)
+                    heard = self._world.now()
                 if self.seats:
                     last = self._world.now()
                 elif self._world.now() - last > LINGER_SECONDS:
                     break
-                if link.open:
+                if self.seats and link.open and self._world.now() - heard > SILENCE_SECONDS:
+                    await link.ask(STILL_THERE, (), ASK_SECONDS)
+                    heard = self._world.now()
+                elif link.open:
                     await self._world.readable(link.fileno(), LOOK_SECONDS)
+        except (Unanswered, ServerError):
+            pass  # it was dead: whoever waits next has another one made
         finally:
             if self._link is link:
                 self.channel = self._link = None
