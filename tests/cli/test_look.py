@@ -104,7 +104,7 @@ def test_show(cli: Cli) -> None:
     lines = cli("show", "x").stdout.splitlines()
     assert lines[0] == "x: held"
     assert lines[1].startswith("  held by me, token 1")
-    assert lines[2:] == ["  waiting, 1. in line: first", "  waiting, 2. in line: second"]
+    assert lines[2:] == ["  waiting, number 1 in line: first", "  waiting, number 2 in line: second"]
     document = cli.json("show", "x")
     assert sorted(document) == ["holders", "name", "token", "waiters"]
     assert [sorted(waiter) for waiter in document["waiters"]] == [["expires_in", "limit", "owner", "shared"]] * 2
@@ -133,7 +133,7 @@ def test_release(cli: Cli) -> None:
     released = cli("release", "x", "--force", "--reason", "host is gone", "--owner", "admin")
     assert released.returncode == 0
     assert released.stdout.startswith(f"x: released by force\n  dropped stuck, token {token}, expires in ")
-    assert released.stderr == "fencelock: admin released 'x' by force, dropping 1 holder(s): host is gone\n"
+    assert released.stderr == "fencelock: admin released 'x' by force, dropping 1 holder: host is gone\n"
     out = cli("run", "x", "--no-wait", "--", "sh", "-c", "echo $FENCELOCK_TOKEN").stdout
     assert int(out) > token
     assert cli("release", "x", "--force", "--reason", "again").stdout == "x: nobody held it\n"

@@ -115,10 +115,11 @@ def test_not_acquired(cli: Cli) -> None:
     at_once = cli("run", "x", "--no-wait", "--", "touch", "ran")
     assert at_once.returncode == 75
     assert "held by first" in at_once.stderr
+    assert "in line" not in at_once.stderr
     assert time.monotonic() - begin < 2
     late = cli("run", "x", "--timeout", "300ms", "--", "touch", "ran")
     assert late.returncode == 75
-    assert "0.3 s" in late.stderr
+    assert "0.3 s; wait longer, or ask `fencelock show x` who holds it" in late.stderr
     quiet = cli("run", "x", "--no-wait", "--quiet", "--", "touch", "ran")
     assert (quiet.returncode, quiet.stderr) == (75, "")
     assert cli.json("show", "x")["waiters"] == []
@@ -220,6 +221,7 @@ def test_engine_that_cannot_do_it(cli: Cli, url: str) -> None:
     result = cli("run", "x", "--url", url, "--", "touch", "ran")
     assert result.returncode == 69
     assert result.stderr.startswith("fencelock: ")
+    assert result.stderr.endswith("; the command was not started, as 'x' was not acquired\n")
     assert result.stderr.count("\n") == 1
     assert not cli.file("ran").exists()
 

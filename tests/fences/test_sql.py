@@ -115,7 +115,7 @@ def test_from_environ(database: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({}, "FENCELOCK_TOKEN and FENCELOCK_ID"),
+        ({}, "^FENCELOCK_TOKEN and FENCELOCK_ID are not set"),
         ({"FENCELOCK_TOKEN": "34"}, "^FENCELOCK_ID is not set"),
         ({"FENCELOCK_TOKEN": "", "FENCELOCK_ID": "a"}, "^FENCELOCK_TOKEN is not set"),
         ({"FENCELOCK_TOKEN": "x", "FENCELOCK_ID": "a"}, "not a number"),

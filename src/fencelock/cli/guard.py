@@ -73,16 +73,16 @@ def _forget(descriptor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def explain(error: Exception) -> int:
-    """Say what happened and return the exit code for it."""
+def explain(error: Exception, outcome: str = "") -> int:
+    """Say what happened, and what came of it unless the arguments were wrong; return the exit code for it."""
     from fencelock.errors import FencelockError
 
-    if isinstance(error, FencelockError):
-        say(_one_line(error))
-        return USAGE if isinstance(error, ValueError) else UNAVAILABLE
     if isinstance(error, ValueError):
         say(_one_line(error))
         return USAGE
+    if isinstance(error, FencelockError):
+        say(f"{_one_line(error)}{outcome}")
+        return UNAVAILABLE
     say(f"a bug: {type(error).__name__}: {_one_line(error)}; FENCELOCK_DEBUG=1 shows where, please report it")
     return BUG
 

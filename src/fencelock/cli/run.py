@@ -105,7 +105,8 @@ def main(argv: list[str]) -> NoReturn:
             import traceback
 
             traceback.print_exc()
-        code = explain(error)
+        outcome = "was killed" if child.started else f"was not started, as {options.name!r} was not acquired"
+        code = explain(error, f"; the command {outcome}")
         if child.started:
             child.send(signal.SIGKILL)
     warden.dismiss()
@@ -180,14 +181,21 @@ def _acquire(
                     return lease
                 say(f"{_held(client, mutex.name)}; waiting")
             return drive(mutex.acquire())
-    except LockTimeout as error:
+    except LockTimeout:
         if not options.quiet:
             say(
                 f"{_held(client, mutex.name)}; come back later, or wait with --timeout"
                 if options.no_wait
-                else str(error)
+                else f"{mutex.name!r} was not free within {options.timeout:g} s; wait longer, or ask "
+                f"`{_show(mutex.name)}` who holds it"
             )
         return None
+
+
+def _show(name: str) -> str:
+    import shlex
+
+    return f"fencelock show {shlex.quote(f'--name={name}' if name.startswith('-') else name)}"
 
 
 def _held(client: Client[LeaseCore], name: str) -> str:
@@ -200,7 +208,8 @@ def _held(client: Client[LeaseCore], name: str) -> str:
     except FencelockError:
         return f"{name!r} is not free"
     who = ", ".join(f"{printable(holder.owner)} (token {holder.token})" for holder in snapshot.holders)
-    return f"{name!r} is held by {who or 'nobody any more'}, with {len(snapshot.waiters)} in line"
+    line = f", with {len(snapshot.waiters)} in line" if snapshot.waiters else ""
+    return f"{name!r} is held by {who or 'nobody any more'}{line}"
 
 
 def _hold(
@@ -217,9 +226,7 @@ def _hold(
         say(f"holding {lease.name!r} with token {lease.token}")
     supervisor = Supervisor(lease, child, warden, signals, world.now, options.max_hold)
     if lease.is_lost():  # this process was stopped since; from here on the warden sees to that
-        _release(lease, world.now)
-        say(f"{_loss(lease)}; the command was not started")
-        return LOST
+        return _lost(lease, world.now, "was not started")
     child.start(
         {
             "FENCELOCK_NAME": lease.name,
@@ -234,9 +241,7 @@ def _hold(
     if not buried:
         say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
     if not supervisor.ended_by_itself:
-        _release(lease, world.now)
-        say(f"{_loss(lease)}; the command was stopped")
-        return LOST
+        return _lost(lease, world.now, "was stopped")
     assert child.status is not None
     if lease.is_lost() or not _release(lease, world.now):
         say(f"{_loss(lease)}; the command ended with code {child.status}")
@@ -247,15 +252,25 @@ def _hold(
     return child.status
 
 
+def _lost(lease: LeaseCore, now: Callable[[], float], outcome: str) -> int:
+    """Give back what may be left; say why it is lost, which the release may have found out, before what that came to."""
+    later: list[str] = []
+    _release(lease, now, later.append)
+    say(f"{_loss(lease)}; the command {outcome}")
+    for warning in later:
+        say(warning)
+    return LOST
+
+
 def _loss(lease: LeaseCore) -> str:
     if lease.reason is None and lease._due == inf:
         return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
         return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
-    return str(lease._loss())
+    return lease._how_lost()
 
 
-def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
+def _release(lease: LeaseCore, now: Callable[[], float], warn: Callable[[str], None] = say) -> bool:
     """Release within a bounded time; return False if the lock was no longer ours. A failure is only worth a warning."""
     from threading import Thread
 
@@ -276,5 +291,5 @@ def _release(lease: LeaseCore, now: Callable[[], float]) -> bool:
     thread.join(min(max(lease.deadline - now(), SHORTEST_PATIENCE), RELEASE_PATIENCE))
     if answers:
         return answers[0]
-    say(errors[0] if errors else f"{lease.name!r} could not be released; it runs out within {lease.ttl:g} s")
+    warn(errors[0] if errors else f"{lease.name!r} could not be released; it runs out within {lease.ttl:g} s")
     return True

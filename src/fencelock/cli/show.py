@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
-        lines.append(f"  waiting, {place}. in line: {printable(waiter.owner)}{_mode(waiter)}\n")
+        lines.append(f"  waiting, number {place} in line: {printable(waiter.owner)}{_mode(waiter)}\n")
     put("".join(lines))
     return 0
 

@@ -95,7 +95,8 @@ class Client(Generic[L]):
         if not reason.strip():
             raise ValueError(f"a forced release of {name!r} needs a reason that others can read later")
         dropped = await self.backend.force_release(name)
-        self._log().warning("%s released %r by force, dropping %d holder(s): %s", self.owner, name, dropped, reason)
+        holders = "1 holder" if dropped == 1 else f"{dropped} holders"
+        self._log().warning("%s released %r by force, dropping %s: %s", self.owner, name, holders, reason)
         return dropped
 
     async def close(self) -> None:

@@ -20,11 +20,14 @@ RELEASE_PAUSES = (0.0, 0.02, 0.1)
 
 _HINTS = {
     Reason.EXPIRED: "its deadline passed before it could be renewed",
-    Reason.GONE: "the engine no longer has it: it was released by force, or the engine lost it",
+    Reason.GONE: "the engine no longer has it: it was released by force, its connection or session was ended, or the server "
+    "was restarted or lost it",
     Reason.MAX_HOLD: "it was held for as long as max_hold allows",
     Reason.FORKED: "this is the copy in a forked child; connect and acquire in the child itself",
     Reason.CLOSED: "its client was closed",
 }
+
+ADVICE = "; others may hold it now: stop what it protected, then acquire it anew"
 
 
 class LeaseCore:
@@ -118,9 +121,12 @@ class LeaseCore:
     def _loss(self) -> LeaseLost:
         """Return the error that tells of the loss."""
         reason = self.reason or Reason.EXPIRED
-        return LeaseLost(
-            f"the lease on {self.name!r} (token {self.token}) is lost: {_HINTS[reason]}", self.name, reason
-        )
+        advice = ADVICE if reason in (Reason.EXPIRED, Reason.GONE) else ""
+        return LeaseLost(f"{self._how_lost()}{advice}", self.name, reason)
+
+    def _how_lost(self) -> str:
+        """Return what happened, without what to do next."""
+        return f"the lease on {self.name!r} (token {self.token}) is lost: {_HINTS[self.reason or Reason.EXPIRED]}"
 
     def __repr__(self) -> str:
         state = (

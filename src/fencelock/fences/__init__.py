@@ -34,8 +34,9 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Credentials:
     given = os.environ if environ is None else environ
     token, id_ = given.get("FENCELOCK_TOKEN", ""), given.get("FENCELOCK_ID", "")
     if not token or not id_:
-        missing = " and ".join(name for name, value in (("FENCELOCK_TOKEN", token), ("FENCELOCK_ID", id_)) if not value)
-        raise FencelockError(f"{missing} is not set: start this command with `fencelock run NAME -- COMMAND`")
+        missing = [name for name, value in (("FENCELOCK_TOKEN", token), ("FENCELOCK_ID", id_)) if not value]
+        those = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+        raise FencelockError(f"{those} not set: start this command with `fencelock run NAME -- COMMAND`")
     if not (token.isascii() and token.isdigit()):
         raise FencelockError(f"FENCELOCK_TOKEN is {token!r:.40} and not a number; leave it as `fencelock run` sets it")
     return Credentials(int(token), id_)
