@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fencelock.cli import warden
 from fencelock.cli.supervise import plan
 from tests.cli.conftest import Cli, boottime, eventually, session_members
+from tests.engines.redis import Redis
 
 BEATS = """
 import os, signal, sys, time
@@ -203,3 +205,20 @@ def test_warden_that_was_stopped(cli: Cli) -> None:
         command.kill()
         command.wait()
         os.waitpid(pid, 0)
+
+
+def test_engine_that_goes_away(cli: Cli, own_redis: Callable[..., Redis]) -> None:
+    """When the server is gone, holder and waiter say which lock it is about and what became of the command, the reason first."""
+    server = own_redis()
+    cli.env["FENCELOCK_URL"] = server.url
+    holder = cli.hold("x", "--ttl", "2")
+    waiter = cli.start("run", "x", "--ttl", "2", "--", "touch", "ran")
+    eventually(lambda: cli.waiters("x"))
+    server.stop()
+    _, lost = holder.communicate(timeout=20)
+    _, refused = waiter.communicate(timeout=20)
+    assert (holder.returncode, waiter.returncode) == (76, 69)
+    assert lost.startswith("fencelock: the lease on 'x' (token ")
+    assert "; the command was stopped\n" in lost
+    assert refused.endswith("; the command was not started, as 'x' was not acquired\n")
+    assert not cli.file("ran").exists()

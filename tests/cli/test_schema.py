@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psycopg
@@ -22,11 +23,13 @@ def pg(cli: Cli, postgres: Postgres) -> Postgres:
 
 
 def test_apply(cli: Cli, pg: Postgres) -> None:
-    """`--apply` makes the schema, once."""
-    for _ in range(2):
+    """`--apply` makes the schema, once, and says where, whether it did, and where the grants are."""
+    for words in ("was made", "was there already"):
         done = cli("schema", "--apply")
         assert (done.returncode, done.stdout) == (0, "")
-        assert "the schema is there" in done.stderr
+        assert f"the schema {words}" in done.stderr
+        assert f":{pg.port}/" in done.stderr
+        assert "--print" in done.stderr
     assert ask(pg, "SELECT version FROM fencelock.layout") == [(1,)]
     assert cli("run", "x", "--", "true").returncode == 0
 
@@ -39,6 +42,24 @@ def test_print(cli: Cli, pg: Postgres) -> None:
         with psycopg.connect(pg.url, autocommit=True) as connection:
             connection.execute(script.encode())
     assert cli("run", "x", "--", "true").returncode == 0
+
+
+def test_grants(cli: Cli, pg: Postgres) -> None:
+    """The grants at the end of what `--print` writes are what another role needs, and enough."""
+    _, _, comments = cli("schema", "--print").stdout.rpartition("needs to work with it:\n")
+    cli("schema", "--apply")
+    role = f"r{os.getpid()}"
+    ask(pg, f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
+    try:
+        cli.env["FENCELOCK_URL"] = pg.url.replace("postgres@", f"{role}:s3cr3t@")
+        assert cli("run", "x", "--", "true").returncode == 69
+        for line in comments.splitlines():
+            ask(pg, line.removeprefix("-- ").replace(" app;", f" {role};"))
+        done = cli("run", "x", "--", "true")
+        assert done.returncode == 0, done.stderr
+    finally:
+        ask(pg, f"DROP OWNED BY {role}")
+        ask(pg, f"DROP ROLE {role}")
 
 
 def test_other_layout(cli: Cli, pg: Postgres) -> None:
@@ -59,6 +80,7 @@ def test_mysql(cli: Cli, mariadb: MariaDB) -> None:
     mariadb.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.* TO c{name}")
     cli.env["FENCELOCK_URL"] = url
     script = cli("schema", "--print").stdout
+    assert script.endswith(f"-- GRANT SELECT, INSERT, UPDATE, DELETE ON `{name}`.* TO 'app'@'%';\n")
     assert mariadb.query(f"SHOW TABLES FROM {name}") == ""
     for _ in range(2):
         mariadb.query(f"USE {name};\n{script}")
@@ -66,9 +88,10 @@ def test_mysql(cli: Cli, mariadb: MariaDB) -> None:
     assert cli("run", "x", "--", "true").returncode == 0
     mariadb.query(f"DROP DATABASE {name}; CREATE DATABASE {name}")
     assert cli("schema", "--apply").returncode == 69
-    for _ in range(2):
+    for words in ("was made", "was there already"):
         done = cli("schema", "--apply", "--url", url)
         assert (done.returncode, done.stdout) == (0, "")
+        assert f"the schema {words}" in done.stderr
     assert cli("run", "x", "--", "true").returncode == 0
     mariadb.query(f"UPDATE {name}.fencelock_layout SET version = 7")
     done = cli("schema", "--apply")
@@ -80,7 +103,10 @@ def test_engine_without_one(cli: Cli) -> None:
     """An engine that needs no schema says so."""
     done = cli("schema", "--apply", "--url", "memory://")
     assert done.returncode == 0
-    assert "needs no schema" in done.stderr
+    assert "only PostgreSQL and MySQL need a schema" in done.stderr
+    assert "FENCELOCK_URL" not in done.stderr
+    del cli.env["FENCELOCK_URL"]
+    assert "set $FENCELOCK_URL or give --url" in cli("schema", "--print").stderr
 
 
 def fence_table(url: str) -> list[str]:

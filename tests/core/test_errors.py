@@ -25,6 +25,9 @@ BUILTINS: dict[str, type[BaseException]] = {
     "GuaranteeUnavailable": Exception,
     "LeaseLost": Exception,
     "StaleToken": Exception,
+    "KeyInProgress": Exception,
+    "KeyReused": ValueError,
+    "VersionConflict": Exception,
     "FencelockError": Exception,
 }
 

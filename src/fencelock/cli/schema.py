@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,17 @@ def main(argv: list[str]) -> int:
 
     schema = open_schema(BlockingWorld(), url)
     if schema is None:
-        say(f"{redact(url)} needs no schema; only databases do")
+        which = "" if options.url or os.environ.get("FENCELOCK_URL") else ", the default: set $FENCELOCK_URL or give --url"
+        say(f"only PostgreSQL and MySQL need a schema, and this is {redact(url)}{which}")
     elif options.print:
-        put(schema.text())
+        grants = "".join(f"-- {line}\n" for line in schema.grants().splitlines())
+        put(f"{schema.text()}\n-- What another user, here app, needs to work with it:\n{grants}")
     else:
-        drive(schema.apply())
-        say("the schema is there")
+        made = drive(schema.apply())
+        say(
+            f"the schema {'was made' if made else 'was there already, and is right'}: {redact(url)}; what other users need is "
+            "at the end of what --print writes"
+        )
     return 0
 
 
@@ -64,7 +70,7 @@ def tables(url: str, what: str, text: Callable[[str], str], make: Callable[[Any]
         raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}") from error
     finally:
         connection.close()
-    say(f"{what} there")
+    say(f"{what} there: {redact(url)}")
     return 0
 
 

@@ -94,6 +94,10 @@ class Schema(Protocol):
         """Return the statements that make it."""
         ...
 
-    async def apply(self) -> None:
-        """Make it, unless it is there; raise EngineUnavailable."""
+    def grants(self) -> str:
+        """Return the statements that let another user, `app`, work with it."""
+        ...
+
+    async def apply(self) -> bool:
+        """Make it, unless it is there: return False then; raise EngineUnavailable."""
         ...

@@ -35,6 +35,8 @@ class Links:
     def __init__(self, world: World, place: Place | Application) -> None:
         self.address = place.address
         self.mariadb = True
+        self.created = False
+        """Whether the tables were made by us."""
         self.reserved = 0
         """No token above this may be granted before it is reserved, on disk."""
         self.database: str | None = None
@@ -208,6 +210,7 @@ class Links:
             if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
                 (answer,) = await self.ask(link, [on_disk], patience, check=False)
             self.check(answer)
+        self.created = True
 
     def _refuse_clusters(self, known: dict[bytes | None, bytes | None]) -> None:
         """Refuse servers whose locks are not those of the other members."""
@@ -342,17 +345,24 @@ class MysqlSchema:
 
     def __init__(self, world: World, place: Place) -> None:
         self._links = Links(world, place)
+        self._database = place.database
 
     def text(self) -> str:
         """Return the statements, for people to read and run."""
         return sql.script()
 
-    async def apply(self) -> None:
-        """Make the tables, as every first connection does."""
+    def grants(self) -> str:
+        """Return what another user needs."""
+        database = self._database.replace("`", "``")
+        return f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{database}`.* TO 'app'@'%';\n"
+
+    async def apply(self) -> bool:
+        """Make the tables, as every first connection does; return whether that was needed."""
         try:
             await self._links.take()
         finally:
             self._links.close()
+        return self._links.created
 
 
 def _missing(answer: Any) -> bool:

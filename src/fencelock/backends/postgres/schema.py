@@ -23,6 +23,16 @@ GREET = Statement(
     "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
     "pg_catalog.current_setting('idle_session_timeout', true), fencelock.greet() FROM fencelock.layout",
 )
+THERE = Statement(
+    "fl_there",
+    "SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'fencelock' AND c.relname = 'layout'",
+)
+GRANTS = """\
+GRANT USAGE ON SCHEMA fencelock TO app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencelock TO app;
+GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA fencelock TO app;
+"""
 ISOLATION = Statement("fl_isolation", "SET default_transaction_isolation = 'read committed'")
 
 
@@ -46,15 +56,21 @@ class DatabaseSchema:
         """Return the script, for people to read and run."""
         return script()
 
-    async def apply(self) -> None:
-        """Make the schema."""
+    def grants(self) -> str:
+        """Return what another role needs."""
+        return GRANTS
+
+    async def apply(self) -> bool:
+        """Make the schema; return whether it was not there."""
         link = await dial(self._world, self._place, [])
         try:
+            there = bool(await link.ask(THERE, (), APPLY_SECONDS))
             await apply(link, self._place.address, APPLY_SECONDS)
             await greet(link, self._place.address, APPLY_SECONDS)
         finally:
             if link.open:
                 link.close()
+        return not there
 
 
 async def apply(link: Link, address: str, timeout: float) -> None:
