@@ -208,7 +208,7 @@ def test_warden_that_was_stopped(cli: Cli) -> None:
 
 
 def test_engine_that_goes_away(cli: Cli, own_redis: Callable[..., Redis]) -> None:
-    """When the server is gone, holder and waiter say which lock it is about and what became of the command, the reason first."""
+    """When the server is gone, holder and waiter say which lock that is and what became of the command, the reason first."""
     server = own_redis()
     cli.env["FENCELOCK_URL"] = server.url
     holder = cli.hold("x", "--ttl", "2")

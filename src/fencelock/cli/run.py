@@ -252,6 +252,14 @@ def _hold(
     return child.status
 
 
+def _loss(lease: LeaseCore) -> str:
+    if lease.reason is None and lease._due == inf:
+        return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
+    if lease.reason is None:
+        return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
+    return lease._how_lost()
+
+
 def _lost(lease: LeaseCore, now: Callable[[], float], outcome: str) -> int:
     """Give back what may be left; say why it is lost, which the release may have found out, before what that came to."""
     later: list[str] = []
@@ -260,14 +268,6 @@ def _lost(lease: LeaseCore, now: Callable[[], float], outcome: str) -> int:
     for warning in later:
         say(warning)
     return LOST
-
-
-def _loss(lease: LeaseCore) -> str:
-    if lease.reason is None and lease._due == inf:
-        return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
-    if lease.reason is None:
-        return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
-    return lease._how_lost()
 
 
 def _release(lease: LeaseCore, now: Callable[[], float], warn: Callable[[str], None] = say) -> bool:

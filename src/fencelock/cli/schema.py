@@ -39,8 +39,9 @@ def main(argv: list[str]) -> int:
 
     schema = open_schema(BlockingWorld(), url)
     if schema is None:
-        which = "" if options.url or os.environ.get("FENCELOCK_URL") else ", the default: set $FENCELOCK_URL or give --url"
-        say(f"only PostgreSQL and MySQL need a schema, and this is {redact(url)}{which}")
+        named = options.url or os.environ.get("FENCELOCK_URL")
+        hint = "" if named else ", the default: set $FENCELOCK_URL or give --url"
+        say(f"only PostgreSQL and MySQL need a schema, and this is {redact(url)}{hint}")
     elif options.print:
         grants = "".join(f"-- {line}\n" for line in schema.grants().splitlines())
         put(f"{schema.text()}\n-- What another user, here app, needs to work with it:\n{grants}")

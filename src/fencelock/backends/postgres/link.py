@@ -13,7 +13,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
 from fencelock.backends.postgres.place import Place
-from fencelock.backends.postgres.trouble import HINTS, PREPARED, UNPREPARED, ServerError
+from fencelock.backends.postgres.trouble import HINTS, PREPARED, SIGNS, UNPREPARED, ServerError
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -306,10 +306,10 @@ async def dial(world: World, place: Place, left: list[Halfway]) -> Link:
             halfway = Halfway(conninfo, await world.block(PGconn.connect_start, conninfo))
             return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
         except (OperationalError, TimeoutError) as error:
-            failed.append(_words(error))
+            failed += map(str.strip, str(error).splitlines())  # libpq says it twice if it tries with and without TLS
             cause = error
-    said = "; ".join(dict.fromkeys(failed))
-    hint = next((hint for state, hint in HINTS.items() if state in said), None)
+    said = "; ".join(filter(None, dict.fromkeys(failed)))
+    hint = next((HINTS[state] for words, state in SIGNS.items() if words in said), None)
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
 
 

@@ -8,15 +8,22 @@ COMMAND = "fencelock schema --apply"
 
 HINTS = {
     "25006": "it is a replica, or read-only: connect to the primary",
-    "28P01": "the user or the password is wrong",
+    "28P01": "the user or the password is wrong: look at the URL, PGPASSWORD and ~/.pgpass",
     "42501": f"the user lacks the right: have `{COMMAND}` run by one who may create a schema, and see the grants in "
     "docs/engines/postgres.md",
     "53100": "its disk is full",
     "53200": "it is out of memory",
-    "53300": "it has too many connections",
+    "53300": "it has no connection left: raise max_connections, close some, or put PgBouncer between",
     "FL001": "ALTER ROLE … SET default_transaction_isolation = 'read committed'",
     "FL002": "use another database, or the same release of fencelock everywhere",
 }
+SIGNS = {
+    "password authentication failed": "28P01",
+    "too many clients": "53300",
+    "too many connections": "53300",
+    "remaining connection slots": "53300",
+}
+"""Of a login that fails libpq keeps the words and not the state."""
 MISSING = frozenset({"3F000", "42P01", "42883"})
 """The schema, a table or a function is not there."""
 AGAIN = frozenset({"40001", "40P01", "55P03", "57014"})
