@@ -72,3 +72,17 @@ def test_server_without_tls(own_postgres: Callable[..., Postgres], tls: Postgres
     url = advisory(own_postgres()) + "?sslmode=require"
     with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match="SSL"):
         locks.lock("x").try_acquire()
+
+
+def test_wrong_password(tls: PostgresTls) -> None:
+    """A wrong password is said once, although libpq tries it with and without TLS, and with what to look at."""
+    rules = tls.data / "pg_hba.conf"
+    rules.write_text(f"host all stranger 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    ask(tls, "SELECT pg_reload_conf()")
+    ask(tls, "CREATE ROLE stranger LOGIN PASSWORD 's3cr3t'")
+    url = tls.url.replace("postgres@", "stranger:guess@")
+    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable) as caught:
+        locks.lock("x").try_acquire()
+    assert str(caught.value).count("password authentication failed") == 1
+    assert "PGPASSWORD" in str(caught.value)
+    assert "guess" not in str(caught.value)

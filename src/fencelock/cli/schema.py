@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     else:
         made = drive(schema.apply())
         say(
-            f"the schema {'was made' if made else 'was there already, and is right'}: {redact(url)}; what other users need is "
-            "at the end of what --print writes"
+            f"the schema {'was made' if made else 'was there already, and is right'}: {redact(url)}; the grants that other "
+            "users need are at the end of what --print writes"
         )
     return 0
 
