@@ -56,8 +56,7 @@ def test_expired_leases_leave_no_connections(mariadb: MariaDB) -> None:
         links = cast(Any, locks._client.backend)._links
         leases: list[fencelock.Lease] = []
         for turn in range(2):
-            for number in range(70):
-                leases.append(locks.lock(f"{turn} {number}", ttl=1, renew=False).acquire())
+            leases += [locks.lock(f"{turn} {number}", ttl=1, renew=False).acquire() for number in range(70)]
             time.sleep(3)
         assert all(lease.is_lost() for lease in leases)
         assert len(links._all) < 100
