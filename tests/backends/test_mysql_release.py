@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
+from typing import Any, cast
 
+import fencelock
 from fencelock.backends.mysql.link import Turn
 from fencelock.worlds.aio import AioWorld
 from tests.backends.conftest import Clients
@@ -45,3 +48,15 @@ async def test_cancelled_as_the_turn_comes() -> None:
         await task
         turn.give()
     assert await turn.take(0)
+
+
+def test_expired_leases_leave_no_connections(mariadb: MariaDB) -> None:
+    """Leases that ran out, whose sessions the server has ended, do not keep their connections open on our side."""
+    with fencelock.connect(own_database(mariadb)) as locks:
+        links = cast(Any, locks._client.backend)._links
+        leases: list[fencelock.Lease] = []
+        for turn in range(2):
+            leases += [locks.lock(f"{turn} {number}", ttl=1, renew=False).acquire() for number in range(70)]
+            time.sleep(3)
+        assert all(lease.is_lost() for lease in leases)
+        assert len(links._all) < 100

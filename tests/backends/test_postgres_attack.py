@@ -1,4 +1,4 @@
-"""Attacks on the engines of PostgreSQL that broke them once: cancelled renewals, shared sessions, lost answers, dead connections."""
+"""Attacks that broke the engines of PostgreSQL once: cancelled renewals, shared sessions, lost answers, dead connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
@@ -15,9 +16,9 @@ import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
 from fencelock.model import Renewal
 from fencelock.worlds.blocking import drive
-from tests.backends.postgres_server import advisory, ask, empty
 from tests.backends.forwarder import forwarding
-from tests.contract.subject import SOON
+from tests.backends.postgres_server import advisory, ask, empty
+from tests.contract.subject import SOON, eventually
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxy
 
@@ -28,12 +29,22 @@ def url(postgres: Postgres) -> str:
     return advisory(empty(postgres))
 
 
+async def somebody_waits(locks: fencelock.aio.Locks) -> None:
+    """Wait until there is a waiter for x."""
+
+    async def is_so() -> bool:
+        return bool((await locks.inspect("x")).waiters)
+
+    await eventually(is_so, "somebody waits")
+
+
 async def test_renewal_cancelled(url: str) -> None:
     """The answer to a renewal that was cancelled does not pass for that of the next, which the server never heard of."""
     async with fencelock.aio.connect(url) as locks, fencelock.aio.connect(url) as others:
         lease = await locks.lock("x", ttl=3, renew=False).acquire()
         task = asyncio.ensure_future(lease.renew())
-        while not any(seat.link.pending for seat in locks._client.backend._seats.values()):
+        (seat,) = cast(Any, locks._client.backend)._seats.values()
+        while not seat.link.pending:  # noqa: ASYNC110 - at the first moment in which it is under way
             await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -94,8 +105,7 @@ async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) ->
             dropped = await locks.lock("x", ttl=60).acquire()
             await admin.inspect("x")
             successor = asyncio.ensure_future(locks.lock("x", ttl=60).acquire(SOON))
-            while not (await locks.inspect("x")).waiters:
-                await asyncio.sleep(0.01)
+            await somebody_waits(locks)
             proxy.cut("to_client")
             forced = asyncio.ensure_future(admin.force_release("x", reason="a test"))
             lease = await asyncio.wait_for(successor, SOON)
@@ -118,7 +128,9 @@ async def test_tombstones_are_swept(postgres: Postgres) -> None:
         for _ in range(100):
             with pytest.raises(LockTimeout):
                 await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
-        ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.gone WHERE until < clock_timestamp() - interval '1s'")
+        ((left,),) = ask(
+            postgres, "SELECT count(*) FROM fencelock.gone WHERE until < clock_timestamp() - interval '1s'"
+        )
         assert left == 0
 
 
@@ -129,8 +141,7 @@ async def test_frozen_waiter(postgres: Postgres) -> None:
         far = fencelock.aio.connect(advisory(path))
         holder = await locks.lock("x", ttl=60).acquire()
         waiter = asyncio.ensure_future(far.lock("x", ttl=3).acquire())
-        while not (await locks.inspect("x")).waiters:
-            await asyncio.sleep(0.01)
+        await somebody_waits(locks)
         path.freeze()
         await holder.release()  # the server lets a session in that nobody hears of, until it was silent for its ttl
         lease = await asyncio.wait_for(waiter, 2 * SOON)
@@ -146,8 +157,13 @@ async def test_frozen_ear(postgres: Postgres) -> None:
         far = fencelock.aio.connect(path.url)
         holder = await locks.lock("x", ttl=600).acquire()
         waiter = asyncio.ensure_future(far.lock("x", ttl=600).acquire())
-        while not (await locks.inspect("x")).waiters or far._client.backend._ear.channel is None:
-            await asyncio.sleep(0.01)
+        await somebody_waits(locks)
+
+        async def listening() -> bool:
+            ear = cast(Any, far._client.backend)._ear
+            return any(seat.round > 1 for seat in ear.seats.values())
+
+        await eventually(listening, "it said where it can be called")
         path.freeze()
         await holder.release()
         lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl

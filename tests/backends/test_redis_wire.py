@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -295,6 +296,28 @@ async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Pr
                 task.cancel()
             assert (await tasks[4]).holders == ()
             await asyncio.wait(tasks)
+
+
+async def test_cancellation_that_a_driver_swallows() -> None:
+    """Who is cancelled while a driver connects is cancelled, even if the driver goes on as if nothing had happened."""
+    begun = asyncio.Event()
+
+    class Deaf(Scripted):
+        async def adial(self, reach: object = None) -> tuple[Any, object]:
+            begun.set()
+            with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` does before Python 3.12, if its work is done
+                await asyncio.sleep(60)
+            return await super().adial(reach)
+
+    dialer = Deaf()
+    world = AioWorld()
+    connecting = asyncio.ensure_future(world.wire(dialer, print, print))
+    await begun.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await asyncio.to_thread(dialer.theirs.recv, 1) == b""
+    dialer.theirs.close()
 
 
 async def test_garbage(ends: Ends) -> None:

@@ -109,7 +109,7 @@ class Ear:
                     last = self._world.now()
                 elif self._world.now() - last > LINGER_SECONDS:
                     break
-                if self.seats and link.open and self._world.now() - heard > SILENCE_SECONDS:
+                if self.seats and self._world.now() - heard > SILENCE_SECONDS:
                     await link.ask(STILL_THERE, (), ASK_SECONDS)
                     heard = self._world.now()
                 elif link.open:

@@ -12,7 +12,20 @@ from fencelock.model import Claim
 class Seat:
     """A claim's own session. The keeper renews on it while its holder may be releasing it: they take turns."""
 
-    __slots__ = ("_free", "_mutex", "_taken", "_world", "claim", "key", "late", "lined_up", "link", "looked", "sent", "token")
+    __slots__ = (
+        "_free",
+        "_mutex",
+        "_taken",
+        "_world",
+        "claim",
+        "key",
+        "late",
+        "lined_up",
+        "link",
+        "looked",
+        "sent",
+        "token",
+    )
 
     def __init__(self, world: World, claim: Claim, key: int, link: Link) -> None:
         self.claim = claim

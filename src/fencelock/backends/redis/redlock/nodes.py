@@ -189,7 +189,8 @@ class Nodes:
         if any(again):
             more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
             answers = [
-                old if new is NO_ANSWER or (certain and new == 0) else new for old, new in zip(answers, more, strict=True)
+                old if new is NO_ANSWER or (certain and new == 0) else new
+                for old, new in zip(answers, more, strict=True)
             ]
         if owe is not None:
             for node, link, answer in zip(self._nodes, links, answers, strict=True):
