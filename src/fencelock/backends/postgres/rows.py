@@ -166,7 +166,7 @@ class RowsBackend:
 
     async def close(self) -> None:
         """Close all connections; whoever still waits learns of it."""
-        self._ear.close()
+        await self._ear.close()
         self._links.close()
 
     def before_fork(self) -> None:

@@ -26,6 +26,10 @@ PREPARED = "42P05"
 UNPREPARED = "26000"
 """A prepared statement is gone: somebody between gave the session to others. Another link helps."""
 COLLISION = "FL003"
+FORBIDDEN = "42501"
+SIGNAL = "to end another role's session, be a member of that role or of pg_signal_backend; of a superuser's, a superuser"
+"""What else a missing right can be: a forced release is told from the schema's by the server's words."""
+GRANTS = "the user lacks rights in the schema fencelock, which is there: have its owner run the GRANTs in docs/engines/postgres.md"
 
 
 class ServerError(Exception):
@@ -51,4 +55,6 @@ def translate(error: ServerError, address: str) -> FencelockError:
             f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
         )
     hint = HINTS.get(error.state)
+    if error.state == FORBIDDEN and not str(error).startswith("permission denied for database"):
+        hint = GRANTS if "permission denied for" in str(error) else SIGNAL if "terminat" in str(error) else hint
     return EngineUnavailable(f"{words} ({hint})" if hint else words)
