@@ -52,8 +52,8 @@ class MysqlDialer:
     def unreachable(self, error: Exception) -> EngineUnavailable:
         """Return what to raise if the server cannot be reached or does not let us in."""
         words = str(error) or type(error).__name__
-        reached = isinstance(error, ServerError | ValueError) or type(error).__name__ == "SSLCertVerificationError"
-        what = f"MySQL at {self.address} does not let us in" if reached else f"cannot reach MySQL at {self.address}"
+        reached = isinstance(error, ServerError) or type(error).__name__ == "SSLCertVerificationError"
+        what = f"cannot log in to MySQL at {self.address}" if reached else f"cannot reach MySQL at {self.address}"
         return EngineUnavailable(f"{what}: {words}{self._hint(error)}")
 
     def _hint(self, error: Exception) -> str:
