@@ -40,6 +40,7 @@ docs: $(STAMP)  ## docs/api.md, from the docstrings
 
 torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
 	$(BIN)/python -m tests.torture $(ARGS)
+	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k mysql_innodb
 	$(BIN)/python -m tests.fences.increments
 
 clean:  ## forget the virtual environment and whatever was unpacked beside it

@@ -139,7 +139,6 @@ def test_bad_url(bad: str) -> None:
     [
         ("postgresql://u:s3cret@h/db?sslmod=require", "no parameter 'sslmod'"),
         ("postgresql://u:s3cret/b#c@h/db", "%2F.*%23"),
-        ("postgresql://u:s3cret?b=c@h/db", "%3F"),
     ],
 )
 def test_slips_in_a_url(bad: str, words: str) -> None:
@@ -147,7 +146,6 @@ def test_slips_in_a_url(bad: str, words: str) -> None:
     with pytest.raises(InvalidURL, match=words) as caught:
         fencelock.connect(bad)
     assert "s3cret" not in str(caught.value)
-    assert "b=" not in str(caught.value)
 
 
 def test_nobody_there() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
+from fencelock.core.clock import boottime
 from fencelock.core.world import NO_ANSWER, Wire, World
 from fencelock.errors import Unanswered
 from fencelock.worlds.aio import AioWorld
@@ -88,6 +92,74 @@ async def test_lingering_for_a_push(url: str, ends: Ends) -> None:
     while len(ends.heard) < 21:
         await ends.world.listen([wire], bell, 0.05)
     assert [push[2] for push in ends.heard] == [*(b"push%d" % i for i in range(20)), b"last"]
+
+
+class Scripted(RedisDialer):
+    """Leads to a server that says what the test has it say, byte by byte."""
+
+    def __init__(self) -> None:
+        self.address = "scripted"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.ours = socket.create_connection(server.getsockname())
+            self.theirs = server.accept()[0]
+        self.theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def dial(self, reach: object = None) -> socket.socket:
+        return self.ours
+
+    async def adial(self, reach: object = None) -> tuple[Any, object]:
+        return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=self.ours)
+
+
+PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13])
+@pytest.mark.parametrize("with_answer", [True, False])
+async def test_push_in_two_parts_after_lingering(ends: Ends, cut: int, with_answer: bool) -> None:
+    """A push whose last bytes come by themselves is heard, also by a wire that sleeps over short answers."""
+    dialer = Scripted()
+    bell = ends.world.bell()
+    ends.heard = _Ringing(bell)
+    wire = await ends.wire(dialer)
+    dialer.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
+    assert await wire.ask(("PING",), SOON, 0.01) == -2
+    if not with_answer:
+        dialer.theirs.sendall(PUSH[:-cut])
+        assert not await ends.world.listen([wire], bell, 0.02)
+    dialer.theirs.sendall(PUSH[-cut:])
+    assert await ends.world.listen([wire], bell, SOON)
+    assert [push[2] for push in ends.heard] == [b"0123456789"]
+    dialer.theirs.close()
+
+
+@pytest.mark.parametrize("linger", [0.0, 0.1])
+async def test_time_out_under_signals(ends: Ends, linger: float) -> None:
+    """A time-out comes on time, however often signals interrupt whoever waits."""
+    dialer = Scripted()
+    wire = await ends.wire(dialer)
+    over = threading.Event()
+    waiter = threading.get_ident()
+
+    def harass() -> None:
+        for _ in range(300):
+            signal.pthread_kill(waiter, signal.SIGUSR1)
+            if over.wait(0.02):
+                break
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=harass)
+    begun = boottime()
+    thread.start()
+    try:
+        with pytest.raises(Unanswered, match="no answer within"):
+            await wire.ask(("PING",), 0.2, linger)
+        assert boottime() - begun < 4
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+        dialer.theirs.close()
 
 
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
@@ -224,6 +296,28 @@ async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Pr
                 task.cancel()
             assert (await tasks[4]).holders == ()
             await asyncio.wait(tasks)
+
+
+async def test_cancellation_that_a_driver_swallows() -> None:
+    """Who is cancelled while a driver connects is cancelled, even if the driver goes on as if nothing had happened."""
+    begun = asyncio.Event()
+
+    class Deaf(Scripted):
+        async def adial(self, reach: object = None) -> tuple[Any, object]:
+            begun.set()
+            with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` does before Python 3.12, if its work is done
+                await asyncio.sleep(60)
+            return await super().adial(reach)
+
+    dialer = Deaf()
+    world = AioWorld()
+    connecting = asyncio.ensure_future(world.wire(dialer, print, print))
+    await begun.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await asyncio.to_thread(dialer.theirs.recv, 1) == b""
+    dialer.theirs.close()
 
 
 async def test_garbage(ends: Ends) -> None:

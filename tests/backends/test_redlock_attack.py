@@ -19,6 +19,7 @@ from tests.engines.redis import Redis
 from tests.engines.waiting import eventually
 
 Nodes = Sequence[Redis]
+LOCK = "fencelock:redlock:lock:x"
 
 
 @pytest.fixture
@@ -167,3 +168,26 @@ async def test_refused_by_most_nodes(nodes: Nodes, clients: Clients) -> None:
         for node in nodes[:3]:
             tell(node, "CONFIG", "SET", "maxmemory", "0")
     assert eventually(lambda: not [key for node in nodes for key in tell(node, "KEYS", "*:queue:*")])
+
+
+async def test_release_whose_answers_are_lost_with_their_connections(
+    nodes: Nodes, between: Proxies, clients: Clients
+) -> None:
+    """A holder is not told of a loss because nodes that were asked again had let go the first time."""
+    told: list[fencelock.Reason] = []
+    locks = clients.connect(url_of(between.members), on_lost=lambda lease, reason: told.append(reason))
+    lease = await locks.lock("x", ttl=60).acquire()
+    for member in between.members[:3]:
+        member.cut("to_client")
+
+    async def release() -> bool:
+        return bool(await lease.release())
+
+    async with background(release()) as (releasing,):
+        assert await asyncio.to_thread(eventually, lambda: not any(tell(node, "EXISTS", LOCK) for node in nodes))
+        for member in between.members[:3]:
+            member.disconnect()
+            member.heal()
+        await releasing
+    assert lease.reason is None
+    assert not told

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class Engine:
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
 
+_MYSQL = Engine("mysql", _mysql, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+
 ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
     Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db", records=True),
@@ -103,8 +105,8 @@ ENGINES = [
     Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
     Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
     # Whole seconds; a lock goes with its connection.
-    *(
-        Engine(name, make, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
-        for name, make in (("mysql", _mysql), ("mysql_innodb", _mysql_innodb))
-    ),
+    _MYSQL,
 ]
+
+if os.environ.get("FENCELOCK_VARIANTS"):  # `make torture`
+    ENGINES.append(replace(_MYSQL, id="mysql_innodb", url=_mysql_innodb))

@@ -42,6 +42,10 @@ class Faulty:
         """Carry out the next calls and answer late."""
         self._faults[call] += [("slow", seconds)] * times
 
+    def late(self, call: str, times: int, seconds: float) -> None:
+        """Carry out the next calls late: the requests take so long on their way."""
+        self._faults[call] += [("late", seconds)] * times
+
     def refuse(self, call: str, times: int = 1, seconds: float = 0.0) -> None:
         """Fail the next calls before anything is done."""
         self._faults[call] += [("refuse", seconds)] * times
@@ -60,6 +64,8 @@ class Faulty:
         if fault in ("refuse", "drop"):
             work.close()  # type: ignore[attr-defined]
             raise (EngineUnavailable if fault == "refuse" else Unanswered)(f"{call} failed on purpose")
+        if fault == "late":
+            await self._world.sleep(seconds)
         answer = await work
         self.answers[call].append(answer)
         if fault == "lose":

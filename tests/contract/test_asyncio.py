@@ -449,6 +449,30 @@ def test_loop_after_loop(locks: LocksView, pace: Pace) -> None:
     asyncio.run(last())
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_loop_closed_without_cancelling(locks: LocksView, pace: Pace, held: bool) -> None:
+    """After a loop that was closed with everything still pending there, leases of the next one are renewed."""
+    kept: list[Any] = []
+
+    async def first() -> None:
+        lease = await locks.lock("x", ttl=5).acquire()
+        if held:
+            kept.append(lease)
+        else:
+            await lease.release()
+        await asyncio.sleep(0.01)
+
+    async def second() -> None:
+        async with locks.lock("y", ttl=0.8):
+            await pace.sleep(1.2)
+        await locks.close()
+
+    for work in (first, second):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(work())
+        loop.close()
+
+
 def test_loop_that_ends_under_its_leases(locks: LocksView) -> None:
     """Leases and waiters of a loop that was closed keep nobody out for longer than their ttl."""
     kept: list[Any] = []

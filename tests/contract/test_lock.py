@@ -623,6 +623,23 @@ async def test_keeper_survives_churn(locks: LocksView, pace: Pace) -> None:
     await stays.release()
 
 
+@pytest.mark.parametrize("ttl", [0.8, 6])
+async def test_keeper_between_quick_leases(locks: LocksView, pace: Pace, ttl: float) -> None:
+    """After leases that were given back at once the next is renewed like any other; the keeper ends when none follows."""
+    for _ in range(20):
+        async with locks.lock("x", ttl=ttl):
+            pass
+    async with locks.lock("x", ttl=0.8) as lease:
+        await pace.sleep(1.2)
+        lease.check()
+    keeper = client_of(locks).keeper
+
+    async def ended() -> bool:
+        return not keeper._running
+
+    await eventually(ended, "the keeper has ended")
+
+
 async def test_no_thread_for_the_keeper(locks: LocksView, pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
     world = client_of(locks).world

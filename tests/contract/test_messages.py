@@ -374,6 +374,31 @@ async def test_abandon(subject: Subject) -> None:
     assert len((await backend.inspect("x")).holders) == 1
 
 
+async def test_release_that_a_close_overtakes(subject: Subject) -> None:
+    """Who gives a lease back while the client is being closed is not told of a loss: it was the close that let go first."""
+    told: list[Reason] = []
+    locks = subject.connect(on_lost=lambda lease, reason: told.append(reason))
+    lease = await locks.lock("x", ttl=30).acquire()
+    faulty = Faulty.around(locks)
+    faulty.late("release", 1, 0.3)
+    faulty.slow("abandon", 1, 1.0)
+
+    async def release() -> None:
+        await lease.release()
+
+    async with background(release()) as (releasing,):
+
+        async def under_way() -> bool:
+            return bool(faulty.calls["release"])
+
+        await eventually(under_way, "the release is under way")
+        await locks.close()
+        await releasing
+    assert faulty.answers["release"] == [False]
+    assert lease.reason is None
+    assert not told
+
+
 async def test_release_of_somebody_else(subject: Subject) -> None:
     """On the engine itself: a release or a renewal under another id does nothing."""
     backend = subject.backend()

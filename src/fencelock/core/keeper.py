@@ -19,6 +19,10 @@ SLACK = 0.1
 """A lease joins a batch if it is due within this share of a third of its ttl."""
 
 
+REST = 1.0
+"""Seconds for which it stays at most when there is nothing to do: to start anew for each lease costs more than the rest."""
+
+
 class Keeper:
     """One per client. It runs while there are leases and ends, in one place, when there are none.
 
@@ -176,9 +180,14 @@ class Keeper:
 
     def _plan(self) -> float | None:
         """Return how long to sleep, or None if there is nothing left to look after. The mutex is held."""
-        self._planned = inf
+        before, self._planned = self._planned, inf
         if not self._leases:
-            return None
+            now = self._client.world.now()
+            if before == inf or before <= now:
+                return None
+            # A lease was given back before we came to look. Another often follows soon, and need not wake us.
+            self._planned = min(before, now + REST)
+            return self._planned - now
         for id, (ref, _) in self._leases.items():
             if (lease := ref()) is not None:
                 look = lease.deadline if id in self._renewing else lease._next_look()

@@ -263,7 +263,7 @@ class LeaseCore:
             await undo(client.world, client.backend, grant.claim)
             raise
         else:
-            if not ours:
+            if not ours and not client.closed:  # a close() in another thread may have given it back before us
                 self._lost_unnoticed()
         finally:
             client.under_way.pop(id, None)

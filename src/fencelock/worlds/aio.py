@@ -7,6 +7,7 @@ import itertools
 import socket
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from random import random
 from threading import Lock
@@ -158,9 +159,17 @@ class AioWorld:
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise DifferentLoop("this client belongs to another event loop; connect anew inside this one")
+            self._bury()
             self.after_fork()  # a closed loop took its tasks with it, as a parent process does
             self._loop = loop
         return loop
+
+    def _bury(self) -> None:
+        """End what a closed loop left pending, so that it knows: the garbage collector might take its time."""
+        for task in list(self._tasks):
+            if not task.done():
+                with suppress(RuntimeError):  # it would go on to await
+                    cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
     def ready(self) -> None:
         """Make sure that we are in the loop that this client belongs to."""
@@ -236,6 +245,7 @@ class AioWorld:
 
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # ours to know, not a mistake of the user's
         task.add_done_callback(self._tasks.discard)
         return task
 

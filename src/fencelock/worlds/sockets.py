@@ -25,8 +25,8 @@ SEND_SECONDS = 5.0
 class SocketWire:
     """`fencelock.core.world.Wire` over a socket that blocks.
 
-    Time-outs are the kernel's (SO_RCVTIMEO): Python's own would cost two more system calls for each command. TLS has to do
-    with Python's: told by the kernel that there is nothing yet, it would try again for ever.
+    It is polled and then read: Python's own time-outs would cost one more system call for each command, and the kernel's
+    (SO_RCVTIMEO) would begin anew with each signal. TLS has to do with Python's.
     """
 
     __slots__ = (
@@ -39,7 +39,6 @@ class SocketWire:
         "_on_push",
         "_owed",
         "_pack",
-        "_patience",
         "_poll",
         "_pushed",
         "_sock",
@@ -58,9 +57,9 @@ class SocketWire:
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
         self._on_push, self._on_end = on_push, on_end
-        self._patience = -1.0  # what reads are bounded by
-        self._lingers = 0.0  # and for how long a read sleeps over a short answer
-        self._poll: Any = None
+        self._lingers = 0.0  # for how long a read sleeps over a short answer
+        self._poll = select.poll()  # before each read
+        self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
         self._owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
@@ -82,22 +81,25 @@ class SocketWire:
             sock = self._sock
             if self._tls:
                 self._send(command)
-                self._limit(timeout)
+                sock.settimeout(max(0.001, timeout))
             else:
                 sock.sendall(command if isinstance(command, bytes) else self._pack(command))
                 if linger:
-                    if linger != self._lingers:
-                        self._linger(linger)
-                elif timeout != self._patience and not (linger is None and self._lingers):
-                    self._limit(timeout)
+                    self._linger(linger)
+                elif linger is not None and self._lingers:
+                    self._wake_for_all()
             while True:
                 try:
-                    data = sock.recv(CHUNK)
+                    if self._tls:
+                        data = sock.recv(CHUNK)
+                    else:
+                        self._poll.poll((self._lingers or max(0.001, timeout)) * 1000)
+                        data = sock.recv(CHUNK, socket.MSG_DONTWAIT)
                 except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
                     if error.errno == ETIMEDOUT:
                         raise  # not ours: the connection itself
                     if self._lingers:
-                        self._limit(timeout)
+                        self._wake_for_all()
                         continue
                     self._owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
@@ -145,7 +147,7 @@ class SocketWire:
         self._owed.append((boottime(), answers, place))
         try:
             if self._lingers:
-                self._limit(SEND_SECONDS)
+                self._wake_for_all()
             self._send(command)
         except BaseException as error:
             self._broken()
@@ -169,7 +171,6 @@ class SocketWire:
     def _send_bytes(self, data: bytes) -> None:
         if self._tls:
             self._sock.settimeout(SEND_SECONDS)
-            self._patience = -1.0
         self._sock.sendall(data)
 
     def _linger(self, seconds: float) -> None:
@@ -177,19 +178,14 @@ class SocketWire:
 
         It stays so for as long as nobody minds: a call of the system for each command would cost more than it saves.
         """
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
-        self._patience, self._lingers = -1.0, seconds
+        if not self._lingers:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
+        self._lingers = seconds
 
-    def _limit(self, timeout: float) -> None:
-        """Bound the next reads, of whatever comes."""
-        if self._tls:
-            self._sock.settimeout(max(0.001, timeout))
-        else:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
-            if self._lingers:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._patience, self._lingers = timeout, 0.0
+    def _wake_for_all(self) -> None:
+        """Have the next reads wake up for whatever comes."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        self._lingers = 0.0
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""
@@ -208,9 +204,11 @@ class SocketWire:
         try:
             if not self.open:
                 return True
-            if self._poll is None:
-                self._poll = select.poll()
-                self._poll.register(self.fileno(), select.POLLIN)
+            if self._lingers and timeout > self._lingers:
+                if self._poll.poll(self._lingers * 1000):
+                    return True
+                timeout -= self._lingers
+                self._wake_for_all()  # else the rest of what came in two parts would lie there unread
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
             self._busy = busy
@@ -223,8 +221,7 @@ class SocketWire:
         try:
             if self._tls:  # what is there may be half a record, or nothing for us at all
                 self._sock.setblocking(False)
-                self._patience = -1.0
-            data = self._sock.recv(CHUNK)
+            data = self._sock.recv(CHUNK, 0 if self._tls else socket.MSG_DONTWAIT)
             if not data:
                 self._broken()
                 return

@@ -44,7 +44,13 @@ class TransportWire(asyncio.Protocol):
     @classmethod
     async def connect(cls, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> TransportWire:
         """Connect, and take the transport over from the driver."""
+        task = asyncio.current_task()
+        cancelled = 0 if task is None else task.cancelling()
         transport, kept = await dialer.adial(reach)
+        if task is not None and task.cancelling() > cancelled:
+            # Before Python 3.12 `asyncio.wait_for`, which drivers use, swallows a cancellation that comes with its result.
+            transport.abort()
+            raise asyncio.CancelledError
         wire = cls(dialer, on_push, on_end)
         wire._transport, wire._kept = cast("asyncio.Transport", transport), kept
         wire._transport.set_protocol(wire)

@@ -40,6 +40,8 @@ SOON = 0.002
 HASTY = 0.1
 """Who has no more time than this tries first: a lock that is free is had even if there is no time to wait for it."""
 OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
+SWEEP_AT = 64
+"""Claims among which those are looked for whose sessions the server has ended, after their leases were lost."""
 IN_LINE = 3600
 """Seconds for which a place in line is asked for at most; then it is asked for again, behind the others."""
 
@@ -96,6 +98,7 @@ class MysqlBackend:
         self._looks = Looks(world, self._links, self._names)
         self.records = MysqlRecords(self._links, self._known_names)
         self._seats: dict[str, Seat] = {}
+        self._sweep_at = SWEEP_AT
         self._contended = False
         self._abandoned: dict[str, None] = {}
         """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
@@ -114,6 +117,8 @@ class MysqlBackend:
             outcome = await self._again(seat, queue)
             if outcome is not None:
                 return outcome
+        if len(self._seats) >= self._sweep_at:
+            await self._sweep()
         ttl = int(claim.ttl)
         link = await self._links.take(ttl)
         outcome = await self._take(claim, ttl, link, queue, patience)
@@ -329,12 +334,13 @@ class MysqlBackend:
         """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
         answers = [Renewal.LOST] * len(grants)
         ours: list[tuple[int, Seat]] = []
+        until = self._world.now() + SHORTEST  # for all together: those that are stuck must not hold up the others
         try:
             for place, grant in enumerate(grants):
                 seat = self._seats.get(grant.claim.id)
                 if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
                     continue
-                if not await seat.turn.take(SHORTEST):
+                if not await seat.turn.take(until - self._world.now()):
                     answers[place] = Renewal.UNKNOWN
                 elif self._seats.get(grant.claim.id) is seat:
                     ours.append((place, seat))
@@ -393,10 +399,13 @@ class MysqlBackend:
             ours = True
         elif answer is not NO_ANSWER:
             # Nobody has written down that we hold it, or nothing can be written now: that is no reason to keep it.
+            failed = isinstance(answer, ServerError)
             answer = await self._asked(seat, sql.RELEASE_ALL)
             if not isinstance(answer, Rows):
                 return None
             ours = answer.rows != [(b"0",)]
+            if failed and not ours:
+                return None  # what failed may have given it back first: nobody can say that it was lost
         else:
             return None
         self._let_go(seat)
@@ -412,6 +421,18 @@ class MysqlBackend:
         """Forget a claim that has nothing on the server any more; its connection is for others."""
         if self._seats.pop(seat.claim.id, None) is not None:
             self._links.give(seat.link)
+
+    async def _sweep(self) -> None:
+        """Forget the sessions that have ended while nobody looked: those of leases that were lost."""
+        for seat in list(self._seats.values()):
+            if seat.stage is Stage.HELD and await seat.turn.take(0):
+                try:
+                    if self._seats.get(seat.claim.id) is seat and not seat.link.wire.alive():
+                        self._seats.pop(seat.claim.id, None)
+                        self._links.drop(seat.link)
+                finally:
+                    seat.turn.give()
+        self._sweep_at = max(SWEEP_AT, 2 * len(self._seats))
 
     async def _end(self, seat: Seat) -> None:
         """End a claim together with its session."""

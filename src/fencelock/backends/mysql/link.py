@@ -45,7 +45,8 @@ class Turn:
             if await mine.wait(timeout):
                 return True
         except BaseException:
-            self._leave(mine)
+            if not self._leave(mine):
+                self.give()
             raise
         return not self._leave(mine)
 

@@ -289,8 +289,8 @@ class Links:
     async def lives(self, link: Link, since: float, patience: float) -> bool:
         """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
         while self._census[0] < since:
-            if self._counting is not None:
-                await self._counting.wait(LONGEST)
+            if (other := self._counting) is not None:
+                await other.wait(LONGEST)
                 continue
             counting = self._counting = self._world.event()
             try:

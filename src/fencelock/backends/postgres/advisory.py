@@ -37,6 +37,8 @@ GRACE = 1.0
 """Seconds that an answer is waited for however little time the caller has."""
 
 PAUSE = 0.05
+LOOK_SECONDS = 5.0
+"""How often a waiter looks whether the server still has its session, at most: its connection may be dead without a word."""
 SWEEP_AT = 64
 """Sessions of ours among which those are looked for that the server has ended, after their lease was lost."""
 
@@ -162,12 +164,28 @@ class AdvisoryBackend:
         seat = self._seats.get(claim.id)
         if seat is not None and seat.token is None and await seat.take(timeout):
             try:
-                return await self._granted(seat, timeout) or busy
+                if self._is_current(seat):
+                    grant = await self._granted(seat, timeout)
+                    if grant is not None or await self._is_in_line(seat):
+                        return grant or busy
+                    self._drop(seat)
             except Unanswered:
                 self._drop(seat)  # the server has ended the session, and with it the claim: line up anew
             finally:
                 seat.give()
         return await self.attempt(claim, queue=True)
+
+    async def _is_in_line(self, seat: Seat) -> bool:
+        """Return whether the server still has our session, as far as can be told; looked up now and then."""
+        claim, now = seat.claim, self._world.now()
+        if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
+            return True
+        try:
+            rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
+        except EngineUnavailable:
+            return True  # no connection to be had, perhaps, which says nothing of ours
+        seat.looked = now
+        return rows != [(None,)]
 
     async def _granted(self, seat: Seat, timeout: float) -> Grant | None:
         """Wait for the answer to LINE_UP; return None if it is still to come."""
@@ -198,6 +216,8 @@ class AdvisoryBackend:
         if not await seat.take(_patience(claim.ttl)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
         try:
+            if not self._is_current(seat):
+                return None
             if seat.token is None:
                 sent = self._world.now()
                 rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
@@ -228,7 +248,8 @@ class AdvisoryBackend:
                 await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
             if await seat.take(_patience(claim.ttl)):
                 try:
-                    await self._leave(seat)
+                    if self._is_current(seat):
+                        await self._leave(seat)
                 finally:
                     seat.give()
             else:
@@ -243,12 +264,12 @@ class AdvisoryBackend:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
         until = self._world.now() + _patience(min(grant.claim.ttl for grant in grants))
-        seats = [self._seats.get(grant.claim.id) for grant in grants]
         asked: list[Seat | None] = []
         answers = [Renewal.LOST] * len(grants)
         try:
-            for place, seat in enumerate(seats):
-                mine = seat is not None and seat.token is not None and seat.try_take()
+            for place, grant in enumerate(grants):
+                seat = self._seats.get(grant.claim.id)
+                mine = seat is not None and seat.token is not None and self._try_take(seat)
                 if mine and seat is not None:
                     self._knock(seat)
                 if seat is not None and not mine:
@@ -272,6 +293,8 @@ class AdvisoryBackend:
         if not await seat.take(_patience(claim.ttl)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
+            if not self._is_current(seat):
+                return False
             self._seats.pop(claim.id, None)
             return await self._unlock(seat)
         finally:
@@ -300,8 +323,8 @@ class AdvisoryBackend:
             yield _text(name)
 
     async def force_release(self, name: str) -> int:
-        """End the sessions of the holders."""
-        ((dropped,),) = await self._links.run(EVICT, (self._key(name),), 2 * LONGEST)
+        """End the sessions of the holders. Never twice: the second time it would be whoever was let in by the first."""
+        _, ((dropped,),) = await self._links.timed(EVICT, (self._key(name),), 2 * LONGEST)
         return int(dropped or 0)
 
     async def close(self) -> None:
@@ -340,20 +363,31 @@ class AdvisoryBackend:
         except ServerError as error:
             raise translate(error, self._links.address) from error
 
+    def _is_current(self, seat: Seat) -> bool:
+        """Return whether the claim still has this seat: if not, its session may be somebody else's by now."""
+        return self._seats.get(seat.claim.id) is seat
+
+    def _try_take(self, seat: Seat) -> bool:
+        """Take the turn, if nobody has it and the claim still has the seat."""
+        if not seat.try_take():
+            return False
+        if self._is_current(seat):
+            return True
+        seat.give()
+        return False
+
     async def _heard(self, seat: Seat, until: float) -> Renewal:
         """Take in the answer to ALIVE; if it was one to an earlier one, ask again."""
         link = seat.link
-        late, seat.late = seat.late, False
         try:
             if not link.open:
                 raise Unanswered("its session has ended")
             await link.answer(until - self._world.now(), keep=True)
-            if late:
+            if seat.late:
                 link.send(ALIVE, ())
                 await link.answer(until - self._world.now(), keep=True)
         except Unanswered:
             if link.open:
-                seat.late = True
                 return Renewal.UNKNOWN
         except ServerError:
             pass
@@ -363,8 +397,9 @@ class AdvisoryBackend:
         return Renewal.LOST
 
     def _knock(self, seat: Seat) -> None:
-        """Send a sign of life, unless the answer to the last one is still to come."""
-        if not seat.link.pending and seat.link.open:
+        """Send a sign of life, unless the answer to the last one is still to come, whoever was interrupted waiting for it."""
+        seat.late = seat.link.pending
+        if not seat.late and seat.link.open:
             try:
                 seat.link.send(ALIVE, ())
             except Unanswered:
@@ -423,7 +458,7 @@ class AdvisoryBackend:
     def _sweep(self) -> None:
         """Forget the sessions that have ended while nobody looked: those of leases that were lost."""
         for seat in list(self._seats.values()):
-            if seat.token is not None and not seat.link.pending and seat.try_take():
+            if seat.token is not None and not seat.link.pending and self._try_take(seat):
                 if not seat.link.alive():
                     self._drop(seat)
                 seat.give()

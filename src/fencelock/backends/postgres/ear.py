@@ -8,7 +8,9 @@ from threading import Lock
 
 from fencelock.backends.postgres.link import Link, Statement
 from fencelock.backends.postgres.links import Links
+from fencelock.backends.postgres.trouble import ServerError
 from fencelock.core.world import Event, World
+from fencelock.errors import Unanswered
 
 LOOK_SECONDS = 1.0
 LINGER_SECONDS = 20.0
@@ -16,6 +18,9 @@ LINGER_SECONDS = 20.0
 ASK_SECONDS = 5.0
 GOODBYE_SECONDS = 0.3
 """How long closing waits for the connection to be ended as the server likes it: what just breaks is in its log."""
+SILENCE_SECONDS = 5.0
+"""After so long without a call the server is asked whether it is still there: connections go dead without a word."""
+STILL_THERE = Statement("fl_still_there", "SELECT")
 
 
 class Seat:
@@ -43,7 +48,7 @@ class Ear:
         self._links = links
         self._link: Link | None = None
         self._opening: Event | None = None
-        self._ended = world.event()
+        self._ended: Event | None = None
         self._mutex = Lock()
         self._closed = False
 
@@ -99,24 +104,32 @@ class Ear:
 
     async def _listen(self, link: Link) -> None:
         """Ring the bells of those who are called, until nobody has waited for a while or the connection ends."""
-        last, ended = self._world.now(), self._ended
+        last = heard = self._world.now()
+        ended = self._ended
         try:
             while link.open and not self._closed:
                 for call in link.take_in():
                     self._heard(call)
+                    heard = self._world.now()
                 if self.seats:
                     last = self._world.now()
                 elif self._world.now() - last > LINGER_SECONDS:
                     break
-                if link.open:
+                if self.seats and self._world.now() - heard > SILENCE_SECONDS:
+                    await link.ask(STILL_THERE, (), ASK_SECONDS)
+                    heard = self._world.now()
+                elif link.open:
                     await self._world.readable(link.fileno(), LOOK_SECONDS)
+        except (Unanswered, ServerError):
+            pass  # it was dead: whoever waits next has another one made
         finally:
             if self._link is link:
                 self.channel = self._link = None
             self._links.drop(link)
             for seat in list(self.seats.values()):
                 seat.bell.set()  # let them look for themselves
-            ended.set()
+            if ended is not None:
+                ended.set()
 
     def _heard(self, call: str) -> None:
         """Take a call in: `id:token:round`."""
@@ -132,7 +145,7 @@ class Ear:
         for seat in list(self.seats.values()):
             seat.bell.set()
         link, ended = self._link, self._ended
-        if link is not None:
+        if link is not None and ended is not None:
             link.hang_up(SHUT_RD)
             await ended.wait(GOODBYE_SECONDS)
 

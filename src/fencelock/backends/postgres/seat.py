@@ -12,7 +12,20 @@ from fencelock.model import Claim
 class Seat:
     """A claim's own session. The keeper renews on it while its holder may be releasing it: they take turns."""
 
-    __slots__ = ("_free", "_mutex", "_taken", "_world", "claim", "key", "late", "lined_up", "link", "sent", "token")
+    __slots__ = (
+        "_free",
+        "_mutex",
+        "_taken",
+        "_world",
+        "claim",
+        "key",
+        "late",
+        "lined_up",
+        "link",
+        "looked",
+        "sent",
+        "token",
+    )
 
     def __init__(self, world: World, claim: Claim, key: int, link: Link) -> None:
         self.claim = claim
@@ -25,7 +38,9 @@ class Seat:
         self.lined_up = False
         """Whether the server was asked to wait for the lock."""
         self.late = False
-        """Whether the server still owes an answer to an earlier renewal."""
+        """Whether the answer that the server owes is one to an earlier renewal."""
+        self.looked = world.now()
+        """When the server was last asked, over another connection, whether it still has the session of a waiter."""
         self._world = world
         self._mutex = Lock()
         self._taken = False

@@ -115,7 +115,8 @@ BEGIN
   RETURN coalesce(was, false);
 END $$;
 
--- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl.
+-- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl. Two that are over
+-- are swept for each that is written: clients that stay connected greet nobody, and would let them pile up.
 CREATE OR REPLACE FUNCTION fencelock.abandon(ns text, nm text, me text, ttl double precision) RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
@@ -124,6 +125,8 @@ BEGIN
   at := fencelock.enter(ns, nm);
   INSERT INTO fencelock.gone (id, until) VALUES (me, at + make_interval(secs => ttl))
     ON CONFLICT (id) DO UPDATE SET until = excluded.until;
+  DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM fencelock.gone WHERE until < at ORDER BY until LIMIT 2 FOR UPDATE SKIP LOCKED));
   PERFORM fencelock.release(ns, nm, me);
 END $$;
 

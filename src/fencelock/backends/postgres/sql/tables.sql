@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS fencelock.claim (
 
 -- Claims that were abandoned: their stragglers come too late, for one ttl.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.gone (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
+CREATE INDEX IF NOT EXISTS gone_until ON fencelock.gone (until);
 
 -- What is remembered beside the locks (core/records.py); one without a value is forgotten, and only its token counts.
 CREATE TABLE IF NOT EXISTS fencelock.record (

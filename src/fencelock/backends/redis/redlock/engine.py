@@ -144,9 +144,9 @@ class RedlockBackend:
     async def release(self, grant: Grant) -> bool:
         """Give the nodes back; a majority of them decides whether it was still ours."""
         claim = grant.claim
-        answers = await self._nodes.most(
-            UNDO, self._keys(claim.name), (claim.name, claim.id, grant.token), _patience(claim.ttl), owe=True
-        )
+        args = (claim.name, claim.id, grant.token)
+        patience = _patience(claim.ttl)
+        answers = await self._nodes.most(UNDO, self._keys(claim.name), args, patience, owe=True, certain=True)
         self._tried.pop(claim.id, None)
         self._highest = max(self._highest, grant.token + 1)
         ours = answers.count(1)

@@ -169,12 +169,14 @@ class Nodes:
         patience: float,
         enough: Callable[[Sequence[Any]], bool],
         owe: Command | None = None,
+        certain: bool = False,
     ) -> list[Any]:
         """Run a script on every node that has a link; one answer for each node.
 
         Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
         hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
-        not be reached is asked that as soon as it is back.
+        not be reached is asked that as soon as it is back. With `certain`, 0 from a node that was asked again counts as no
+        answer: it may have done it the first time.
         """
         answers = await self._fan_once(script, keys, args, links, patience, enough)
         again: list[Link | None] = [None] * len(links)
@@ -186,7 +188,10 @@ class Nodes:
                     links[place] = again[place] = await node.take(patience)
         if any(again):
             more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
-            answers = [old if new is NO_ANSWER else new for old, new in zip(answers, more, strict=True)]
+            answers = [
+                old if new is NO_ANSWER or (certain and new == 0) else new
+                for old, new in zip(answers, more, strict=True)
+            ]
         if owe is not None:
             for node, link, answer in zip(self._nodes, links, answers, strict=True):
                 if answer is NO_ANSWER and (link is None or not link.wire.open):
@@ -234,6 +239,7 @@ class Nodes:
         *,
         everybody: bool = False,
         owe: bool = False,
+        certain: bool = False,
     ) -> list[Any]:
         """Run a script on all nodes; raise unless a majority answered. `everybody`: wait for as many as can be had."""
 
@@ -243,7 +249,7 @@ class Nodes:
         links = await self.take(patience)
         try:
             every = [args] * len(links)
-            answers = await self.fan(script, keys, every, links, patience, enough, args if owe else None)
+            answers = await self.fan(script, keys, every, links, patience, enough, args if owe else None, certain)
         finally:
             self.give(links)
         reached = sum(is_answer(answer) for answer in answers)

@@ -1,0 +1,171 @@
+"""Attacks that broke the engines of PostgreSQL once: cancelled renewals, shared sessions, lost answers, dead connections."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+
+import fencelock
+import fencelock.aio
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout
+from fencelock.model import Renewal
+from fencelock.worlds.blocking import drive
+from tests.backends.forwarder import forwarding
+from tests.backends.postgres_server import advisory, ask, empty
+from tests.contract.subject import SOON, eventually
+from tests.engines.postgres import Postgres
+from tests.engines.proxy import Proxy
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    """The shared PostgreSQL, empty."""
+    return advisory(empty(postgres))
+
+
+async def somebody_waits(locks: fencelock.aio.Locks) -> None:
+    """Wait until there is a waiter for x."""
+
+    async def is_so() -> bool:
+        return bool((await locks.inspect("x")).waiters)
+
+    await eventually(is_so, "somebody waits")
+
+
+async def test_renewal_cancelled(url: str) -> None:
+    """The answer to a renewal that was cancelled does not pass for that of the next, which the server never heard of."""
+    async with fencelock.aio.connect(url) as locks, fencelock.aio.connect(url) as others:
+        lease = await locks.lock("x", ttl=3, renew=False).acquire()
+        task = asyncio.ensure_future(lease.renew())
+        (seat,) = cast(Any, locks._client.backend)._seats.values()
+        while not seat.link.pending:  # noqa: ASYNC110 - at the first moment in which it is under way
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(2)
+        with suppress(LeaseLost):
+            await lease.renew()
+        successor = asyncio.ensure_future(others.lock("x", ttl=3).acquire(SOON))
+        await asyncio.wait([successor], timeout=2)
+        assert not successor.done() or lease.is_lost()
+        await lease.release()
+        await (await successor).release()
+
+
+def test_renewals_beside_releases(url: str) -> None:
+    """While threads take and release, a batch of renewals never speaks on a session that is somebody else's by now."""
+    troubles: list[BaseException] = []
+    current: dict[int, fencelock.Lease] = {}
+    done = threading.Event()
+
+    def churn(number: int) -> None:
+        try:
+            while not done.is_set():
+                lease = current[number] = locks.lock(f"{number}", ttl=60).acquire(timeout=SOON)
+                assert lease.release() is True
+        except BaseException as error:
+            troubles.append(error)
+            done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with fencelock.connect(url) as locks:
+            held = [locks.lock(f"held {number}", ttl=60).acquire() for number in range(60)]
+            threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + 5
+            while time.monotonic() < until and not done.is_set():
+                grants = [lease._grant for lease in [*held, *current.values()]]
+                assert Renewal.LOST not in drive(locks._client.backend.renew(grants))[: len(held)]
+            done.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    assert not troubles
+
+
+@pytest.mark.parametrize("engine", ["rows", "advisory"])
+async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) -> None:
+    """A forced release whose answer is lost is not tried again by itself: it would drop whoever was let in meanwhile."""
+    empty(postgres)
+    with Proxy(postgres) as proxy:
+        near, far = (postgres.url, proxy.url) if engine == "rows" else (advisory(postgres), advisory(proxy))
+        async with fencelock.aio.connect(near) as locks, fencelock.aio.connect(far) as admin:
+            dropped = await locks.lock("x", ttl=60).acquire()
+            await admin.inspect("x")
+            successor = asyncio.ensure_future(locks.lock("x", ttl=60).acquire(SOON))
+            await somebody_waits(locks)
+            proxy.cut("to_client")
+            forced = asyncio.ensure_future(admin.force_release("x", reason="a test"))
+            lease = await asyncio.wait_for(successor, SOON)
+            proxy.disconnect()
+            proxy.heal()
+            await asyncio.wait([forced], timeout=SOON)
+            await lease.renew()
+            assert isinstance(forced.exception(), EngineUnavailable)
+            await lease.release()
+            await dropped.release()
+
+
+async def test_tombstones_are_swept(postgres: Postgres) -> None:
+    """A client that stays connected and gives up again and again does not fill a table with what it gave up."""
+    async with fencelock.aio.connect(empty(postgres).url) as locks, locks.lock("x", ttl=60):
+        for _ in range(150):
+            with pytest.raises(LockTimeout):
+                await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
+        await asyncio.sleep(0.2)
+        for _ in range(100):
+            with pytest.raises(LockTimeout):
+                await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
+        ((left,),) = ask(
+            postgres, "SELECT count(*) FROM fencelock.gone WHERE until < clock_timestamp() - interval '1s'"
+        )
+        assert left == 0
+
+
+async def test_frozen_waiter(postgres: Postgres) -> None:
+    """A waiter whose connection went dead without a word finds its place in line gone, and lines up anew."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(advisory(postgres)) as locks:
+        far = fencelock.aio.connect(advisory(path))
+        holder = await locks.lock("x", ttl=60).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=3).acquire())
+        await somebody_waits(locks)
+        path.freeze()
+        await holder.release()  # the server lets a session in that nobody hears of, until it was silent for its ttl
+        lease = await asyncio.wait_for(waiter, 2 * SOON)
+        assert lease.token > holder.token
+        await lease.release()
+        await far.close()
+
+
+async def test_frozen_ear(postgres: Postgres) -> None:
+    """A client that listens on a connection which went dead without a word notices, and is called again."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(postgres.url) as locks:
+        far = fencelock.aio.connect(path.url)
+        holder = await locks.lock("x", ttl=600).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=600).acquire())
+        await somebody_waits(locks)
+
+        async def listening() -> bool:
+            ear = cast(Any, far._client.backend)._ear
+            return any(seat.round > 1 for seat in ear.seats.values())
+
+        await eventually(listening, "it said where it can be called")
+        path.freeze()
+        await holder.release()
+        lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl
+        await lease.release()
+        await far.close()

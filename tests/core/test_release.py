@@ -1,0 +1,30 @@
+"""A release that says False, and what of it is certain."""
+
+from __future__ import annotations
+
+import pytest
+
+import fencelock
+from fencelock import Reason
+from fencelock.model import Grant
+
+
+def test_overtaken_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is leaving its block while another thread closes the client is not told of a loss that never was."""
+    told: list[Reason] = []
+    with fencelock.connect("memory://overtaken", on_lost=lambda lease, reason: told.append(reason)) as locks:
+        client = locks._client
+        release = client.backend.release
+
+        async def overtaken(grant: Grant) -> bool:
+            client.closed = True  # as close() does, step by step, in another thread
+            for claim in list(client.under_way.values()):
+                await client.backend.abandon(claim)
+            return await release(grant)
+
+        monkeypatch.setattr(client.backend, "release", overtaken)
+        with locks.lock("x") as lease:
+            lease.check()
+        assert lease.reason is None
+        assert not told
+        client.closed = False
