@@ -99,10 +99,25 @@ def test_user_who_may_not_create(pg: Postgres, user: str, scheme: str) -> None:
         assert "s3cret" not in f"{caught.value!r} {caught.value.__cause__!r} {locks!r}"
         with fencelock.connect(pg.url) as owner, owner.lock("x"):
             pass
+        with pytest.raises(EngineUnavailable, match=r"the schema is there .* run the GRANTs"):
+            locks.lock("x").acquire()
         ask(pg, GRANTS)
         with locks.lock("x") as lease:
             assert [holder.token for holder in locks.inspect("x").holders] == [lease.token]
             assert list(locks.names()) == ["x"]
+
+
+def test_force_release_of_another_role(pg: Postgres, user: str) -> None:
+    """Ending another role's session takes a right of its own, which the error names; its lease is shown all the same."""
+    with fencelock.connect(advisory(pg)) as owner, fencelock.connect(user.replace("sql", "sql+advisory", 1)) as locks:
+        lease = owner.lock("x", ttl=30).acquire()
+        ask(pg, GRANTS)
+        assert [(holder.token, holder.expires_in) for holder in locks.inspect("x").holders] == [(lease.token, 30.0)]
+        with pytest.raises(EngineUnavailable, match="superuser") as caught:
+            locks.force_release("x", reason="test")
+        assert "pg_signal_backend" in str(caught.value)
+        assert "schema --apply" not in str(caught.value)
+        assert lease.release() is True
 
 
 # ---------------------------------------------------------------------------- what is refused, and said
@@ -115,6 +130,20 @@ def test_user_who_may_not_create(pg: Postgres, user: str, scheme: str) -> None:
 def test_bad_url(bad: str) -> None:
     """What libpq does not understand is refused at once, without its password."""
     with pytest.raises(InvalidURL) as caught:
+        fencelock.connect(bad)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("postgresql://u:s3cret@h/db?sslmod=require", "no parameter 'sslmod'"),
+        ("postgresql://u:s3cret/b#c@h/db", "%2F.*%23"),
+    ],
+)
+def test_slips_in_a_url(bad: str, words: str) -> None:
+    """A parameter that libpq does not know is named; a password that was not escaped is told how to be, and not shown."""
+    with pytest.raises(InvalidURL, match=words) as caught:
         fencelock.connect(bad)
     assert "s3cret" not in str(caught.value)
 

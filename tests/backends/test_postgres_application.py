@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import psycopg_pool
 import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
 from django.conf import settings as django_settings
 from django.db import ConnectionHandler
 
@@ -210,7 +211,12 @@ def test_engine_that_cannot_connect(own_postgres: Callable[..., Postgres]) -> No
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sqlalchemy.create_engine("sqlite://"), "a URL must be a str"),
+        (
+            lambda: sqlalchemy.create_engine("sqlite://"),
+            r"a URL must be a str .*, not sqlalchemy\.Engine; .* are taken",
+        ),
+        (lambda: sqlalchemy.make_url("postgresql://h/db"), r"not sqlalchemy\.URL; .* an engine of SQLAlchemy"),
+        (lambda: sqlalchemy.orm.Session(), r"not sqlalchemy\.Session; .* an engine of SQLAlchemy"),
         (lambda: sqlalchemy.create_mock_engine("postgresql+psycopg://", print), "AsyncEngine of SQLAlchemy is needed"),
         (lambda: object(), "a URL must be a str"),
     ],
@@ -219,6 +225,12 @@ def test_refused(make: Callable[[], Any], words: str) -> None:
     """What cannot say how to connect is refused when the client is made."""
     with pytest.raises((InvalidURL, TypeError), match=words):
         fencelock.connect(make())
+
+
+def test_cursor_is_refused(postgres: Postgres) -> None:
+    """A cursor is not a connection, and that is said."""
+    with psycopg.connect(postgres.url) as theirs, pytest.raises(TypeError, match="not Cursor"):
+        fencelock.connect(cast(Any, theirs.cursor()))
 
 
 def test_unknown_driver(monkeypatch: pytest.MonkeyPatch) -> None:

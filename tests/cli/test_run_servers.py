@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
+import fencelock
+from fencelock.cli.codes import NOT_ACQUIRED
 from tests.cli.conftest import Cli, eventually, session_members
+from tests.engines.mariadb import MariaDB
+from tests.engines.postgres import PostgresTls
 from tests.engines.redis import Redis
 
 
@@ -25,3 +30,26 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
     assert session_members(waiter.pid) == []
     assert holder.poll() is None
     assert not cli.file("ran").exists()
+
+
+@pytest.mark.engine("postgres", own=True)
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
+def test_goodbye_to_postgres(cli: Cli, scheme: str) -> None:
+    """A run that is done, and one that has waited in vain, leave nothing about a broken connection in the server's log."""
+    with PostgresTls() as server:
+        url = server.tls_url.replace("postgresql", scheme, 1)
+        assert cli("run", "x", "--url", url, "--", "true").returncode == 0
+        with fencelock.connect(url) as locks, locks.lock("x"):
+            assert cli("run", "x", "--url", url, "--timeout", "0.3", "--", "true").returncode == NOT_ACQUIRED
+        server.stop()
+        log = server.log_tail(200)
+        assert "reset by peer" not in log
+        assert "could not receive" not in log
+
+
+@pytest.mark.engine("mariadb", own=True)
+def test_goodbye_to_mariadb(cli: Cli, own_mariadb: Callable[..., MariaDB]) -> None:
+    """A run that is done leaves no aborted connection behind."""
+    server = own_mariadb()
+    assert cli("run", "x", "--url", server.url, "--", "true").returncode == 0
+    assert server.query("SHOW STATUS LIKE 'Aborted_clients'").split()[-1] == "0"

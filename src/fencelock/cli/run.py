@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencelock.cli.waiting import WaitingWorld
+    from fencelock.core.backend import Backend
     from fencelock.core.client import Client
     from fencelock.core.lease import LeaseCore
     from fencelock.primitives.mutex import Mutex
@@ -28,6 +30,7 @@ RELEASE_PATIENCE = 5.0
 """The command has ended: its exit code should not wait for an engine that is away. The lock runs out by itself."""
 
 SHORTEST_PATIENCE = 0.1
+GOODBYE_PATIENCE = 0.5
 
 DESCRIPTION = """\
 Run a command while holding a lock. The command gets FENCELOCK_NAME,
@@ -160,12 +163,16 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
     except GaveUp as gave_up:
         return SIGNALLED + gave_up.number
     if lease is None:
+        _say_goodbye(backend)
         return NOT_ACQUIRED
     for number in signals.take():  # the others are not for a command that does not run yet
         if number in GIVING_UP:
             _release(lease, world.now)
             return SIGNALLED + number
-    return _hold(options, child, warden, signals, world, lease)
+    code = _hold(options, child, warden, signals, world, lease)
+    if code != LOST:
+        _say_goodbye(backend)
+    return code
 
 
 def _acquire(
@@ -250,6 +257,22 @@ def _hold(
         say(failure[1])
         return failure[0]
     return child.status
+
+
+def _say_goodbye(backend: Backend) -> None:
+    """Close the connections, within a bounded time: servers write those that just break into their logs."""
+    from threading import Thread
+
+    from fencelock.errors import FencelockError
+    from fencelock.worlds.blocking import drive
+
+    def close() -> None:
+        with suppress(FencelockError):
+            drive(backend.close())
+
+    thread = Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(GOODBYE_PATIENCE)
 
 
 def _loss(lease: LeaseCore) -> str:

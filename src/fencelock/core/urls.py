@@ -156,7 +156,17 @@ def _adopt(world: World, client: object, namespace: str) -> Backend:
         adopt = None if engine is None else getattr(_load(scheme, engine), "adopt", None)
         if adopt is not None:
             return cast("Callable[[World, object, str], Backend]", adopt)(world, client, namespace)
-    raise InvalidURL(f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {type(client).__name__}")
+    kind = type(client)
+    where = "" if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}."
+    raise InvalidURL(
+        f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {where}{kind.__name__}; {TAKEN}"
+    )
+
+
+TAKEN = (
+    "of objects, these are taken: a client of redis-py, a connection of psycopg or PyMySQL, a pool of psycopg_pool, and an "
+    "engine of SQLAlchemy or a connection of Django (django.db.connection) to PostgreSQL or MySQL"
+)
 
 
 def open_schema(world: World, url: str) -> Schema | None:

@@ -52,7 +52,14 @@ class MysqlDialer:
     def unreachable(self, error: Exception) -> EngineUnavailable:
         """Return what to raise if the server cannot be reached or does not let us in."""
         words = str(error) or type(error).__name__
-        return EngineUnavailable(f"cannot reach MySQL at {self.address}: {words}{hint(error)}")
+        reached = isinstance(error, ServerError) or type(error).__name__ == "SSLCertVerificationError"
+        what = f"cannot log in to MySQL at {self.address}" if reached else f"cannot reach MySQL at {self.address}"
+        return EngineUnavailable(f"{what}: {words}{self._hint(error)}")
+
+    def _hint(self, error: Exception) -> str:
+        if isinstance(error, ServerError) and error.code == DENIED and self._host.tls is None:
+            return f" ({HINTS[DENIED]}, or the user has to use TLS: ?ssl-mode=REQUIRED)"
+        return hint(error)
 
     def _greeted(self, data: bytes) -> bytes | None:
         """Read the greeting, in the clear; return what asks for TLS, or None if it is not all there."""
@@ -65,13 +72,15 @@ class MysqlDialer:
         return ask_for_tls()
 
 
+DENIED = 1045
 HINTS = {
     1040: "every lease and every waiter has a connection of its own; raise max_connections",
     1044: "the user has no rights in this database",
-    1045: "the user or the password is wrong",
+    DENIED: "the user or the password is wrong",
     1049: "create the database first",
     1114: "raise max_heap_table_size, or the tables' engine",
-    1142: "the user needs SELECT, INSERT, UPDATE, DELETE and CREATE here, or tables that an administrator made",
+    1142: "the user needs SELECT, INSERT, UPDATE, DELETE and CREATE here; or have `fencelock schema --apply` run by one "
+    "who may create tables, and see the grants in docs/engines/mysql.md",
     1203: "every lease and every waiter has a connection of its own; raise max_user_connections",
     1226: "every lease and every waiter has a connection of its own; raise the user's limit",
     1290: "connect to the server that takes writes",

@@ -57,6 +57,8 @@ def application(world: World, client: Any) -> Application:
 
 
 def _connection(_: World, connection: Any) -> Application:
+    if not hasattr(getattr(connection, "info", None), "get_parameters"):
+        raise TypeError(f"a Connection or AsyncConnection of psycopg is needed here, not {type(connection).__name__}")
     words = _words(connection)  # now: it may be closed by the time it is needed
     return Application(lambda: _ready(words), "the application's connection", _url(words))
 

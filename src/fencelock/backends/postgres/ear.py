@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import urandom
+from socket import SHUT_RD
 from threading import Lock
 
 from fencelock.backends.postgres.link import Link, Statement
@@ -15,6 +16,8 @@ LOOK_SECONDS = 1.0
 LINGER_SECONDS = 20.0
 """How long it goes on listening when nobody waits: making a connection costs more than a contended lock."""
 ASK_SECONDS = 5.0
+GOODBYE_SECONDS = 0.3
+"""How long closing waits for the connection to be ended as the server likes it: what just breaks is in its log."""
 SILENCE_SECONDS = 5.0
 """After so long without a call the server is asked whether it is still there: connections go dead without a word."""
 STILL_THERE = Statement("fl_still_there", "SELECT")
@@ -45,6 +48,7 @@ class Ear:
         self._links = links
         self._link: Link | None = None
         self._opening: Event | None = None
+        self._ended: Event | None = None
         self._mutex = Lock()
         self._closed = False
 
@@ -91,6 +95,7 @@ class Ear:
             channel = f"fencelock_{urandom(12).hex()}"
             await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), ASK_SECONDS)
             self._link = link
+            self._ended = self._world.event()
             self._world.spawn(self._listen(link), "fencelock-ear")
             self.channel = channel
         except BaseException:
@@ -100,6 +105,7 @@ class Ear:
     async def _listen(self, link: Link) -> None:
         """Ring the bells of those who are called, until nobody has waited for a while or the connection ends."""
         last = heard = self._world.now()
+        ended = self._ended
         try:
             while link.open and not self._closed:
                 for call in link.take_in():
@@ -122,6 +128,8 @@ class Ear:
             self._links.drop(link)
             for seat in list(self.seats.values()):
                 seat.bell.set()  # let them look for themselves
+            if ended is not None:
+                ended.set()
 
     def _heard(self, call: str) -> None:
         """Take a call in: `id:token:round`."""
@@ -131,11 +139,15 @@ class Ear:
             seat.token = int(token)
             seat.bell.set()
 
-    def close(self) -> None:
-        """End it; the links close its connection."""
+    async def close(self) -> None:
+        """End it, and have whoever listens say good-bye; if that takes too long, the links break its connection."""
         self._closed = True
         for seat in list(self.seats.values()):
             seat.bell.set()
+        link, ended = self._link, self._ended
+        if link is not None and ended is not None:
+            link.hang_up(SHUT_RD)
+            await ended.wait(GOODBYE_SECONDS)
 
     def forget(self) -> None:
         """Begin anew in a forked child."""

@@ -251,14 +251,14 @@ class Link:
         self.open = False
         self._pgconn.finish()
 
-    def hang_up(self) -> None:
-        """Break it under whoever uses it, in another thread perhaps, who then closes it."""
+    def hang_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """Break it under whoever uses it, in another thread perhaps, who then closes it; with SHUT_RD only wake them."""
         if not self.open:
             return
         with suppress(OSError, OperationalError):
             copy = socket.socket(fileno=os.dup(self._pgconn.socket))
             try:
-                copy.shutdown(socket.SHUT_RDWR)
+                copy.shutdown(how)
             finally:
                 copy.close()
 

@@ -244,6 +244,10 @@ class Links:
 
     # ------------------------------------------------------------------ the end
 
+    def shut(self) -> None:
+        """Lend no more links: whoever is woken while they are being closed must not line up anew."""
+        self._closed = True
+
     def close(self) -> None:
         """Close all links; those who use one learn of it."""
         self._closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from re import search
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ DIAL_SECONDS = 5.0
 
 KEYWORDS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
 """All that libpq can be told; other arguments that a driver takes are its own."""
+ESCAPED = "a password's /, ?, # and @ are written %2F, %3F, %23 and %40"
 ADVISORY = ("postgresql+advisory", "postgres+advisory")
 
 
@@ -41,9 +43,12 @@ def parse(url: str) -> Place:
         raise InvalidURL(f"{redact(url)!r} is no URL of a server; write {scheme.lower()}://user@host/database")
     try:
         given = Conninfo.parse(f"postgresql:{rest}".encode())
-    except Error:
+    except Error as error:
         # libpq's own words may quote what stands where a password was meant to be.
-        raise InvalidURL(f"{redact(url)!r} is not a URL that libpq understands: escape what is special in it") from None
+        named = search(r'invalid URI query parameter: "(\w+)"', str(error))
+        if named is not None and "@" not in rest.partition("?")[2]:
+            raise InvalidURL(f"{redact(url)!r}: libpq knows no parameter {named[1]!r}") from None
+        raise InvalidURL(f"{redact(url)!r} is not a URL that libpq understands: {ESCAPED}") from None
     words = {option.keyword.decode(): option.val.decode() for option in given if option.val is not None}
     defaults = {option.keyword.decode(): option.val for option in Conninfo.get_defaults() if option.val is not None}
     seconds = DIAL_SECONDS
@@ -60,7 +65,7 @@ def parse(url: str) -> Place:
     if len(ports) == 1:
         ports *= number
     if not all(port.isdigit() or not port for port in ports):
-        raise InvalidURL(f"{redact(url)!r}: a port is a number")
+        raise InvalidURL(f"{redact(url)!r}: a port is a number; {ESCAPED}")
     if len(ports) != number or (len(addresses) not in (1, number)) or (len(hosts) not in (1, number)):
         raise InvalidURL(f"{redact(url)!r}: as many ports as hosts, please")
     if number > 1:

@@ -166,8 +166,11 @@ class RowsBackend:
 
     async def close(self) -> None:
         """Close all connections; whoever still waits learns of it."""
-        self._ear.close()
-        self._links.close()
+        self._links.shut()
+        try:
+            await self._ear.close()
+        finally:
+            self._links.close()
 
     def before_fork(self) -> None:
         """Nothing that must not be copied."""

@@ -33,6 +33,15 @@ PREPARED = "42P05"
 UNPREPARED = "26000"
 """A prepared statement is gone: somebody between gave the session to others. Another link helps."""
 COLLISION = "FL003"
+FORBIDDEN = "42501"
+RIGHTS = {
+    "permission denied for database": HINTS[FORBIDDEN],
+    "permission denied for": "the schema is there and the user lacks rights in it: have its owner run the GRANTs in "
+    "docs/engines/postgres.md",
+    "terminat": "only members of its role, or of pg_signal_backend, may end another role's session, and only superusers a "
+    "superuser's",
+}
+"""Which right it is that is missing: only the server's words tell, the first that fit."""
 
 
 class ServerError(Exception):
@@ -58,4 +67,6 @@ def translate(error: ServerError, address: str) -> FencelockError:
             f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
         )
     hint = HINTS.get(error.state)
+    if error.state == FORBIDDEN:
+        hint = next((right for said, right in RIGHTS.items() if said in str(error)), hint)
     return EngineUnavailable(f"{words} ({hint})" if hint else words)
