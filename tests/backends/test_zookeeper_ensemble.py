@@ -53,7 +53,11 @@ async def test_restart_with_its_data(own_zookeeper: Callable[..., ZooKeeper], cl
     lease.check()
 
     async def renewed() -> bool:
-        return lease.remaining > lease.ttl - 5
+        try:
+            await lease.renew()
+        except EngineUnavailable:
+            return False
+        return True
 
     await eventually(renewed, "the lease is renewed", LONG)
     assert await lease.release() is True

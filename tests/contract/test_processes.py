@@ -255,7 +255,7 @@ with locks.raw.lock('x', ttl=pace(0.25)):
             """
 begun = time.monotonic()
 def enough():
-    limit = pace(3) if min(interrupts, grants) > 50 else 40  # a busy machine needs longer
+    limit = pace(3) if min(interrupts, grants) > 50 else 90  # a busy machine needs longer
     return time.monotonic() - begun > limit or (interrupts >= 200 and grants >= 100)
 while not enough():
     try:

@@ -19,7 +19,7 @@ SEEDS = 5000
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_seeds(capfd: pytest.CaptureFixture[str]) -> None:
     """The lock, its leases and the fence keep every promise through thousands of runs full of faults."""
     started = time.monotonic()

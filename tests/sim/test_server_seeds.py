@@ -14,7 +14,7 @@ from tests.sim import redis_variants, redlock_variants
 from tests.sim.variants import Variant
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("engine", "seeds"), [("redis", 1000), ("redlock", 5000)])
 def test_seeds(engine: str, seeds: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Exclusion, and unique tokens that rise strictly, through crashes, stops, delays and clocks that are wrong."""

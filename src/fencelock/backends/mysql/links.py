@@ -340,12 +340,6 @@ class Links:
         self._all, self._idle, self._counting, self._begun = set(), [], None, None
 
 
-GRANTS = """
--- An application's user then needs (put database and user in the place of app):
--- GRANT SELECT, INSERT, UPDATE, DELETE ON app.* TO 'app'@'%';
-"""
-
-
 class MysqlSchema:
     """`fencelock.core.backend.Schema` of one database."""
 
@@ -355,7 +349,7 @@ class MysqlSchema:
 
     def text(self) -> str:
         """Return the statements, for people to read and run."""
-        return sql.script() + GRANTS
+        return sql.script()
 
     def grants(self) -> str:
         """Return what another user needs."""

@@ -18,13 +18,6 @@ TRIES = 20
 ADVISORY_SINCE = 140000
 """The first server that can end an idle session, and knows since when one waits for a lock."""
 
-GRANTS = """
--- An application's role then needs (put its name in the place of app):
--- GRANT USAGE ON SCHEMA fencelock TO app;
--- GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencelock TO app;
--- GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA fencelock TO app;
-"""
-
 GREET = Statement(
     "fl_greet",
     "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
@@ -61,7 +54,7 @@ class DatabaseSchema:
 
     def text(self) -> str:
         """Return the script, for people to read and run."""
-        return script() + GRANTS
+        return script()
 
     def grants(self) -> str:
         """Return what another role needs."""
