@@ -262,7 +262,10 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
 async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:
     """A proxy that greets for itself, as those do that share sessions between clients, is refused before a lock is taken."""
 
+    serving: list[asyncio.Task[None] | None] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
         there_reader, there_writer = await asyncio.open_connection(mariadb.host, mariadb.port)
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -274,6 +277,7 @@ async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients
         place = greeting.index(b"\0", 5) + 1
         writer.write(greeting[:place] + b"\1\2\3\4" + greeting[place + 4 :])
         await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+        await asyncio.gather(writer.wait_closed(), there_writer.wait_closed())
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as proxy:
         url = own_database(mariadb).replace(mariadb.address, f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
@@ -281,6 +285,7 @@ async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients
         with pytest.raises(EngineUnavailable, match=r"is a proxy: it greets as session 67305985"):
             await take(locks, "x")
         await locks.close()
+        await asyncio.wait_for(asyncio.gather(*(task for task in serving if task is not None)), SOON)
 
 
 async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
