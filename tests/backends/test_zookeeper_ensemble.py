@@ -120,7 +120,10 @@ async def test_majority_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Cl
     with pytest.raises(EngineUnavailable):
         await asyncio.wait_for(locks.lock("y", ttl=3).acquire(timeout=2), LONG)
     assert await lease.lost.wait(SOON)
-    assert lease.reason is Reason.EXPIRED
+    assert lease.reason in (
+        Reason.EXPIRED,
+        Reason.GONE,
+    )  # by our clock, or told by the leader before it saw that it is alone
     with pytest.raises(EngineUnavailable):
         await locks.inspect("x")
     await asyncio.to_thread(zookeeper3.start)

@@ -64,7 +64,8 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
             assert asked["fired"] == before + 1
             tokens.append(holder.token)
         assert tokens == sorted(tokens)
-        assert asked["GetChildren"] == asked["GetData"] == 0
+        assert asked["GetChildren"] == 0
+        assert asked["GetData"] <= 1  # a beat's look at the layout
         assert asked["Exists"] <= 20  # of its own node, by whoever has not heard of it for a beat
         assert not any(task.done() for task in tasks[20:])
 

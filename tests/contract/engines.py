@@ -42,8 +42,11 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
-                # Not TRUNCATE, which makes new files for each table and each index.
-                connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
+                if connection.execute("SELECT max(version) FROM fencelock.layout").fetchone() != (1,):
+                    connection.execute("DROP SCHEMA fencelock CASCADE")  # what a test of unknown layouts has left
+                else:
+                    # Not TRUNCATE, which makes new files for each table and each index.
+                    connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
         return str(server.url).replace("postgresql", scheme, 1)
 
     return url
