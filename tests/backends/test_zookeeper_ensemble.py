@@ -45,7 +45,7 @@ async def test_restart_with_its_data(own_zookeeper: Callable[..., ZooKeeper], cl
     url = chroot(server)
     locks, other = clients.connect(url), clients.connect(url)
     before = await take(locks, "y")
-    lease = await locks.lock("x", ttl=60).acquire()
+    lease = await locks.lock("x", ttl=180).acquire()  # a busy machine takes its time to start a server
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.start)
     assert await goes_on(other, "y") > before
