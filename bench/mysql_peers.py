@@ -100,6 +100,14 @@ def ours(url: str) -> AbstractContextManager[Any]:
     return fencelock.connect(url).lock("bench")
 
 
+ON_DISK = "on_disk"
+"""A database whose tables were made with InnoDB, as they are where an administrator allows none in memory."""
+
+
+def ours_on_disk(url: str) -> AbstractContextManager[Any]:
+    return ours(url.rpartition("/")[0] + f"/{ON_DISK}")
+
+
 def tooz(url: str) -> AbstractContextManager[Any]:
     from tooz import coordination
 
