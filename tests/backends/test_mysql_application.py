@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import getpass
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pymysql
 import pytest
 import sqlalchemy
-from django.conf import settings as django_settings
 from django.db import ConnectionHandler
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL
 from fencelock.backends.mysql.application import spelled
+from tests import django_app
 from tests.backends.conftest import Clients
 from tests.backends.mysql_server import holder_of, kill
 from tests.contract.subject import SOON, background, take, waiting
@@ -25,7 +26,9 @@ from tests.engines.mariadb import MariaDB, MariaDBTls, unpacked
 PASSWORD = "s3cr3t ';--%40/"
 DATABASE = "its own; --"
 
-pymysql.install_as_MySQLdb()  # as Django users do who have no compiler
+# PyMySQL in mysqlclient's place, as Django users have it who have no compiler. Its modules go there too: imported once more
+# under that name, they would leave `pymysql.err` with other classes than those that its connections raise.
+sys.modules |= {f"MySQLdb{name[7:]}": module for name, module in sys.modules.items() if name.startswith("pymysql")}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,7 @@ def engine(server: MariaDB, driver: str = "pymysql", **options: Any) -> Any:
 
 
 def django(server: MariaDB) -> Any:
-    if not django_settings.configured:
-        django_settings.configure(USE_TZ=True)
+    django_app.ready()
     given = words(server)
     database = {name.upper(): value for name, value in given.items() if name != "database"}
     return ConnectionHandler(

@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
-from django.conf import settings as django_settings
 from django.db import ConnectionHandler
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
+from tests import django_app
 from tests.backends.postgres_server import ask, empty
 from tests.engines.postgres import Postgres
 
@@ -68,8 +68,7 @@ def stack() -> Iterator[ExitStack]:
 
 def django_connection(server: Postgres) -> Any:
     """A connection of Django's, as `django.db.connections` makes it."""
-    if not django_settings.configured:
-        django_settings.configure(USE_TZ=True)
+    django_app.ready()
     given = where(server)
     database = {
         "ENGINE": "django.db.backends.postgresql",

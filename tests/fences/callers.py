@@ -270,13 +270,11 @@ class DjangoCaller(Caller):
 
 
 def _django(settings: dict[str, Any], runner: asyncio.Runner, autocommit: bool) -> Iterator[Caller]:
-    import django
-    from django.conf import settings as all_settings
     from django.db import ConnectionHandler
 
-    if not all_settings.configured:
-        all_settings.configure(USE_TZ=True)
-        django.setup()
+    from tests import django_app
+
+    django_app.ready()
     connection = ConnectionHandler({"default": settings})["default"]
     yield DjangoCaller(connection, runner, autocommit)
     connection.close()

@@ -6,14 +6,16 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fencelock.lockfree.crdt import ClockAhead, GCounter, HybridClock, LWWRegister, ORSet, PNCounter, Stamp
 
 REPLICAS = ("a", "b", "c")
 ELEMENTS: list[Any] = ["milk", 1, True, 1.0, None, ["x"]]
-EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(  # a machine that is busy with other tests is no fault of the examples
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 Script = list[tuple[Any, ...]]
 

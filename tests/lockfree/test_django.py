@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import django
 import pytest
-from django.conf import settings
 from django.db import connections, transaction
 
 from fencelock import FencelockError, VersionConflict
 from fencelock.lockfree.idempotency import collect, idempotent
 from fencelock.lockfree.optimistic import SqlRow
 from fencelock.lockfree.outbox import Outbox
+from tests import django_app
 from tests.lockfree.databases import Database
 
 ENGINES = {"sqlite": "sqlite3", "postgresql": "postgresql"}
@@ -26,9 +25,7 @@ def connection(database: Database) -> Iterator[Any]:
     parts = urlsplit(database.url)
     place = {"NAME": parts.path} if database.name == "sqlite" else {"NAME": parts.path[1:], "USER": "postgres"}
     engine = f"django.db.backends.{ENGINES[database.name]}"
-    if not settings.configured:
-        settings.configure(USE_TZ=True)
-        django.setup()
+    django_app.ready()
     connections.settings[database.name] = {
         "ENGINE": engine, **place, "HOST": parts.hostname or "", "PORT": parts.port or "",
     }  # fmt: skip
