@@ -13,7 +13,6 @@ from fencelock.sim.scenario import REDIS, REDLOCK, Scenario, scenario_of
 from tests.sim import redis_variants, redlock_variants
 from tests.sim.variants import Variant
 
-
 SEEDS = 1000  # a real Lua runs on every node: 40 ms of a core each; `make torture` plays 10,000 of both
 
 
