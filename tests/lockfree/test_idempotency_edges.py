@@ -34,3 +34,41 @@ def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str
         finally:
             connection.commit()
         assert ask() == "mine"
+
+
+class Till:
+    """Something with methods."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.charged: list[int] = []
+
+    @idempotent_by("pay:{self.name}:{order}")
+    def pay(self, connection: Any, order: int, amount: int) -> int:
+        """Charge once."""
+        self.charged.append(amount)
+        return len(self.charged)
+
+    @classmethod
+    @idempotent_by("count:{order}")
+    def count(cls, connection: Any, order: int) -> str:
+        """Say whose it was."""
+        return cls.__name__
+
+
+def test_methods() -> None:
+    """The object of a method is not part of the payload; what tells objects apart belongs into the key."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+    one, other = Till("one"), Till("other")
+    assert [one.pay(database, 42, 10), one.pay(database, 42, amount=10), other.pay(database, 42, 10)] == [1, 1, 1]
+    assert (one.charged, other.charged) == ([10], [10])
+    assert (Till.count(database, 1), one.count(database, 1)) == ("Till", "Till")
+    database.close()
+
+
+def test_fingerprints() -> None:
+    """Whatever a client can send as JSON has a fingerprint, half a surrogate pair as well; what differs differs."""
+    payloads: list[Any] = [None, "", b"", "null", b"null", "\ud800", "\ud801", 1, 1.0, True, "1", [], {}, [1], {"1": 1}]
+    assert len({fingerprint(payload) for payload in payloads}) == len(payloads)
+    assert fingerprint({"a": [1.5, "é"], "b": None}) == fingerprint({"b": None, "a": (1.5, "é")})
