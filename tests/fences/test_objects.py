@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_PUT = do_HEAD = do_DELETE = _pass
+    do_GET = do_PUT = do_HEAD = do_DELETE = _pass  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -94,7 +94,7 @@ def between() -> Iterator[tuple[Between, Any, Any]]:
 
 
 def test_lost_reply() -> None:
-    """A put whose reply was lost, and that the driver repeats by itself, is not taken for somebody else's: no change twice."""
+    """A put whose reply was lost, and that the driver repeats by itself, is not taken for another's: no change twice."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
         fence.write("apples", bearer(33), b"100")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -80,12 +80,13 @@ class ObjectFence:
 
         `change` takes the content, or None if there is none, and may be called more than once.
         """
-        for _ in _attempts(key):
+        tried = 0
+        while True:
             seen = self.read(key, lease)
             body = change(None if seen.etag is None else seen.body)
             if self._put(key, bearer(lease), body, seen):
-                break
-        return body
+                return body
+            tried = _again(key, tried)
 
     def read(self, key: str, lease: Fenced) -> Stored:
         """Return an object as it is, or raise StaleToken if somebody newer has written it."""
@@ -116,10 +117,12 @@ class ObjectFence:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
         check_reason(check_resource(key), reason)
         to = Credentials(check_token(token), "")
-        for _ in _attempts(key):
+        tried = 0
+        while True:
             seen = self._get(key)
             if self._put(key, to, seen.body, seen):
                 break
+            tried = _again(key, tried)
         tell_moved(key, None if seen.mark is None else seen.mark.token, token, reason)
 
     def _get(self, key: str) -> Stored:
@@ -160,7 +163,9 @@ class ObjectFence:
         try:
             ignored = self._try(place, {"Body": b"", "IfMatch": '"fencelock"'})
         except Exception as error:
-            error.add_note(f"fencelock tried at {place!r} whether the store obeys conditions; probe=False leaves that out")
+            error.add_note(
+                f"fencelock tried at {place!r} whether the store obeys conditions; probe=False leaves that out"
+            )
             raise
         if ignored:
             self._client.delete_object(Bucket=self._bucket, Key=place)
@@ -185,17 +190,16 @@ class ObjectFence:
         )
 
 
-def _attempts(key: str) -> Iterator[int]:
-    """Count the attempts, with a pause between them; raise VersionConflict after the last."""
-    for number in range(ATTEMPTS):
-        if number:
-            time.sleep(min(0.01 * 2**number, LONGEST_PAUSE) * random.random())
-        yield number
-    raise VersionConflict(
-        f"{key!r} was changed by others, or the store said so, each of the {ATTEMPTS} times that it was tried: try again "
-        "later",
-        key,
-    )
+def _again(key: str, tried: int) -> int:
+    """Pause before another attempt, and return how many there were; raise VersionConflict after the last."""
+    if tried + 1 == ATTEMPTS:
+        raise VersionConflict(
+            f"{key!r} was changed by others, or the store said so, each of the {ATTEMPTS} times that it was tried: try "
+            "again later",
+            key,
+        )
+    time.sleep(min(0.01 * 2**tried, LONGEST_PAUSE) * random.random())
+    return tried + 1
 
 
 def _code(error: Exception) -> str | None:

@@ -170,9 +170,7 @@ class IdempotencyMiddleware:
         async with self._store() as connection:
             return await self._run(connection, connection, name, options, scope, body)
 
-    async def _run(
-        self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes
-    ) -> Response:
+    async def _run(self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes) -> Response:
         async with idempotent(where, name, **options) as run:
             if not run.repeated:
                 state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
