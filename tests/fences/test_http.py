@@ -169,3 +169,73 @@ def test_credentials_work_in_place_of_a_lease() -> None:
     fence.enter("stock", Credentials(34, "a"))
     with pytest.raises(StaleToken):
         fence.enter("stock", parse('33; id="b"'))
+
+
+class Awaited:
+    """A fence that is awaited."""
+
+    def __init__(self) -> None:
+        self.fence = MemoryFence()
+
+    async def enter(self, resource: str, lease: Fenced) -> None:
+        await asyncio.sleep(0)
+        self.fence.enter(resource, lease)
+
+
+def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
+    """Call a WSGI application; return the status."""
+    statuses: list[str] = []
+    environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "HTTP_FENCING_TOKEN": value}
+    app(environ, lambda status, headers: statuses.append(status))
+    return int(statuses[0].split()[0])
+
+
+def test_a_fence_that_nobody_awaits_lets_nobody_in() -> None:
+    """WSGI cannot await a fence, and says so instead of letting everybody in; ASGI awaits it after `run` as well."""
+    with pytest.raises(TypeError, match="to be awaited"):
+        called(FencedWsgi(wsgi_app, Awaited()), "POST", '34; id="a"')
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def use() -> None:
+        app = FencedAsgi(asgi_app, Awaited(), run=asyncio.to_thread)
+        for token in (34, 33):
+            headers = [(b"fencing-token", f'{token}; id="{token}"'.encode())]
+            await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, None, send)
+
+    asyncio.run(use())
+    assert [status for status in statuses if status] == [200, 409]
+
+
+@pytest.mark.parametrize("sent", ["POST", "post", "Post"])
+def test_methods_in_any_case(sent: str) -> None:
+    """How a method is spelled, by who sets it up or by who sends it, does not open the door."""
+    app = FencedWsgi(wsgi_app, MemoryFence(), methods=["post"])
+    assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
+
+
+def test_methods_are_not_one_word() -> None:
+    """One method as a str would be its letters, and nothing would be fenced."""
+    with pytest.raises(TypeError, match="methods"):
+        FencedWsgi(wsgi_app, MemoryFence(), methods="POST")
+
+
+def test_one_path_is_one_resource_in_both() -> None:
+    """A path has the same name in WSGI, which hands on bytes in Latin-1, as in ASGI, so that both can share a fence."""
+    fence = MemoryFence()
+    assert called(FencedWsgi(wsgi_app, fence), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
+    assert called(FencedWsgi(wsgi_app, fence), "POST", '34; id="a"', "/\xff") == 200
+    assert fence.token("/café") == 34
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"type": "urn:fencelock:stale-token"}'])
+def test_junk_is_not_read_as_a_refusal(body: bytes) -> None:
+    """An answer that only looks like a refusal does not break who asks; one without details still is one."""
+    answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, content=body)
+    if b"stale" in body:
+        with pytest.raises(StaleToken):
+            raise_for_stale(answer)
+    else:
+        raise_for_stale(answer)

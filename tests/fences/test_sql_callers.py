@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fencelock import StaleToken
-from fencelock.fences.sql import SqlFence
+from fencelock import FencelockError, StaleToken
+from fencelock.fences.sql import FenceColumn, SqlFence
 
 OLD, NEW = SimpleNamespace(token=33, id="a"), SimpleNamespace(token=34, id="b")
 
@@ -42,3 +44,39 @@ def test_first_token_after_a_move() -> None:
     with pytest.raises(StaleToken), database:
         SqlFence().check(database, "r", SimpleNamespace(token=33, id="c"))
     database.close()
+
+
+AUTOCOMMIT: list[dict[str, Any]] = [{"isolation_level": None}]
+if sys.version_info >= (3, 12):
+    AUTOCOMMIT.append({"autocommit": True})
+
+
+@pytest.mark.parametrize("options", AUTOCOMMIT, ids=str)
+def test_each_way_to_say_autocommit(options: dict[str, Any]) -> None:
+    """A connection that commits each statement is refused, in whichever way it was told to, until a transaction is begun."""
+    import aiosqlite
+
+    async def use() -> None:
+        async with aiosqlite.connect(":memory:", **options) as connection:
+            with pytest.raises(FencelockError, match="needs a transaction"):
+                await SqlFence().check(connection, "r", NEW)
+            await connection.execute("BEGIN IMMEDIATE")
+            await SqlFence().check(connection, "r", NEW)
+            assert connection.in_transaction
+
+    asyncio.run(use())
+    database = sqlite3.connect(":memory:", **options)
+    with pytest.raises(FencelockError, match="needs a transaction"):
+        SqlFence().check(database, "r", NEW)
+    database.close()
+
+
+@pytest.mark.parametrize("rowcount", [-1, None])
+def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
+    """Where a driver cannot say how many rows an UPDATE found, nobody is let in on that."""
+    column = FenceColumn(paramstyle="qmark")
+    with pytest.raises(StaleToken):
+        column.check(0, "r", NEW)
+    column.check(1, "r", NEW)
+    with pytest.raises(FencelockError, match="does not say how many rows"):
+        column.check(rowcount, "r", NEW)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from fencelock.errors import FencelockError
@@ -147,6 +147,8 @@ class _Place:
                 yield
                 return
             finally:
+                # A child that was forked meanwhile has the descriptor, too: closing ours would leave the lock to it.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def mark(self) -> Mark | None:
@@ -156,7 +158,7 @@ class _Place:
 
     def own_mark(self) -> Mark | None:
         try:
-            with open(self._mark, encoding="utf-8") as file:
+            with open(self._mark, encoding="utf-8", newline="") as file:
                 text = file.read()
         except FileNotFoundError:
             return None
@@ -184,20 +186,20 @@ class _Place:
             self.set_mark(Mark(*mine))
 
     def set_mark(self, mark: Mark) -> None:
-        with self.fresh() as (file, temporary):
+        with self.fresh(at_least=stat.S_IRUSR | stat.S_IWUSR) as (file, temporary):
             file.write(f"{mark.token} {mark.id}\n".encode())
             _to_disk(file)
             self.put(temporary, self._mark)
 
     @contextmanager
-    def fresh(self) -> Iterator[tuple[IO[bytes], str]]:
-        """Give a new file in the same folder, with the mode of the one that it is to replace; gone at the end if not used."""
+    def fresh(self, at_least: int = 0) -> Iterator[tuple[IO[bytes], str]]:
+        """Give a new file in the same folder, with owner and mode of the one to be replaced; gone at the end if not used."""
         temporary = f"{self._mark}-{os.urandom(8).hex()}"
         file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
                 if os.path.isfile(self.path):
-                    os.chmod(temporary, stat.S_IMODE(os.stat(self.path).st_mode))
+                    _make_like(temporary, os.stat(self.path), at_least)
                 yield file, temporary
         finally:
             try:
@@ -213,6 +215,20 @@ class _Place:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _make_like(path: str, other: os.stat_result, at_least: int) -> None:
+    """Give a file the owner of another, as far as we may, and its mode."""
+    mode = stat.S_IMODE(other.st_mode) | at_least
+    mine = os.stat(path)
+    if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
+        try:
+            os.chown(path, other.st_uid, other.st_gid)
+        except PermissionError:
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would be about somebody else now
+            with suppress(PermissionError):
+                os.chown(path, -1, other.st_gid)
+    os.chmod(path, mode)  # after that, as a change of the owner takes bits away
 
 
 def _to_disk(file: IO[bytes]) -> None:

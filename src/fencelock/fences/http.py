@@ -89,26 +89,31 @@ def raise_for_stale(response: Any) -> None:
         "application/problem+json"
     ):
         return
-    problem = response.json()
-    if problem.get("type") == STALE:
-        raise StaleToken(
-            problem["detail"], problem.get("instance"), token=problem.get("token"), seen=problem.get("seen")
-        )
+    try:
+        problem = response.json()
+    except ValueError:
+        return  # somebody else's 409: the caller looks at the status in any case
+    if isinstance(problem, dict) and problem.get("type") == STALE:
+        said = problem.get("detail", "the service refused the token")
+        raise StaleToken(said, problem.get("instance"), token=problem.get("token"), seen=problem.get("seen"))
 
 
 class _Gate:
     """What both kinds of middleware do: find the credentials, ask the fence, and put a refusal into words."""
 
     def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
+        if isinstance(methods, str):
+            raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
-        self._methods = frozenset(methods)
+        self._methods = frozenset(method.upper() for method in methods)
         self._required = required
 
     def credentials(
         self, method: str, resource: str | None, values: list[str]
     ) -> Credentials | tuple[int, dict[str, Any]] | None:
         """Return who comes, None if the request is none of ours, or the problem with it."""
-        if method not in self._methods or resource is None:
+        # Some applications take `post` for `POST`, so it must not go past us.
+        if method.upper() not in self._methods or resource is None:
             return None
         try:
             check_resource(resource)
@@ -182,10 +187,8 @@ class FencedAsgi:
         return await self._app(scope, receive, send)
 
     async def _enter(self, resource: str, mine: Credentials) -> None:
-        if self._run is not None:
-            await self._run(self._gate.fence.enter, resource, mine)
-            return
-        entered = self._gate.fence.enter(resource, mine)
+        enter = self._gate.fence.enter
+        entered = enter(resource, mine) if self._run is None else await self._run(enter, resource, mine)
         if isawaitable(entered):
             await entered
 
@@ -195,6 +198,15 @@ async def _answer(send: Any, status: int, problem: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _path(environ: Mapping[str, Any]) -> str:
+    """Return the path as ASGI has it; WSGI hands on its bytes as Latin-1."""
+    path: str = environ.get("PATH_INFO") or "/"
+    try:
+        return path.encode("latin-1").decode()
+    except UnicodeError:
+        return path
 
 
 class FencedWsgi:
@@ -210,7 +222,7 @@ class FencedWsgi:
         app: Callable[..., Iterable[bytes]],
         fence: Any,
         *,
-        resource: Callable[[Mapping[str, Any]], str | None] = lambda environ: environ.get("PATH_INFO") or "/",
+        resource: Callable[[Mapping[str, Any]], str | None] = _path,
         methods: Iterable[str] = WRITES,
         required: bool = True,
     ) -> None:
@@ -226,7 +238,10 @@ class FencedWsgi:
         problem = mine if not isinstance(mine, Credentials) else None
         if isinstance(mine, Credentials):
             try:
-                self._gate.fence.enter(resource, mine)
+                entered = self._gate.fence.enter(resource, mine)
+                if isawaitable(entered):
+                    getattr(entered, "close", lambda: None)()  # a coroutine would be missed
+                    raise TypeError("this fence is to be awaited, which WSGI cannot: give it one that blocks")
                 environ["fencelock"] = mine
             except StaleToken as stale:
                 problem = self._gate.refused(stale)

@@ -5,6 +5,7 @@ A request that is sent again under its key gets the first one's response, and th
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -25,6 +26,8 @@ Store = Callable[[], AbstractAsyncContextManager[Any]]
 
 HEADER = b"idempotency-key"
 KEY_MAX = 255
+LATER = frozenset({408, 425, 429})
+"""Responses that are about the moment and not about the request: timeout, too early, too many."""
 DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
 
@@ -76,8 +79,11 @@ class IdempotencyMiddleware:
     with each other; without that one could read another's response by guessing its key.
 
     `methods`: which requests have a key. `required`: whether one without it is refused (400). 409: the first one is still
-    being worked on. 422: the key was used for something else. Responses from 500 on are not kept: a repetition is carried
-    out.
+    being worked on. 422: the key was used for something else. Responses from 500 on, and those that say to come back later
+    (408, 425, 429), are not kept: a repetition is carried out.
+
+    A response is held back until it is kept, so one that never ends has no place here. That its client has left is not told
+    to the application: the client will ask for the response again.
 
     >>> async def app(scope, receive, send):
     ...     print("charging", (await receive())["body"])
@@ -116,6 +122,8 @@ class IdempotencyMiddleware:
         self._app = app
         self._store = store
         self._caller = caller
+        if isinstance(methods, str):
+            raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._ttl = ttl
@@ -123,7 +131,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or scope["method"] not in self._methods:
+        if scope["type"] != "http" or scope["method"].upper() not in self._methods:
             return await self._app(scope, receive, send)
         sent = [value for name, value in scope["headers"] if name.lower() == HEADER]
         if not sent and not self._required:
@@ -158,20 +166,18 @@ class IdempotencyMiddleware:
         name = f"http:{sha256(self._caller(scope).encode()).hexdigest()[:32]}:{key}"
         options = {"payload": request.encode() + b"\n" + body, "ttl": self._ttl, "wait": False}
         if is_client(self._store):
-            return await self._run(self._store, None, name, options, scope, body, receive)
+            return await self._run(self._store, None, name, options, scope, body)
         async with self._store() as connection:
-            return await self._run(connection, connection, name, options, scope, body, receive)
+            return await self._run(connection, connection, name, options, scope, body)
 
-    async def _run(
-        self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes, receive: Receive
-    ) -> Response:
+    async def _run(self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes) -> Response:
         async with idempotent(where, name, **options) as run:
             if not run.repeated:
                 state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
                 # No extensions: a response by another way, such as a file's path, could not be kept.
                 inner = {**scope, "state": state, "extensions": {}}
-                response = await _call(self._app, inner, body, receive)
-                if response.status >= 500:
+                response = await _call(self._app, inner, body)
+                if response.status >= 500 or response.status in LATER:
                     raise _Failed(response)
                 run.result = response.to_json()
                 return response
@@ -217,27 +223,32 @@ def _key_of(sent: list[bytes]) -> str | None:
 
 async def _body(receive: Receive, most: int) -> bytes | None:
     parts: list[bytes] = []
+    left = most
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _Gone
         parts.append(message.get("body", b""))
-        if sum(map(len, parts)) > most:
+        left -= len(parts[-1])
+        if left < 0:
             return None
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-async def _call(app: App, scope: Scope, body: bytes, receive: Receive) -> Response:
+async def _call(app: App, scope: Scope, body: bytes) -> Response:
     """Run the application on a request that was read already; its response is held back until it is committed."""
     start: Message | None = None
     parts: list[bytes] = []
     given = False
+    complete = asyncio.Event()
 
     async def again() -> Message:
         nonlocal given
         if given:
-            return await receive()
+            # Not when the client leaves: half a response could not be kept, and the client would find nothing.
+            await complete.wait()
+            return {"type": "http.disconnect"}
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -247,9 +258,11 @@ async def _call(app: App, scope: Scope, body: bytes, receive: Receive) -> Respon
             start = message
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                complete.set()
 
     await app(scope, again, keep)
-    if start is None:
-        raise FencelockError("the application ended without a response")
+    if start is None or not complete.is_set():
+        raise FencelockError("the application ended before its response was complete: nothing of it is kept")
     headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", [])]
     return Response(start["status"], headers, b"".join(parts))

@@ -195,8 +195,9 @@ def idempotent_by(
     """Return a decorator, for `def` and `async def` alike: a call that was made before returns what it returned then.
 
     `{argument}` in the key stands for the call's argument. The argument called `connection` says where the key is kept; all
-    others are the payload, and have to be something that JSON can carry. So has what is returned; it comes back as JSON
-    carries it, also the first time: a tuple is a list.
+    others are the payload, and have to be something that JSON can carry; but not the `self` or `cls` of a method: what tells
+    objects apart belongs into the key, as in "pay:{self.shop}:{order}". What is returned comes back as JSON carries it, also
+    the first time: a tuple is a list.
 
     >>> import sqlite3
     >>> from fencelock.lockfree.schema import create_tables
@@ -220,11 +221,13 @@ def idempotent_by(
         signature = inspect.signature(function)
         if connection not in signature.parameters:
             raise TypeError(f"{function.__qualname__} has no argument {connection!r}: say which one, by connection=…")
+        # The object of a method is no part of what was asked for, and JSON could not carry it.
+        apart = {connection, *({"self", "cls"} & {next(iter(signature.parameters))})}
 
         def block(args: Any, kwargs: Any) -> Idempotent:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            payload = {name: value for name, value in bound.arguments.items() if name != connection}
+            payload = {name: value for name, value in bound.arguments.items() if name not in apart}
             where = bound.arguments[connection]
             return idempotent(where, key_of(*args, **kwargs), payload=payload, ttl=ttl, wait=wait)
 
@@ -282,7 +285,11 @@ def fingerprint(payload: Json | bytes) -> str:
     >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     True
     """
-    return sha256(b"bytes:" + payload if isinstance(payload, bytes) else canonical(payload).encode()).hexdigest()
+    return sha256(b"bytes:" + payload if isinstance(payload, bytes) else _bytes(payload)).hexdigest()
+
+
+def _bytes(payload: Json) -> bytes:
+    return canonical(payload).encode(errors="surrogatepass")  # JSON can carry half a pair
 
 
 def _carried(result: Any) -> Json:

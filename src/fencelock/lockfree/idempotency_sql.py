@@ -14,12 +14,15 @@ from fencelock.errors import FencelockError, KeyInProgress
 from fencelock.lockfree.colour import world_of
 from fencelock.lockfree.schema import explain
 from fencelock.model import new_id
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Link
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Link, codes
 
 FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 0.5
 FOR_EVER = 31_536_000
 """Seconds: MariaDB has no number that stands for no end."""
+
+LITE_LONGEST = 2**31 - 1
+"""Milliseconds: SQLite takes a larger number for none."""
 
 PG_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS bigint)"
 LITE_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -47,6 +50,10 @@ VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)"""
 MY_OVER = """UPDATE fencelock_idempotency
 SET claim = :claim, fingerprint = :payload, result = NULL, ends = UNIX_TIMESTAMP() + :ttl
 WHERE name = :name AND (result IS NULL OR ends <= UNIX_TIMESTAMP())"""
+
+# Past the block the first one has let its turn go, but until its commit it keeps the row.
+MY_BOUND = "/*M!100302 SET STATEMENT innodb_lock_wait_timeout = :bound FOR */ "
+MY_TOO_LONG = "1205"
 
 READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
@@ -134,24 +141,34 @@ class SqlStore:
     async def _claim_my(self, patience: float | None) -> Done | None:
         turn = f"fencelock.idempotency.{sha256(self._key.encode()).hexdigest()[:32]}"
         seconds = FOR_EVER if patience is None else patience
+        world = world_of(awaited=self.awaited)
+        until = world.now() + seconds
         got = await self._on.execute("SELECT GET_LOCK(:turn, :seconds)", {"turn": turn, "seconds": seconds})
         if got.rows != [(1,)]:
             raise in_progress(self._key)
         self._turn = turn
-        while True:  # once, unless what is in the way is collected before it can be read
-            if (await self._on.execute(MY_CLAIM, self._args)).touched:
-                return None
-            if (await self._on.execute(MY_OVER, self._args)).touched:
-                return None
-            # Past the snapshot that the transaction may have taken before.
-            if (done := await self._read(" FOR UPDATE")) is not None:
-                return done
+        # Who waits without an end waits as long as the server lets it: a deadlock with the turn is noticed by nothing else.
+        bound = "" if patience is None else MY_BOUND
+        try:
+            while True:  # once, unless what is in the way is collected before it can be read
+                args = {**self._args, "bound": math.ceil(max(0.0, until - world.now()))}
+                if (await self._on.execute(bound + MY_CLAIM, args)).touched:
+                    return None
+                if (await self._on.execute(bound + MY_OVER, args)).touched:
+                    return None
+                # Past the snapshot that the transaction may have taken before.
+                if (done := await self._read(" FOR UPDATE")) is not None:
+                    return done
+        except Exception as error:
+            if patience is None or MY_TOO_LONG not in codes(error):
+                raise
+            raise in_progress(self._key) from error
 
     async def _claim_lite(self, patience: float | None) -> Done | None:
         before: int | None = None
         if patience:
             ((before,),) = (await self._on.execute("PRAGMA busy_timeout")).rows
-            await self._on.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
+            await self._on.execute(f"PRAGMA busy_timeout = {min(int(patience * 1000), LITE_LONGEST)}")
         try:
             if (await self._on.execute(LITE_CLAIM, self._args)).touched:
                 return None

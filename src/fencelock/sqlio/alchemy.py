@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
@@ -89,6 +90,21 @@ def _commits_each(connection: Any) -> bool:
         if driver is not None:
             # SQLite's own rule begins with the first write, which is what the caller runs next.
             return driver.idle(pooled.driver_connection)
-    # asyncpg and others: SQLAlchemy's adapter knows, by one name or another.
+    # asyncpg, aiomysql and others: SQLAlchemy knows how to ask, or its adapter does, by one name or another.
     adapter = pooled.dbapi_connection
-    return getattr(adapter, "isolation_level", None) == "autocommit" or getattr(adapter, "autocommit", False) is True
+    for asked in (getattr(connection.dialect, "detect_autocommit_setting", None), _ask_adapter):
+        with suppress(NotImplementedError):
+            if asked is not None:
+                return bool(asked(adapter))
+    return True  # nobody knows: better refused than written without a fence
+
+
+def _ask_adapter(adapter: Any) -> bool:
+    if hasattr(adapter, "get_autocommit"):
+        return bool(adapter.get_autocommit())
+    autocommit, level = getattr(adapter, "autocommit", None), getattr(adapter, "isolation_level", None)
+    if isinstance(autocommit, bool):
+        return autocommit
+    if isinstance(level, str):
+        return level.lower() == "autocommit"
+    raise NotImplementedError

@@ -29,6 +29,11 @@ def _sqlite_commits(connection: Any) -> bool:
     return connection.isolation_level is None if autocommit == -1 else bool(autocommit)
 
 
+def _aiosqlite_commits(connection: Any) -> bool:
+    # It hands on `isolation_level`, but not `autocommit`.
+    return _sqlite_commits(connection._conn)
+
+
 def _sqlite_cursor(connection: Any) -> Any:
     cursor = connection.cursor()
     cursor.row_factory = None
@@ -73,7 +78,7 @@ DRIVERS = {
     "psycopg2": Driver(POSTGRESQL, "format", _libpq_commits, _psycopg2_cursor),
     "pymysql": Driver(MYSQL, "format", _pymysql_commits, _pymysql_cursor),
     "MySQLdb": Driver(MYSQL, "format", lambda connection: bool(connection.get_autocommit()), _mysqldb_cursor),
-    "aiosqlite": Driver(SQLITE, "qmark", _sqlite_commits),
+    "aiosqlite": Driver(SQLITE, "qmark", _aiosqlite_commits),
 }
 """DB-API drivers, by the package that their connections come from."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
 from fencelock.fences.core import bearer, check_resource, refusal
 
@@ -80,5 +81,11 @@ class FenceColumn:
         MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
         SQLAlchemy and Django set by themselves.
         """
-        if not rowcount:
+        if rowcount is None or rowcount < 0:
+            raise FencelockError(
+                f"the driver does not say how many rows of {resource!r} the UPDATE has found: so nobody knows whether the "
+                "token was let in. Roll back, and ask it for the count of one single UPDATE",
+                resource,
+            )
+        if rowcount == 0:
             raise refusal(check_resource(resource), bearer(lease), None)

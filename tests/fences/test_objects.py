@@ -1,0 +1,143 @@
+"""The object fence with replies that are lost, and with stores that ignore conditions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from fencelock import GuaranteeUnavailable, StaleToken, VersionConflict
+from fencelock.fences import Fenced
+from fencelock.fences.objects import ObjectFence
+from tests.fences.test_stopped import object_store
+
+CONDITIONS = ("if-match", "if-none-match")
+
+
+def bearer(token: int, id: str | None = None) -> Fenced:
+    return SimpleNamespace(token=token, id=id or f"holder of {token}")
+
+
+def less(body: bytes | None) -> bytes:
+    return str(int(body or b"0") - 5).encode()
+
+
+class Between(ThreadingHTTPServer):
+    """Hands requests on to a store; drops replies to puts, or conditions, as it is told to."""
+
+    daemon_threads = True
+
+    def __init__(self, store: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.store = store
+        self.drop_replies = 0
+        self.drop_headers: tuple[str, ...] = ()
+        self.refuse_puts = False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Between
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in self.server.drop_headers}
+        put = self.command == "PUT"
+        if put and self.server.refuse_puts:
+            headers["If-Match"] = '"never"'
+        store = HTTPConnection(urlsplit(self.server.store).netloc)
+        store.request(self.command, self.path, body, headers)
+        answer = store.getresponse()
+        content = answer.read()
+        store.close()
+        if put and self.server.drop_replies and answer.status == 200:
+            self.server.drop_replies -= 1
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = _pass  # noqa: N815
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def between() -> Iterator[tuple[Between, Any, Any]]:
+    """A store behind a server that is up to no good: that server, a client through it, and one past it."""
+    import boto3
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    with object_store() as store, Between(store) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        through = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.server_port}", **keys)
+        direct = boto3.client("s3", endpoint_url=store, **keys)
+        yield server, through, direct
+        through.close()
+        direct.close()
+        server.shutdown()
+        thread.join()
+
+
+def test_lost_reply() -> None:
+    """A put whose reply was lost, and that the driver repeats by itself, is not taken for another's: no change twice."""
+    with between() as (server, client, _):
+        fence = ObjectFence(client, "shop")
+        fence.write("apples", bearer(33), b"100")
+        server.drop_replies = 1
+        assert fence.update("apples", bearer(34), less) == b"95"
+        assert server.drop_replies == 0
+        assert fence.read("apples", bearer(34)).body == b"95"
+        seen = fence.read("apples", bearer(34))
+        server.drop_replies = 1
+        assert fence.write("apples", bearer(34), b"90", seen)
+        server.drop_replies = 1
+        assert fence.update("pears", bearer(34), lambda body: b"new" if body is None else body + b" twice") == b"new"
+        assert fence.read("pears", bearer(34)).body == b"new"
+        with pytest.raises(StaleToken):
+            fence.update("apples", bearer(33), less)
+
+
+@pytest.mark.parametrize("ignored", [CONDITIONS, CONDITIONS[:1], CONDITIONS[1:]], ids="+".join)
+def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
+    """A store that does not obey a condition that a write depends on is refused, and nothing is left behind."""
+    with between() as (server, client, direct):
+        server.drop_headers = ignored
+        direct.put_object(Bucket="shop", Key="apples", Body=b"100")
+        fence = ObjectFence(client, "shop")
+        if "if-match" in ignored:
+            with pytest.raises(GuaranteeUnavailable, match="ignores If-Match"):
+                fence.update("apples", bearer(34), less)
+            assert direct.get_object(Bucket="shop", Key="apples")["Body"].read() == b"100"
+        with pytest.raises(GuaranteeUnavailable, match="ignores If-"):
+            fence.update("pears", bearer(34), lambda body: b"1")
+        names = {found["Key"] for found in direct.list_objects_v2(Bucket="shop")["Contents"]}
+        assert names <= {"apples", "pears"}
+        trusting = ObjectFence(client, "shop", probe=False)
+        assert trusting.update("apples", bearer(34), less) == b"95"
+
+
+def test_store_that_never_agrees() -> None:
+    """A store that refuses each put is asked a bounded number of times."""
+    with between() as (server, client, _):
+        fence = ObjectFence(client, "shop")
+        fence.write("apples", bearer(33), b"100")
+        server.refuse_puts = True
+        with pytest.raises(VersionConflict, match="apples"):
+            fence.update("apples", bearer(34), less)
+        with pytest.raises(VersionConflict, match="apples"):
+            fence.rebase("apples", 5, reason="another engine")

@@ -1,0 +1,156 @@
+"""The Idempotency-Key header with clients that leave, responses that break off, and bodies in crumbs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fencelock import FencelockError, aio
+from fencelock.lockfree.asgi import IdempotencyMiddleware
+
+SCOPE = {"type": "http", "method": "POST", "path": "/pay", "headers": [(b"idempotency-key", b"k")]}
+
+
+class Client:
+    """Sends one request, in pieces, and leaves when it likes."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces or (b"",))
+        self.gone = asyncio.Event()
+        self.got: list[Any] = []
+
+    async def receive(self) -> Any:
+        if self._pieces:
+            return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.got.append(message)
+
+    @property
+    def status(self) -> int:
+        return int(self.got[0]["status"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.got)
+
+
+async def ask(app: Any, *pieces: bytes, **more: Any) -> Client:
+    """Send a request and wait for the answer."""
+    client = Client(*pieces)
+    await app({**SCOPE, **more}, client.receive, client.send)
+    return client
+
+
+async def test_client_leaves_amid_a_stream() -> None:
+    """An application that streams, and stops when its client leaves, is not stopped: the client will ask for it again."""
+    calls = 0
+
+    async def stream(send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"first ", "more_body": True})
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b"second"})
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        calls += 1
+        assert (await receive())["type"] == "http.request"
+        streaming, leaving = asyncio.ensure_future(stream(send)), asyncio.ensure_future(receive())
+        await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (streaming, leaving):
+            task.cancel()
+        await asyncio.gather(streaming, leaving, return_exceptions=True)
+
+    async with aio.connect("memory://asgi-leaves") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        client = Client()
+        client.gone.set()
+        await safe(SCOPE, client.receive, client.send)
+        assert (await ask(safe)).body == b"first second"
+    assert calls == 1
+
+
+async def test_response_that_breaks_off_is_not_kept() -> None:
+    """A response without an end is an error, and not what a repetition gets."""
+    calls = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": calls == 1})
+
+    async with aio.connect("memory://asgi-half") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        with pytest.raises(FencelockError, match="before its response was complete"):
+            await ask(safe)
+        assert (await ask(safe)).body == b"half"
+    assert calls == 2
+
+
+async def test_told_when_its_response_is_complete() -> None:
+    """Who waits for its client to leave after the response is told so, as servers do, and does not wait for ever."""
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+        seen.append((await receive())["type"])
+
+    async with aio.connect("memory://asgi-told") as locks:
+        assert (await ask(IdempotencyMiddleware(app, locks, caller=lambda scope: "me"))).status == 200
+    assert seen == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("method", ["post", "Post"])
+async def test_method_in_any_case(method: str) -> None:
+    """A method in lower case, which some applications take for the same, does not go past the key."""
+    calls = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with aio.connect(f"memory://asgi-{method}") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        for _ in range(2):
+            assert (await ask(safe, method=method)).status == 201
+        with pytest.raises(TypeError, match="methods"):
+            IdempotencyMiddleware(app, locks, caller=lambda scope: "me", methods="POST")
+    assert calls == 1
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+async def test_come_back_later_is_not_kept(status: int) -> None:
+    """A response that says to come back later is carried out anew when the client does."""
+    answers = [status, 201]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": answers.pop(0), "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with aio.connect(f"memory://asgi-{status}") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        assert [(await ask(safe)).status for _ in range(3)] == [status, 201, 201]
+
+
+async def test_body_in_crumbs() -> None:
+    """A body that comes byte by byte costs as many steps as it has bytes, not their square."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(len(body)).encode()})
+
+    async with aio.connect("memory://asgi-crumbs") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        async with asyncio.timeout(30):
+            assert (await ask(safe, *[b"x"] * 100_000)).body == b"100000"
