@@ -66,7 +66,7 @@ def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> Non
 def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
     """A lock in place of its lease is refused, and the message says where to get the lease."""
     with fencelock.connect("memory://fence-types") as locks, pytest.raises(TypeError, match=r"not Lock: .*acquire"):
-        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[arg-type]
+        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pymysql
@@ -20,8 +20,13 @@ from fencelock.fences.sql import FenceColumn, SqlFence
 from tests.fences.callers import Where, mysql_options, postgres_url
 
 SERVERS = ("postgres", "mariadb")
-Connect = Callable[..., Any]
 FENCE = SqlFence()
+
+
+class Connect(Protocol):
+    """Makes a connection of a kind that has no types."""
+
+    def __call__(self, **options: Any) -> Any: ...
 
 
 def bearer(token: int, id: str | None = None, remaining: float = 30.0) -> Fenced:

@@ -27,6 +27,12 @@ class Answer(NamedTuple):
     touched: int
 
 
+class Awaited(Protocol):
+    """A connection, session or cursor of asyncio's, for type checkers: what is done on it is to be awaited."""
+
+    def close(self) -> Coroutine[Any, Any, None]: ...
+
+
 class Link(Protocol):
     """A connection of the caller's, as far as we use it. No colour but that of `execute`."""
 
@@ -46,6 +52,10 @@ class Link(Protocol):
 
     async def commits_each(self) -> bool:
         """Return whether each statement commits by itself: there is no transaction, and none begins with the next."""
+        ...
+
+    def refuse(self, why: str, /) -> None:
+        """Have the connection take no more statements, and commit nothing, at once: only for one that is awaited."""
         ...
 
 

@@ -47,6 +47,9 @@ class _BlockingAlchemy:
             connection.begin()  # as the first statement would, with whatever the application does on that occasion
         return _commits_each(connection)
 
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")
+
     def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else self._thing.connection()
 
@@ -69,6 +72,20 @@ class _AwaitedAlchemy:
         if not connection.in_transaction():
             await connection.begin()
         return _commits_each(connection.sync_connection)
+
+    def refuse(self, why: str, /) -> None:
+        from sqlalchemy import event
+
+        def refused(*_: Any) -> None:
+            raise RuntimeError(why)
+
+        if hasattr(self._thing, "exec_driver_sql"):
+            target, events = self._thing.sync_connection, ["before_cursor_execute", "commit"]
+        else:
+            session = self._thing if hasattr(self._thing, "sync_session") else self._thing()  # a scoped one
+            target, events = session.sync_session, ["do_orm_execute", "before_flush", "before_commit"]
+        for name in events:
+            event.listen(target, name, refused)
 
     async def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else await self._thing.connection()

@@ -159,6 +159,9 @@ class _Blocking:
         except Exception:
             return True
 
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")
+
 
 class _Awaited:
     """A connection of psycopg's asyncio half."""
@@ -179,6 +182,9 @@ class _Awaited:
 
     async def commits_each(self) -> bool:
         return self._driver.idle(self._connection)
+
+    def refuse(self, _why: str, /) -> None:
+        self._connection.pgconn.finish()  # the server rolls back
 
 
 class _Aiosqlite:
@@ -205,6 +211,11 @@ class _Aiosqlite:
     async def commits_each(self) -> bool:
         return self._driver.idle(self._connection)
 
+    def refuse(self, _why: str, /) -> None:
+        # The first step puts it into the thread's queue, before whatever the caller does next. A close() of the caller's
+        # still finds what it expects.
+        self._connection._execute(self._connection._conn.close).send(None)
+
 
 class _Django:
     """What `django.db.connection` is, or one of `django.db.connections`: it speaks `%s` to every database."""
@@ -226,3 +237,6 @@ class _Django:
 
     async def commits_each(self) -> bool:
         return bool(self._connection.get_autocommit())
+
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")

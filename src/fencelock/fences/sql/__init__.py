@@ -6,7 +6,8 @@ the fence's row until commit, so that a newer holder waits for that commit inste
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, overload
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
@@ -23,7 +24,8 @@ from fencelock.fences.core import (
 )
 from fencelock.fences.sql.column import FenceColumn
 from fencelock.fences.sql.statements import schema, statements
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, link, misses_table, run
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Awaited, Link, link, misses_table, run
+from fencelock.sqlio.promised import Promised
 
 __all__ = ["FenceColumn", "SqlFence", "schema"]
 
@@ -64,6 +66,11 @@ class SqlFence:
     def __init__(self, *, bound_idle: bool = True) -> None:
         self._bound_idle = bound_idle
 
+    @overload
+    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def check(self, connection: object, resource: str, lease: Fenced) -> None: ...
+
     def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
         """Raise StaleToken unless the lease is the newest that this resource has seen.
 
@@ -81,7 +88,13 @@ class SqlFence:
         """
         to, name, mine = link(connection), check_resource(resource), bearer(lease)
         idle = getattr(lease, "remaining", None) if self._bound_idle else None
-        return run(to, _check(to, name, mine, None if idle is None else max(float(idle), SHORTEST_IDLE)))
+        work = _check(to, name, mine, None if idle is None else max(float(idle), SHORTEST_IDLE))
+        return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
+
+    @overload
+    def token(self, connection: Awaited, resource: str) -> Coroutine[Any, Any, int | None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def token(self, connection: object, resource: str) -> int | None: ...
 
     def token(self, connection: Any, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -91,6 +104,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _token(to, check_resource(resource)))
+
+    @overload
+    def rebase(self, connection: Awaited, resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def rebase(self, connection: object, resource: str, token: int, *, reason: str) -> None: ...
 
     def rebase(self, connection: Any, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up, in the caller's transaction: every token from this one on is let in.
@@ -105,6 +123,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _rebase(to, check_resource(resource), check_token(token), check_reason(resource, reason)))
+
+    @overload
+    def collect(self, connection: Awaited, floor: int) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+    @overload
+    def collect(self, connection: object, floor: int) -> int: ...
 
     def collect(self, connection: Any, floor: int) -> Any:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
@@ -122,6 +145,11 @@ class SqlFence:
         to = link(connection)
         return run(to, _collect(to, check_token(floor)))
 
+    @overload
+    def create(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def create(self, connection: object) -> None: ...
+
     def create(self, connection: Any) -> Any:
         """Make the table, unless it is there. On MySQL that commits whatever transaction is open: do it at deployment.
 
@@ -130,6 +158,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _create(to))
+
+    @overload
+    def restore(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def restore(self, connection: object) -> None: ...
 
     def restore(self, connection: Any) -> Any:
         """Put back, on MariaDB, what checks have set on this connection to bound idle transactions; elsewhere do nothing.
