@@ -229,6 +229,27 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
     assert idle_bound(connection, server) == before
 
 
+@pytest.mark.parametrize(
+    ("bound", "remaining", "seconds"), [(True, None, 30), (60, None, 60), (60, 8.0, 8), (5, 8.0, 5), (5, None, 5)]
+)
+def test_credentials_bound_their_transaction_as_well(
+    connect: Connect, server: str, bound: Any, remaining: float | None, seconds: int
+) -> None:
+    """What does not say how much is left of its lease is bounded all the same, by the default or by what was asked for."""
+    connection = connect()
+    more = {} if remaining is None else {"remaining": remaining}
+    SqlFence(bound_idle=bound).check(connection, "stock", SimpleNamespace(token=34, id="a", **more))
+    assert idle_bound(connection, server) in (str(seconds), f"{seconds}s", f"{seconds // 60}min")
+    connection.rollback()
+
+
+@pytest.mark.parametrize("bound", [0, -1, 0.05, float("nan"), float("inf")])
+def test_not_a_bound(bound: float) -> None:
+    """A bound that would end every transaction, or none, is refused."""
+    with pytest.raises(ValueError, match="bound_idle"):
+        SqlFence(bound_idle=bound)
+
+
 def test_collected_behind_a_floor(connect: Connect) -> None:
     """What was collected, or never seen, refuses tokens below the floor; a fence moved by hand goes its own way."""
     connection = connect()

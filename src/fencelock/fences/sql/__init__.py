@@ -32,6 +32,9 @@ __all__ = ["FenceColumn", "SqlFence", "schema"]
 SHORTEST_IDLE = 0.1
 """Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
 
+IDLE_OF_CREDENTIALS = 30.0
+"""Seconds that a transaction may be idle whose bearer does not say how much is left of its lease: the default ttl."""
+
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
 
@@ -63,7 +66,12 @@ class SqlFence:
     >>> db.close()
     """
 
-    def __init__(self, *, bound_idle: bool = True) -> None:
+    def __init__(self, *, bound_idle: bool | float = True) -> None:
+        if not isinstance(bound_idle, bool) and not SHORTEST_IDLE <= bound_idle < float("inf"):
+            raise ValueError(
+                f"bound_idle is True, False, or seconds from {SHORTEST_IDLE} on for which a transaction may be idle; not "
+                f"{bound_idle!r}"
+            )
         self._bound_idle = bound_idle
 
     @overload
@@ -78,8 +86,10 @@ class SqlFence:
         is refused, as the lock on the fence would be gone before the write.
 
         A holder that is stopped inside its transaction holds up the next one. PostgreSQL and MariaDB therefore end a
-        transaction that is idle for longer than what is left of the lease (`SqlFence(bound_idle=False)` leaves that alone);
-        on MySQL and SQLite the next one waits.
+        transaction that is idle for longer than what is left of the lease, by its `remaining`. For credentials, which have
+        none (`from_environ`, what FencedAsgi hands on), that is 30 seconds. `SqlFence(bound_idle=5)` puts it at 5 seconds, or
+        what is left of the lease if that is less; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next
+        one waits.
 
         The fence compares tokens and knows nothing of locks. It notices a holder that comes after a newer one was here, for
         whatever reason. It does not notice that a lease has run out or was released as long as nobody newer has been here:
@@ -87,8 +97,7 @@ class SqlFence:
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
         to, name, mine = link(connection), check_resource(resource), bearer(lease)
-        idle = getattr(lease, "remaining", None) if self._bound_idle else None
-        work = _check(to, name, mine, None if idle is None else max(float(idle), SHORTEST_IDLE))
+        work = _check(to, name, mine, self._idle(lease))
         return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
 
     @overload
@@ -175,6 +184,16 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _restore(to))
+
+    def _idle(self, lease: Fenced) -> float | None:
+        """Return the seconds that the transaction of this lease may be idle, or None."""
+        if self._bound_idle is False:
+            return None
+        left = getattr(lease, "remaining", None)
+        bounds = [] if left is None else [float(left)]
+        if self._bound_idle is not True:
+            bounds.append(self._bound_idle)
+        return max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
