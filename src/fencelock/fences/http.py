@@ -104,6 +104,11 @@ class _Gate:
     def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
         if isinstance(methods, str):
             raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
+        if not hasattr(fence, "enter") and not callable(fence):
+            raise TypeError(
+                "the middleware needs a fence with enter(resource, lease), such as MemoryFence or RedisFence, or a function "
+                f"that gives a connection to a database, such as lambda: psycopg.connect(…), not {type(fence).__name__}"
+            )
         self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
@@ -118,7 +123,7 @@ class _Gate:
         try:
             check_resource(resource)
         except ValueError as error:
-            return 400, _problem(400, "urn:fencelock:bad-resource", str(error))
+            return 400, _problem(400, "urn:fencelock:bad-resource", str(error), {"title": "Bad resource of a fence"})
         if not values:
             detail = f"{method} needs the header {HEADER}, with the token and the id of the lease that it is done under"
             return (428, _problem(428, "urn:fencelock:token-required", detail)) if self._required else None

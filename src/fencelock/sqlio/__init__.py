@@ -61,12 +61,15 @@ class Link(Protocol):
 
 def run(link: Link, work: Coroutine[Any, Any, T]) -> Any:
     """Return what the work returns, or the work itself, to be awaited, if that is the connection's colour."""
-    if link.awaited:
-        return work
+    return work if link.awaited else finish(work)
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run work on a connection that blocks to its end, and return what it returns."""
     try:
         work.send(None)
     except StopIteration as stop:
-        return stop.value
+        return stop.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("a statement on a blocking connection suspended: its driver is not what it seems to be")
 
