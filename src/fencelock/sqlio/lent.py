@@ -50,7 +50,7 @@ async def lent(given: Any) -> AsyncIterator[Any]:
             yield given
         finally:
             # psycopg's pool expects it back; its connections' own close() does that only if they were told so.
-            pool = getattr(given, "_pool", None)
+            pool: Any = getattr(given, "_pool", None)
             done = pool.putconn(given) if hasattr(pool, "putconn") else given.close()
             if isawaitable(done):
                 await done
