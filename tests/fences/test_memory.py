@@ -39,10 +39,10 @@ def test_a_block_that_awaits() -> None:
         with fence.write("pears", bearer(34)):  # another resource, as one may have two in one block
             stock["pears"] -= 1
         go_on.set()
-        await slow
+        await asyncio.gather(slow, asyncio.create_task(sell(go_on)))
 
     asyncio.run(use())
-    assert stock == {"apples": 90, "pears": 0}
+    assert stock == {"apples": 80, "pears": 0}
     with fence.write("apples", bearer(34)), fence.write("apples", bearer(34)):
         stock["apples"] -= 5
     fence.enter("apples", bearer(35))

@@ -50,7 +50,7 @@ class MemoryFence:
         self._mutex = RLock()
         self._marks: dict[str, Mark] = {}
         self._floor: Mark | None = None
-        self._open: dict[str, Mark] = {}
+        self._open: dict[str, list[Mark]] = {}
 
     def enter(self, resource: str, lease: Fenced) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
@@ -78,14 +78,14 @@ class MemoryFence:
         """
         with self._mutex:
             self._pass(resource, lease)
-            before, self._open[resource] = self._open.get(resource), self._marks[resource]
+            mine, open_ = self._marks[resource], self._open.setdefault(resource, [])
+            open_.append(mine)
             try:
                 yield
             finally:
-                if before is None:
-                    del self._open[resource]
-                else:
-                    self._open[resource] = before
+                open_.remove(mine)
+                if not open_:
+                    self._open.pop(resource, None)
 
     def token(self, resource: str) -> int | None:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -140,9 +140,9 @@ class MemoryFence:
         if mark is not None and not mark.admits(mine):
             raise refusal(resource, mine, mark)
         writing = self._open.get(resource)
-        if writing is not None and not writing.is_of(mine):
+        if writing and not writing[0].is_of(mine):
             raise FencelockError(
-                f"{resource!r} is being written under token {writing.token} by another task of this thread: a block of "
+                f"{resource!r} is being written under token {writing[0].token} by another task of this thread: a block of "
                 "MemoryFence.write must not await",
                 resource,
             )
