@@ -110,8 +110,9 @@ class SqlFence:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
-        stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
-        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+        stale comes in because its mark was collected. It waits for the transactions that have checked, and new checks wait for
+        its commit: commit soon. Choose a floor below every token that may still be at work. Tokens count on the scale of the
+        clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
 
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
@@ -145,12 +146,7 @@ class SqlFence:
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
-    if await to.commits_each():
-        raise FencelockError(
-            f"the fence of {resource!r} needs a transaction, and this connection commits each statement by itself: "
-            + _BEGIN[to.dialect],
-            resource,
-        )
+    await _need_transaction(to, f"the fence of {resource!r}", resource)
     named = {"resource": resource, "token": mine.token, "id": mine.id}
     if to.dialect == POSTGRESQL:
         named["idle"] = 0 if idle is None else int(idle * 1000)
@@ -170,6 +166,14 @@ async def _check(to: Link, resource: str, mine: Credentials, idle: float | None)
         raise refusal(resource, mine, await _seen(to, resource))
 
 
+async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
+    if await to.commits_each():
+        raise FencelockError(
+            f"{what} needs a transaction, and this connection commits each statement by itself: {_BEGIN[to.dialect]}",
+            resource,
+        )
+
+
 async def _token(to: Link, resource: str) -> int | None:
     mark = await _seen(to, resource)
     return None if mark is None else mark.token
@@ -182,6 +186,9 @@ async def _rebase(to: Link, resource: str, token: int, reason: str) -> None:
 
 
 async def _collect(to: Link, floor: int) -> int:
+    await _need_transaction(to, "the collection of marks", None)
+    if to.dialect == POSTGRESQL:
+        await _ask(to, "hold", "", {})
     # In this order: on MySQL it waits for the checks that are under way, and they for it.
     await _ask(to, "raise", "", {"token": floor})
     count = (await _ask(to, "collect", "", {"token": floor})).touched
