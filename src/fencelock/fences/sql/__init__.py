@@ -30,6 +30,9 @@ __all__ = ["FenceColumn", "SqlFence", "schema"]
 SHORTEST_IDLE = 0.1
 """Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
 
+LONGEST_IDLE = 86400.0
+"""As long as a lease of ours may be; servers take no number whatever."""
+
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
 
@@ -80,8 +83,7 @@ class SqlFence:
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
         to, name, mine = link(connection), check_resource(resource), bearer(lease)
-        idle = getattr(lease, "remaining", None) if self._bound_idle else None
-        return run(to, _check(to, name, mine, None if idle is None else max(float(idle), SHORTEST_IDLE)))
+        return run(to, _check(to, name, mine, _idle(lease) if self._bound_idle else None))
 
     def token(self, connection: Any, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -110,8 +112,8 @@ class SqlFence:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
-        stale comes in because its mark was collected. It waits for the transactions that have checked, and new checks wait for
-        its commit: commit soon. Choose a floor below every token that may still be at work. Tokens count on the scale of the
+        stale comes in because its mark was collected. It waits for the transactions that have checked, and new checks wait
+        for its commit: commit soon. Choose a floor below every token that may still be at work. Tokens count on the scale of the
         clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
 
         >>> import sqlite3, types
@@ -143,6 +145,14 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _restore(to))
+
+
+def _idle(lease: object) -> float | None:
+    """Return for how long a transaction under this lease may be idle; None if nobody knows, as with other services' leases."""
+    left = getattr(lease, "remaining", None)
+    if not isinstance(left, int | float) or isinstance(left, bool) or left != left:
+        return None
+    return min(max(float(left), SHORTEST_IDLE), LONGEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
