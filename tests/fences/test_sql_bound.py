@@ -22,7 +22,7 @@ def idle_bound(connection: Any) -> int:
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("server", ["mariadb"])
 def test_a_door_leaves_nothing_on_connections_of_a_pool(connect: Connect, where: Where) -> None:
-    """A door's connection goes back to its pool as it came, also after a refusal: the next user's transaction is not ended."""
+    """A door's connection goes back to its pool as it came, also after a refusal: the next user is not ended."""
     import sqlalchemy
 
     assert where.mariadb is not None

@@ -112,9 +112,9 @@ class SqlFence:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
-        stale comes in because its mark was collected. It waits for the transactions that have checked, and new checks wait
-        for its commit: commit soon. Choose a floor below every token that may still be at work. Tokens count on the scale of the
-        clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+        stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
+        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`. It waits for the transactions
+        that have checked, and new checks wait for its commit: commit soon.
 
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
@@ -148,7 +148,7 @@ class SqlFence:
 
 
 def _idle(lease: object) -> float | None:
-    """Return for how long a transaction under this lease may be idle; None if nobody knows, as with other services' leases."""
+    """Return for how long a transaction under this lease may be idle; None if nobody knows, as with others' leases."""
     left = getattr(lease, "remaining", None)
     if not isinstance(left, int | float) or isinstance(left, bool) or left != left:
         return None
