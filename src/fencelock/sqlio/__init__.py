@@ -64,6 +64,11 @@ def run(link: Link, work: Coroutine[Any, Any, T]) -> Any:
     return work if link.awaited else finish(work)
 
 
+async def settled(value: Any) -> Any:
+    """Return what a driver's function returned, awaited if that is its colour."""
+    return await value if hasattr(value, "__await__") else value
+
+
 def finish(work: Coroutine[Any, Any, T]) -> T:
     """Run work on a connection that blocks to its end, and return what it returns."""
     try:

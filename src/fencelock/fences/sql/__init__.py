@@ -35,6 +35,9 @@ SHORTEST_IDLE = 0.1
 IDLE_OF_CREDENTIALS = 30.0
 """Seconds that a transaction may be idle whose bearer does not say how much is left of its lease: the default ttl."""
 
+LONGEST_IDLE = 86400.0
+"""As long as a lease of ours may be; servers take no number whatever."""
+
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
 
@@ -67,10 +70,10 @@ class SqlFence:
     """
 
     def __init__(self, *, bound_idle: bool | float = True) -> None:
-        if not isinstance(bound_idle, bool) and not SHORTEST_IDLE <= bound_idle < float("inf"):
+        if not isinstance(bound_idle, bool) and not SHORTEST_IDLE <= bound_idle <= LONGEST_IDLE:
             raise ValueError(
-                f"bound_idle is True, False, or seconds from {SHORTEST_IDLE} on for which a transaction may be idle; not "
-                f"{bound_idle!r}"
+                f"bound_idle is True, False, or for how many seconds a transaction may be idle, {SHORTEST_IDLE} to "
+                f"{LONGEST_IDLE:.0f}; not {bound_idle!r}"
             )
         self._bound_idle = bound_idle
 
@@ -143,7 +146,8 @@ class SqlFence:
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
         stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
-        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`. It waits for the transactions
+        that have checked, and new checks wait for its commit: commit soon.
 
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
@@ -185,24 +189,20 @@ class SqlFence:
         to = link(connection)
         return run(to, _restore(to))
 
-    def _idle(self, lease: Fenced) -> float | None:
-        """Return the seconds that the transaction of this lease may be idle, or None."""
+    def _idle(self, lease: object) -> float | None:
+        """Return for how long a transaction under this lease may be idle, or None if it is to be left alone."""
         if self._bound_idle is False:
             return None
         left = getattr(lease, "remaining", None)
-        bounds = [] if left is None else [float(left)]
+        known = isinstance(left, int | float) and not isinstance(left, bool) and left == left
+        bounds = [float(left)] if known else []  # type: ignore[arg-type]
         if self._bound_idle is not True:
             bounds.append(self._bound_idle)
-        return max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE)
+        return min(max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE), LONGEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
-    if await to.commits_each():
-        raise FencelockError(
-            f"the fence of {resource!r} needs a transaction, and this connection commits each statement by itself: "
-            + _BEGIN[to.dialect],
-            resource,
-        )
+    await _need_transaction(to, f"the fence of {resource!r}", resource)
     named = {"resource": resource, "token": mine.token, "id": mine.id}
     if to.dialect == POSTGRESQL:
         named["idle"] = 0 if idle is None else int(idle * 1000)
@@ -222,6 +222,14 @@ async def _check(to: Link, resource: str, mine: Credentials, idle: float | None)
         raise refusal(resource, mine, await _seen(to, resource))
 
 
+async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
+    if await to.commits_each():
+        raise FencelockError(
+            f"{what} needs a transaction, and this connection commits each statement by itself: {_BEGIN[to.dialect]}",
+            resource,
+        )
+
+
 async def _token(to: Link, resource: str) -> int | None:
     mark = await _seen(to, resource)
     return None if mark is None else mark.token
@@ -234,6 +242,9 @@ async def _rebase(to: Link, resource: str, token: int, reason: str) -> None:
 
 
 async def _collect(to: Link, floor: int) -> int:
+    await _need_transaction(to, "the collection of marks", None)
+    if to.dialect == POSTGRESQL:
+        await _ask(to, "hold", "", {})
     # In this order: on MySQL it waits for the checks that are under way, and they for it.
     await _ask(to, "raise", "", {"token": floor})
     count = (await _ask(to, "collect", "", {"token": floor})).touched

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import isawaitable
+from contextlib import suppress
 from typing import Any
 
 from fencelock.fences import Fenced
 from fencelock.fences.sql import SqlFence
-from fencelock.sqlio import finish
+from fencelock.sqlio import finish, settled
 from fencelock.sqlio.lent import check_connect, is_awaited, lent
 
 
@@ -41,9 +41,9 @@ class SqlDoor:
 
     async def _enter(self, given: Any, resource: str, lease: Fenced) -> None:
         async with lent(given) as connection:
-            checked = self._fence.check(connection, resource, lease)
-            if isawaitable(checked):
-                await checked
-            committed = connection.commit()
-            if isawaitable(committed):
-                await committed
+            try:
+                await settled(self._fence.check(connection, resource, lease))
+                await settled(connection.commit())
+            finally:
+                with suppress(Exception):  # it may be what failed
+                    await settled(self._fence.restore(connection))  # it may go back to a pool
