@@ -46,6 +46,11 @@ class Link(Protocol):
         """Whether the caller awaits what is done on it; otherwise `execute` never suspends."""
         ...
 
+    @property
+    def begin(self) -> str:
+        """How whoever has such a connection begins a transaction, to be told."""
+        ...
+
     async def execute(self, sql: str, args: Mapping[str, Any] = ...) -> Answer:
         """Run one statement with `:name` arguments. The driver's errors come out as they are."""
         ...

@@ -29,8 +29,12 @@ def alchemy(thing: Any, modules: list[str]) -> Link:
     return (_AwaitedAlchemy if awaited else _BlockingAlchemy)(thing, dialect, bind.dialect.paramstyle)
 
 
+BEGIN = 'take the connection of `engine.begin()`, or a session, without isolation_level="AUTOCOMMIT"'
+
+
 class _BlockingAlchemy:
     awaited = False
+    begin = BEGIN
 
     def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
         self._thing = thing
@@ -56,6 +60,7 @@ class _BlockingAlchemy:
 
 class _AwaitedAlchemy:
     awaited = True
+    begin = BEGIN
 
     def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
         self._thing = thing

@@ -41,12 +41,6 @@ LONGEST_IDLE = 86400.0
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
 
-_BEGIN = {
-    POSTGRESQL: "turn autocommit off, or begin a transaction first",
-    MYSQL: "turn autocommit off, or begin a transaction first",
-    SQLITE: "execute BEGIN IMMEDIATE first",
-}
-
 
 class SqlFence:
     """Keeps, in the caller's own database, the highest token that was let through for each resource.
@@ -225,7 +219,7 @@ async def _check(to: Link, resource: str, mine: Credentials, idle: float | None)
 async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
     if await to.commits_each():
         raise FencelockError(
-            f"{what} needs a transaction, and this connection commits each statement by itself: {_BEGIN[to.dialect]}",
+            f"{what} needs a transaction, and this connection commits each statement by itself: {to.begin}",
             resource,
         )
 
@@ -248,7 +242,8 @@ async def _collect(to: Link, floor: int) -> int:
     # In this order: on MySQL it waits for the checks that are under way, and they for it.
     await _ask(to, "raise", "", {"token": floor})
     count = (await _ask(to, "collect", "", {"token": floor})).touched
-    tell_collected(count, floor)
+    in_force = await _seen(to, "")
+    tell_collected(count, floor if in_force is None else in_force.token)
     return count
 
 

@@ -107,9 +107,9 @@ class FenceColumn:
             )
         if given == 0:
             raise StaleToken(
-                f"{name!r} refused token {mine.token}: the UPDATE found no row, so a newer holder has been here, or the row is "
-                "missing, or MySQL counts what was changed (it needs client_flag=CLIENT.FOUND_ROWS). Stop, look whether the "
-                "row is there, and acquire anew",
+                f"{name!r} refused token {mine.token}: the UPDATE found no row, so a newer holder has been here, or the row "
+                "is missing, or MySQL counts what was changed (it needs client_flag=CLIENT.FOUND_ROWS). Stop, look whether "
+                "the row is there, and acquire anew",
                 name,
                 token=mine.token,
             )
