@@ -105,7 +105,7 @@ def test_the_first_error_comes_out(database: Database) -> None:
 
 
 def test_a_record_under_an_old_lease() -> None:
-    """Whoever had the lock before, or has none where others have one, is told so at once, and does not try for half a minute."""
+    """Whoever had the lock before, or has none where others have one, is told so at once, not after half a minute."""
     calls = 0
 
     def plus_one(value: bytes | None) -> bytes:
