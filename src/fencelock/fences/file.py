@@ -91,6 +91,8 @@ class _Place:
     def __init__(self, path: Path) -> None:
         # What a link leads to is fenced and replaced, not the link.
         self.path = os.path.realpath(os.fspath(path))
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise FencelockError(f"{self.path} is no regular file, and is not to be replaced by one", self.path)
         self._folder, name = os.path.split(self.path)
         self._mark = os.path.join(self._folder, f".{name}.fence")
         self._lock = f"{self._mark}-lock"
