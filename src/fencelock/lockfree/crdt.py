@@ -8,6 +8,7 @@ name: its old one would count again from the beginning, and a merge would swallo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -33,7 +34,7 @@ class _Value:
         raise NotImplementedError
 
     def __or__(self, other: Self) -> Self:
-        return self.merge(other)
+        return self.merge(other) if type(other) is type(self) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and canonical(self.to_json()) == canonical(other.to_json())
@@ -56,7 +57,8 @@ class GCounter(_Value):
     __slots__ = ("_counts",)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self._counts = {} if counts is None else {name: _count(count) for name, count in counts.items() if count}
+        every = {} if counts is None else {_name(name): _count(count) for name, count in counts.items()}
+        self._counts = {name: count for name, count in every.items() if count}
 
     @property
     def value(self) -> int:
@@ -84,7 +86,8 @@ class GCounter(_Value):
         >>> GCounter.from_json({"here": 3, "there": 4}).value
         7
         """
-        return cls(form)
+        with _reading(cls, form):
+            return cls(dict(form.items()))
 
 
 class PNCounter(_Value):
@@ -129,7 +132,8 @@ class PNCounter(_Value):
         >>> PNCounter.from_json({"up": {"here": 10}, "down": {"there": 4}}).value
         6
         """
-        return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
+        with _reading(cls, form):
+            return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
 
 
 class _Dot(NamedTuple):
@@ -212,11 +216,17 @@ class ORSet(_Value):
         >>> list(ORSet.from_json(ORSet().add("here", "milk").to_json()))
         ['milk']
         """
-        dots = {
-            canonical(element): frozenset(_Dot(_name(name), _count(number)) for name, number in dots)
-            for element, dots in form["elements"]
-        }
-        return _set(dots, {_name(name): _count(number) for name, number in form["seen"].items()})
+        with _reading(cls, form):
+            seen = {_name(name): _count(number) for name, number in form["seen"].items()}
+            dots: dict[str, frozenset[_Dot]] = {}
+            for element, them in form["elements"]:
+                made = dots[canonical(element)] = frozenset(_Dot(_name(name), _count(number)) for name, number in them)
+                if not made or not all(0 < dot.number <= seen.get(dot.replica, 0) for dot in made):
+                    raise ValueError(f"{element!r:.40} was added by nobody, or later than what was seen")
+            # Of an element that comes twice, only the last is there.
+            if sum(len(them) for _, them in form["elements"]) != len({dot for made in dots.values() for dot in made}):
+                raise ValueError("an addition comes twice")
+            return _set(dots, seen)
 
 
 class LWWRegister(_Value, Generic[T]):
@@ -259,8 +269,18 @@ class LWWRegister(_Value, Generic[T]):
         >>> LWWRegister.from_json({"value": "final", "stamp": [1700000000000, 0, "here"]}).value
         'final'
         """
-        millis, count, replica = form["stamp"]
-        return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
+        with _reading(cls, form):
+            millis, count, replica = form["stamp"]
+            return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
+
+
+@contextmanager
+def _reading(kind: type[_Value], form: object) -> Iterator[None]:
+    """Refuse what is not of its form: merged, it would break the laws that make replicas agree."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{form!r:.80} is not the JSON of a {kind.__name__}: {error}") from error
 
 
 def _set(dots: dict[str, frozenset[_Dot]], seen: dict[str, int]) -> ORSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fencelock.errors import FencelockError
@@ -69,6 +70,8 @@ class SqlRow(Cell[Any]):
         if len(rows) != 1:
             raise FencelockError(f"{self.name!r} is {len(rows)} rows, and has to be one", self.name)
         version, *values = rows[0]
+        if version is None:
+            raise FencelockError(f"{self.name!r}: its version is NULL, which no write could find unchanged", self.name)
         return Seen(dict(zip(self._columns, values, strict=True)), version)
 
     async def _write(self, value: Row, version: Any) -> bool:
@@ -87,15 +90,32 @@ class SqlRow(Cell[Any]):
                 "first, or use read and write inside it",
                 self.name,
             )
+        changed = _Changed(change)
         try:
-            settled_, value = await super()._attempt(change)
+            settled_, value = await super()._attempt(changed)
             await settled(self._connection.commit() if settled_ else self._connection.rollback())
         except BaseException as error:
-            await settled(self._connection.rollback())
-            if isinstance(error, Exception) and _collided(error):
+            with suppress(Exception):  # the connection may be what failed, and the first error says more
+                await settled(self._connection.rollback())
+            if isinstance(error, Exception) and error is not changed.error and _collided(error):
                 return False, None
             raise
         return settled_, value
+
+
+class _Changed:
+    """Calls the caller's function, and remembers its error: whatever that looks like, no database has said it."""
+
+    def __init__(self, change: Callable[[Row], Any]) -> None:
+        self._change = change
+        self.error: BaseException | None = None
+
+    async def __call__(self, row: Row) -> Any:
+        try:
+            return await settled(self._change(row))
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _collided(error: Exception) -> bool:

@@ -202,6 +202,8 @@ class Relay:
                     await bell.wait(self._poll)
         finally:
             with suppress(Exception):  # it may be what failed
+                await settled(SqlFence().restore(connection))  # it may go back to a pool
+            with suppress(Exception):
                 await settled(connection.close())
 
     async def _turn(
