@@ -6,6 +6,7 @@ answer. A signal handler may interrupt either in the middle, and ask for somethi
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,9 @@ class Line:
 
     def __init__(self, sock: socket.socket, tls: bool) -> None:
         self.sock = sock
+        self.number = sock.fileno()
+        self.poll: select.poll | None = None
+        """What whoever reads waits with, while nobody does."""
         self.shared = not tls
         """Whether any thread may be at it: TLS is not made for two."""
         self.mutex = RLock()
@@ -102,14 +106,13 @@ class Line:
 
     def add(self, asked: tuple[Asked, ...]) -> None:
         """Have `flush` send these, too. The mutex is held."""
-        packed = bytearray(self.unsent)
+        packed = [self.unsent]
         for request, answer in asked:
-            self._number = self._number % LAST_NUMBER + 1
+            self._number = number = self._number % LAST_NUMBER + 1
             body = request.serialize()
-            packed += HEADER.pack(8 + len(body), self._number, request.type)
-            packed += body
-            self.pending.append((request, answer, self._number))
-        self.unsent = bytes(packed)
+            packed += HEADER.pack(8 + len(body), number, request.type), body
+            self.pending.append((request, answer, number))
+        self.unsent = b"".join(packed)
 
     def flush(self) -> None:
         """Send as much as the system takes. The mutex is held."""
@@ -128,9 +131,9 @@ class Line:
                 return
             self._taking = True
             try:
-                self._read()
-                for message in self._whole():
-                    deliver(self, message)
+                if chunk := self._read():
+                    for message in self._whole(chunk):
+                        deliver(self, message)
             except (OSError, IndexError):
                 self.kill()  # or nothing is pending any more, as it was given up meanwhile, in a signal handler
             except BaseException:
@@ -141,30 +144,37 @@ class Line:
                 if self.deserted:
                     self.fail()
 
-    def _read(self) -> None:
-        found = False
+    def _read(self) -> bytes:
+        found = b""
         try:
             while chunk := self.sock.recv(CHUNK):
-                self.unread += chunk
-                found = True
                 if self.shared:
-                    return  # a look at the socket shows whether there is more, which is not so of TLS
+                    return chunk  # a look at the socket shows whether there is more, which is not so of TLS
+                found += chunk
         except NOT_NOW:
-            return
+            return found
         if not found:
             raise ConnectionResetError("the server closed the connection")
+        return found
 
-    def _whole(self) -> list[bytes]:
-        """Take the messages that are whole."""
-        unread, start, messages = self.unread, 0, []
-        while len(unread) - start >= LENGTH.size:
+    def _whole(self, chunk: bytes) -> list[bytes]:
+        """Take the messages that are whole with this."""
+        unread: bytes | bytearray = chunk
+        if self.unread:
+            self.unread += chunk
+            unread = self.unread
+        start, length, messages = 0, len(unread), []
+        while length - start >= LENGTH.size:
             begin = start + LENGTH.size
             end = begin + LENGTH.unpack_from(unread, start)[0]
             if end < begin:
                 raise ConnectionResetError("the server talks nonsense")
-            if len(unread) < end:
+            if length < end:
                 break
             messages.append(bytes(unread[begin:end]))
             start = end
-        del unread[:start]
+        if unread is self.unread:
+            del self.unread[:start]
+        elif start < length:
+            self.unread += chunk[start:]
         return messages
