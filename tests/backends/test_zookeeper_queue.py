@@ -22,6 +22,7 @@ from kazoo.protocol.serialization import (
 
 from fencelock.backends.zookeeper.driver import CreateContainer, Driver
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.messages import SET_WATCHES
 from fencelock.model import Busy, Claim, Grant, Renewal
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
@@ -30,7 +31,7 @@ from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.zookeeper import ZooKeeper
 
 REQUESTS = (Close, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction, CreateContainer)
-NAMES = {request.type: request.__name__ for request in REQUESTS}
+NAMES = {request.type: request.__name__ for request in REQUESTS} | {SET_WATCHES: "SetWatches"}
 
 
 @pytest.fixture

@@ -215,11 +215,11 @@ class ZooKeeperBackend:
                 elif not there.existed:
                     there.get()
                 continue
-            place.node, czxid = made.get()
+            place.node, place.zxid = made.get()
             if link.doubts:
                 await self._sessions.settle(link, patience)
-            if link.layout.czxid < czxid:
-                place.token = link.layout.token(czxid)
+            if link.layout.czxid < place.zxid:
+                place.token = link.layout.token(place.zxid)
                 return found.get()  # type: ignore[no-any-return]
             # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
             await self._reject(place, patience)
@@ -257,7 +257,7 @@ class ZooKeeperBackend:
                     continue
                 stat = found.get()[1]
                 if stat.ephemeralOwner == link.id:
-                    place.node = node.name
+                    place.node, place.zxid = node.name, stat.czxid
                     if not link.is_under(under, stat.czxid):
                         await self._reject(place, patience)
                         continue

@@ -19,11 +19,14 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss
 
 from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.messages import SET_WATCHES
 
 CHUNK = 65536
 LAST_NUMBER = 2**31 - 1
 LENGTH = Struct("!i")
 HEADER = Struct("!iii")
+EMPTY = 20
+"""Bytes of an answer without content."""
 
 NOT_NOW = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 
@@ -50,6 +53,7 @@ class Line:
         self.deserted = False
         """Whether the thread that has the mutex may not get on: it is in a signal handler, which waits."""
         self._number = 0
+        self._dozes = False
         self._sending = self._taking = False
 
     # ------------------------------------------------------------------ what kazoo does with a socket
@@ -106,6 +110,7 @@ class Line:
 
     def add(self, asked: tuple[Asked, ...]) -> None:
         """Have `flush` send these, too. The mutex is held."""
+        self._doze(self.shared and not self.pending and len(asked) == 1 and asked[0][0].type == SET_WATCHES)
         packed = [self.unsent]
         for request, answer in asked:
             self._number = number = self._number % LAST_NUMBER + 1
@@ -113,6 +118,13 @@ class Line:
             packed += HEADER.pack(8 + len(body), number, request.type), body
             self.pending.append((request, answer, number))
         self.unsent = b"".join(packed)
+
+    def _doze(self, flag: bool) -> None:
+        """Sleep on when nothing comes but the answer to a watch, which says nothing: it is read with what fires it."""
+        if flag is not self._dozes:
+            with suppress(OSError):  # where there is no such thing, or no connection any more
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, EMPTY + 1 if flag else 1)
+            self._dozes = flag
 
     def flush(self) -> None:
         """Send as much as the system takes. The mutex is held."""

@@ -157,8 +157,11 @@ class Link:
 
     # ------------------------------------------------------------------ watching
 
-    def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False) -> None:
-        """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session."""
+    def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False, zxid: int | None = None) -> None:
+        """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session.
+
+        With `zxid` also if it was changed later than that.
+        """
         with self._mutex:
             # Put there in one step: a signal handler that forgets the last of the others takes their table away.
             self._listeners[path] = {**self._listeners.get(path, {}), key: listener}
@@ -169,7 +172,8 @@ class Link:
             elif ours and not self._is_ours(answer.value[1]):
                 self._tell(path, True)
 
-        self._driver.post((GetData(path, True) if ours else messages.watch(path), Answer(then=answered)))
+        request = GetData(path, True) if zxid is None else messages.watch(path, zxid)
+        self._driver.post((request, Answer(then=answered)))
 
     def look(self, parent: str, listener: Callable[[list[str] | None], None]) -> None:
         """Have the listener told who is there, None if that is not to be had; nobody waits for that here."""

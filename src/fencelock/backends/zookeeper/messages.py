@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import EXCEPTIONS
 
 EPHEMERAL_SEQUENTIAL = 3
-CREATE, DELETE, GET_DATA, SET_DATA, CHILDREN, MULTI = 15, 2, 4, 5, 8, 14
+CREATE, DELETE, SET_DATA, CHILDREN, MULTI, SET_WATCHES = 15, 2, 5, 8, 14, 101
 FAILED = -1
 
 HEAD = Struct("!iqi")
@@ -24,6 +24,7 @@ EVENT = Struct("!iii")
 """What happened, the connection's state, and the length of the path."""
 STEP = Struct("!i?i")
 """What stands before each step of a transaction: its type, whether there is none any more, and an error."""
+NO_OTHERS = INT.pack(0) + INT.pack(0)
 ANY_VERSION = INT.pack(-1)
 FLAGS = INT.pack(EPHEMERAL_SEQUENTIAL)
 SET_STEP, DELETE_STEP, NO_STEP = STEP.pack(SET_DATA, False, -1), STEP.pack(DELETE, False, -1), STEP.pack(-1, True, -1)
@@ -57,9 +58,12 @@ def children(path: str) -> Request:
     return Request(CHILDREN, _text(path) + b"\0", _names)
 
 
-def watch(path: str) -> Request:
-    """Watch a node. The answer says nothing but that it is there."""
-    return Request(GET_DATA, _text(path) + b"\1", _nothing)
+def watch(path: str, zxid: int) -> Request:
+    """Watch a node. The answer says nothing: if it is gone, or was changed later than that, the watch fires at once.
+
+    It is what clients tell a server to which they have just changed over.
+    """
+    return Request(SET_WATCHES, b"".join((LONG.pack(zxid), INT.pack(1), _text(path), NO_OTHERS)), _nothing)
 
 
 def pass_on(path: str) -> Request:
