@@ -22,7 +22,7 @@ demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
 test: $(STAMP)  ## all tests, on real engines that they start themselves
-	$(COMPILED) $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup $(ARGS)
+	$(COMPILED) $(BIN)/python -m pytest --numprocesses 6 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)  ## ruff and strict mypy
 	$(BIN)/ruff check .
@@ -40,6 +40,8 @@ docs: $(STAMP)  ## docs/api.md, from the docstrings
 
 torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
 	$(BIN)/python -m tests.torture $(ARGS)
+	$(BIN)/python -m fencelock.sim --engine redis --seeds 10000
+	$(BIN)/python -m fencelock.sim --engine redlock --seeds 10000
 	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k mysql_innodb
 	$(BIN)/python -m tests.fences.increments
 

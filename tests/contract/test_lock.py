@@ -614,7 +614,7 @@ async def test_keeper_survives_churn(locks: LocksView, pace: Pace) -> None:
             with suppress(LeaseLost):  # a busy machine may keep one from running for its whole ttl
                 async with locks.lock(f"churn {number}", ttl=0.25):
                     pass
-            await asyncio.sleep(0.01)  # hundreds a second are many enough
+            await asyncio.sleep(0.03)  # two hundred a second are many enough
 
     await asyncio.gather(*(churn(number) for number in range(8)))
     stays.check()

@@ -25,7 +25,7 @@ import os, signal, sys, types
 from fencelock.fences.file import FileFence, _Place
 path = sys.argv[1]
 ready, told = os.pipe()
-with _Place(path).locked():                 # another thread of the program forks at this moment
+with _Place.of(path).locked():                 # another thread of the program forks at this moment
     child = os.fork()
     if child == 0:
         signal.pause()                      # a worker that goes on for a long time
@@ -76,7 +76,7 @@ def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
     path.chmod(0o040)
     fence.write(path, bearer(34), b"1")
     assert path.stat().st_mode & 0o777 == 0o040
-    assert os.stat(_Place(path)._mark).st_mode & 0o777 == 0o640
+    assert os.stat(_Place.of(path)._mark).st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -183,6 +185,50 @@ def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".stock.fence").write_text("x")
     with pytest.raises(FencelockError, match="is not the mark of a fence"):
         fence.enter(path, bearer(7))
+
+
+def test_files_are_collected(tmp_path: Path) -> None:
+    """Marks below the floor go, with their locks; the floor stands in for them, and for files that were never seen."""
+    fence, old, new = FileFence(), tmp_path / "old", tmp_path / "new"
+    fence.write(old, bearer(33), b"1")
+    fence.write(new, bearer(1000), b"1")
+    old.unlink()
+    assert fence.collect(tmp_path, 1000) == 1
+    assert fence.collect(tmp_path, 500) == 0
+    assert sorted(os.listdir(tmp_path)) == [".fence", ".fence-lock", ".new.fence", ".new.fence-lock", "new"]
+    for path in (old, tmp_path / "never seen"):
+        with pytest.raises(StaleToken, match="the fence was put at token 1000"):
+            fence.write(path, bearer(999), b"2")
+        fence.write(path, bearer(1000), b"2")
+
+
+def test_files_are_collected_under_way(tmp_path: Path) -> None:
+    """Whoever waits for a file's lock that is collected meanwhile does not end up with a lock of its own."""
+    fence, path = FileFence(), tmp_path / "count"
+    path.write_bytes(b"0")
+    tokens, done = itertools.count(1), []
+
+    def add() -> None:
+        for _ in range(60):
+            mine = bearer(next(tokens), f"owner {threading.get_ident()}")
+            try:
+                fence.enter(path, mine)
+                fence.write(path, mine, str(int(path.read_bytes()) + 1).encode())
+            except StaleToken:
+                continue
+            done.append(mine.token)
+
+    adders = [threading.Thread(target=add) for _ in range(4)]
+    for thread in adders:
+        thread.start()
+    collected = 0
+    while any(thread.is_alive() for thread in adders):
+        collected += fence.collect(tmp_path, next(tokens))
+    for thread in adders:
+        thread.join()
+    assert collected > 0
+    assert len(done) > 0
+    assert int(path.read_bytes()) == len(done)
 
 
 def test_file_writer_killed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Beside `report.json` there are `.report.json.fence`, the mark, and `.report.json.fence-lock`, which is only ever locked. The
 mark is on disk before the file changes, so that a crash between the two leaves the old file behind the new mark: safe.
+`.fence` is the floor of a folder whose marks have been collected.
 """
 
 from __future__ import annotations
@@ -14,9 +15,19 @@ from typing import IO
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
-from fencelock.fences.core import Credentials, Mark, bearer, check_reason, check_token, refusal, tell_moved
+from fencelock.fences.core import (
+    Credentials,
+    Mark,
+    bearer,
+    check_reason,
+    check_token,
+    refusal,
+    tell_collected,
+    tell_moved,
+)
 
 Path = str | os.PathLike[str]
+MARK = ".fence"
 
 
 class FileFence:
@@ -41,7 +52,7 @@ class FileFence:
 
     def enter(self, path: Path, lease: Fenced) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        place = _Place(path)
+        place = _Place.of(path)
         with place.locked():
             place.raise_mark(bearer(lease))
 
@@ -59,7 +70,7 @@ class FileFence:
         >>> with FileFence().replace(path, types.SimpleNamespace(token=7, id="me")) as file:
         ...     _ = file.write(b"done")
         """
-        place, mine = _Place(path), bearer(lease)
+        place, mine = _Place.of(path), bearer(lease)
         with place.fresh() as (file, temporary):
             yield file
             _to_disk(file)
@@ -72,49 +83,83 @@ class FileFence:
 
         >>> FileFence().token("/no/such/file")
         """
-        mark = _Place(path).mark()
+        mark = _Place.of(path).mark()
         return None if mark is None else mark.token
 
     def rebase(self, path: Path, token: int, *, reason: str) -> None:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
-        place, to = _Place(path), check_token(token)
+        place, to = _Place.of(path), check_token(token)
         check_reason(place.path, reason)
         with place.locked():
             before = place.mark()
             place.set_mark(Mark(to, ""))
         tell_moved(place.path, None if before is None else before.token, to, reason)
 
+    def collect(self, folder: Path, floor: int) -> int:
+        """Forget the marks below the floor of the files in a folder, also of files that are gone; return how many.
+
+        A file without a mark in this folder refuses tokens below the floor from then on. Choose one that is below every token
+        that may still be at work: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+
+        >>> import tempfile, types
+        >>> folder, fence = tempfile.mkdtemp(), FileFence()
+        >>> fence.write(os.path.join(folder, "report"), types.SimpleNamespace(token=7, id="me"), b"done")
+        >>> fence.collect(folder, floor=1000), fence.token(os.path.join(folder, "report"))
+        (1, 1000)
+        """
+        real = os.path.realpath(os.fspath(folder))
+        # The floor first: whoever finds no mark from then on finds the floor.
+        with (least := _Place(real, "")).locked():
+            before = least.own_mark()
+            least.set_mark(Mark(max(check_token(floor), 0 if before is None else before.token), ""))
+        count = sum(_Place(real, name).forget(floor) for name in _marked(real))
+        tell_collected(count, floor)
+        return count
+
 
 class _Place:
-    """A file, its mark and its lock."""
+    """A file, its mark and its lock; without a name it is its folder's floor."""
 
-    def __init__(self, path: Path) -> None:
-        # What a link leads to is fenced and replaced, not the link.
-        self.path = os.path.realpath(os.fspath(path))
-        if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise FencelockError(f"{self.path} is no regular file, and is not to be replaced by one", self.path)
-        self._folder, name = os.path.split(self.path)
-        self._mark = os.path.join(self._folder, f".{name}.fence")
+    def __init__(self, folder: str, name: str) -> None:
+        self.path = os.path.join(folder, name)
+        self._folder = folder
+        self._mark = os.path.join(folder, f".{name}{MARK}" if name else MARK)
         self._lock = f"{self._mark}-lock"
+
+    @classmethod
+    def of(cls, path: Path) -> _Place:
+        # What a link leads to is fenced and replaced, not the link.
+        real = os.path.realpath(os.fspath(path))
+        if os.path.exists(real) and not os.path.isfile(real):
+            raise FencelockError(f"{real} is no regular file, and is not to be replaced by one", real)
+        return cls(*os.path.split(real))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         import fcntl
 
-        # Never removed: whoever waits for it must wait for the same file.
-        try:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except PermissionError:
-            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # another user made it; NFS wants to write
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            # A child that was forked meanwhile has the descriptor, too: closing ours would leave the lock to it.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+        while True:
+            try:
+                descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except PermissionError:
+                descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # another user made it; NFS wants to write
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not _is_at(descriptor, self._lock):
+                    continue  # collected while we waited: what others lock is a new one
+                yield
+                return
+            finally:
+                # A child that was forked meanwhile has the descriptor, too: closing ours would leave the lock to it.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     def mark(self) -> Mark | None:
+        """Return what a bearer is compared with: the file's own mark, or the floor, or None."""
+        own = self.own_mark()
+        return _Place(self._folder, "").own_mark() if own is None else own
+
+    def own_mark(self) -> Mark | None:
         try:
             with open(self._mark, encoding="utf-8", newline="") as file:
                 text = file.read()
@@ -124,6 +169,16 @@ class _Place:
         if not token.isdigit():
             raise FencelockError(f"{self._mark} is not the mark of a fence; find out what wrote to it", self.path)
         return Mark(int(token), id_)
+
+    def forget(self, floor: int) -> bool:
+        """Remove a mark below the floor, and the lock with it; return whether it was."""
+        with self.locked():
+            mark = self.own_mark()
+            if mark is None or mark.token >= floor:
+                return False
+            os.unlink(self._mark)
+            os.unlink(self._lock)
+        return True
 
     def raise_mark(self, mine: Credentials) -> None:
         """Let a bearer pass; the lock is held."""
@@ -146,7 +201,7 @@ class _Place:
         file = open(temporary, "xb")  # noqa: SIM115
         try:
             with file:
-                if os.path.exists(self.path):
+                if os.path.isfile(self.path):
                     _make_like(temporary, os.stat(self.path), at_least)
                 yield file, temporary
         finally:
@@ -182,3 +237,16 @@ def _make_like(path: str, other: os.stat_result, at_least: int) -> None:
 def _to_disk(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _marked(folder: str) -> list[str]:
+    """Return the names of the files in a folder that have marks, whether they are still there or not."""
+    marks = (name for name in os.listdir(folder) if name.startswith(".") and name.endswith(MARK))
+    return [name[1 : -len(MARK)] for name in marks if name != MARK]
