@@ -118,3 +118,17 @@ def test_columns_that_were_added_later() -> None:
     with pytest.raises(StaleToken):
         enter(OLD)
     database.close()
+
+
+def test_connection_straight_from_a_pool() -> None:
+    """What SQLAlchemy's pools give out stands for the driver's connection in it."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine("sqlite://")
+    pooled = engine.raw_connection()
+    SqlFence().check(pooled, "r", NEW)
+    pooled.commit()
+    with pytest.raises(StaleToken):
+        SqlFence().check(pooled, "r", OLD)
+    pooled.close()
+    engine.dispose()

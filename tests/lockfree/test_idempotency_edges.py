@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencelock import KeyInProgress
+from fencelock import FencelockError, KeyInProgress
 from fencelock.lockfree.idempotency import fingerprint, idempotent, idempotent_by
 from fencelock.lockfree.schema import create_tables
 from tests.lockfree.databases import Database
@@ -72,3 +72,17 @@ def test_fingerprints() -> None:
     payloads: list[Any] = [None, "", b"", "null", b"null", "\ud800", "\ud801", 1, 1.0, True, "1", [], {}, [1], {"1": 1}]
     assert len({fingerprint(payload) for payload in payloads}) == len(payloads)
     assert fingerprint({"a": [1.5, "é"], "b": None}) == fingerprint({"b": None, "a": (1.5, "é")})
+
+
+def test_a_key_inside_itself(database: Database, key: str) -> None:
+    """A key that is used once more inside its own block is an error of the outer one, and nothing of either is kept."""
+    with database.connected() as connection:
+        with pytest.raises(FencelockError, match="used once more"), idempotent(connection, key):
+            with idempotent(connection, key) as inner:
+                assert not inner.repeated
+                database.charge(connection, key)
+        connection.rollback()
+        with idempotent(connection, key) as run:
+            assert not run.repeated
+        connection.rollback()
+    assert database.charges(key) == 0

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 import fencelock
-from fencelock import FencelockError, GuaranteeUnavailable, VersionConflict, aio
+from fencelock import FencelockError, GuaranteeUnavailable, StaleToken, VersionConflict, aio
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.optimistic import (
     Cell,
@@ -212,9 +212,9 @@ def test_records() -> None:
         with locks.lock("n") as new:
             assert RecordKey(locks, "n", lease=new).modify(plus_one) == b"21"
         seen = RecordKey(locks, "n").read()
-        with pytest.raises(VersionConflict):
+        with pytest.raises(StaleToken, match=f"token {new.token}"):
             RecordKey(locks, "n", lease=old).write(b"stale", seen.version)
-        with pytest.raises(VersionConflict):
+        with pytest.raises(StaleToken, match="without a lease"):
             RecordKey(locks, "n").modify(plus_one, attempts=2)
 
 

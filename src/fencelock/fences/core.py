@@ -141,7 +141,8 @@ def not_entered(resource: str, mine: Credentials) -> StaleToken:
     >>> print(not_entered("order:42", Credentials(33, "a")))
     'order:42' has not let token 33 in: call enter() before the first read, again after a rebase or collect
     """
-    message = f"{resource!r} has not let token {mine.token} in: call enter() before the first read, again after a rebase or collect"
+    what = f"{resource!r} has not let token {mine.token} in"
+    message = f"{what}: call enter() before the first read, again after a rebase or collect"
     return StaleToken(message, resource, token=mine.token)
 
 

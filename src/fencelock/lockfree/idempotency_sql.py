@@ -106,7 +106,7 @@ class SqlStore:
         done = await self._on.execute(finish, {**self._args, "result": result, "ttl": math.ceil(ttl)})
         if done.touched != 1:
             raise FencelockError(
-                f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block",
+                f"the claim on {self._key!r} is gone: its transaction was ended inside the block, or it was used once more",
                 self._key,
             )
 

@@ -6,7 +6,7 @@ from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
-from fencelock.errors import EngineUnavailable
+from fencelock.errors import EngineUnavailable, StaleToken
 from fencelock.lockfree.cell import Cell, Seen
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.idempotency_locks import is_awaited, records_of
@@ -72,7 +72,7 @@ class EtcdKey(Cell["bytes | None"]):
 class RecordKey(Cell["bytes | None"]):
     """A record beside the locks of a client of `fencelock.connect` or `fencelock.aio.connect`.
 
-    With a lease its token fences the write: whoever had the lock before is refused.
+    With a lease its token fences the write: whoever had the lock before, or has none, gets StaleToken.
 
     >>> with fencelock.connect("memory://records") as locks:
     ...     counter = RecordKey(locks, "counter")
@@ -94,6 +94,16 @@ class RecordKey(Cell["bytes | None"]):
 
     async def _write(self, value: bytes | None, version: int) -> bool:
         written = await self._records.write(self.name, value, token=self._token, ttl=self._ttl, expect=version)
+        if not written.done and written.record is not None and written.record.token > self._token:
+            # To read again would not help: it is not the version that is old.
+            who = "without a lease" if self._token == NO_LEASE else f"with token {self._token}"
+            raise StaleToken(
+                f"the record {self.name!r} was written by a holder with token {written.record.token}, and is not to be "
+                f"written {who}: stop, and acquire anew",
+                self.name,
+                token=self._token,
+                seen=written.record.token,
+            )
         return written.done
 
 
