@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import psycopg
@@ -122,19 +123,46 @@ def fence_table(url: str) -> list[str]:
         connection.close()
 
 
+def run(url: str, statement: str) -> None:
+    """Run a statement as the application's owner."""
+    from fencelock.cli.database import connect
+
+    connection = connect(url)
+    try:
+        connection.cursor().execute(statement)
+        connection.commit()
+    finally:
+        connection.close()
+
+
+def drop(url: str, table: str) -> None:
+    """Remove a table, of which MariaDB warns if it is not there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(url, f"DROP TABLE IF EXISTS {table}")
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
 def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
     """`--fence` is about the table of the SQL fence: `--apply` makes it, twice even, and `--print` says how."""
     urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/my%20app.db"}
     url = cli.env["FENCELOCK_URL"] = urls[kind]
-    for _ in range(2):
+    drop(url, "fencelock_fence")
+    for words in ("there now", "there already, and right"):
         done = cli("schema", "--fence", "--apply")
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
-        assert "the fence's table is there" in done.stderr
+        assert f"the fence's table is {words}" in done.stderr
     assert fence_table(url) == (["b''"] if kind == "mariadb" else [])  # the floor
     script = cli("schema", "--fence", "--print").stdout
     assert script.startswith("CREATE TABLE IF NOT EXISTS fencelock_fence")
     assert script.endswith(";\n")
+    assert ("-- GRANT SELECT, INSERT, UPDATE, DELETE ON fencelock_fence TO" in script) == (kind != "sqlite")
+    drop(url, "fencelock_fence")
+    run(url, "CREATE TABLE fencelock_fence (a INT)")
+    done = cli("schema", "--fence", "--apply")
+    drop(url, "fencelock_fence")
+    assert done.returncode == 69
+    assert "there is a table fencelock_fence, but not with the columns resource, token, id" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
@@ -145,13 +173,16 @@ def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind
 
     urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/app.db"}
     url = cli.env["FENCELOCK_URL"] = urls[kind]
-    for _ in range(2):
+    for table in ("fencelock_idempotency", "fencelock_outbox", "fencelock_outbox_turn", "fencelock_fence"):
+        drop(url, table)
+    for words in ("there now", "there already, and right"):
         done = cli("schema", "--lockfree", "--apply")
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
-        assert "the tables of fencelock.lockfree are there" in done.stderr
+        assert f"the tables of fencelock.lockfree are {words}" in done.stderr
     connection = connect(url)
     assert Outbox("of the test of the schema").pending(connection) == 0
     connection.close()
+    fence_table(url)  # the outbox needs it, too
     assert "CREATE TABLE IF NOT EXISTS fencelock_outbox" in cli("schema", "--lockfree", "--print").stdout
     assert cli("schema", "--lockfree", "--fence", "--print").returncode == 64
 
@@ -162,6 +193,9 @@ def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind
         ("memory://", 64, "names no database"),
         ("sqlite://", 64, "names no file"),
         ("mysql://root@127.0.0.1:1/x", 69, "127.0.0.1"),
+        ("mysql://root@127.0.0.1:1", 64, "names no database on the server"),
+        ("postgresql://root@127.0.0.1:1/x", 69, "Make sure that the server runs there"),
+        ("sqlite:/no/such/folder/app.db", 69, "Make sure that its folder and file are there"),
     ],
 )
 def test_fence_refused(cli: Cli, url: str, code: int, words: str) -> None:
@@ -169,3 +203,38 @@ def test_fence_refused(cli: Cli, url: str, code: int, words: str) -> None:
     done = cli("schema", "--fence", "--apply", "--url", url)
     assert done.returncode == code
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("what", ["--fence", "--lockfree"])
+@pytest.mark.parametrize("how", ["--print", "--apply"])
+def test_whose_database(cli: Cli, what: str, how: str) -> None:
+    """Without a URL there is no application's database: it is asked for, and nothing is guessed."""
+    del cli.env["FENCELOCK_URL"]
+    done = cli("schema", what, how)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "give its URL with --url" in done.stderr
+
+
+def test_database_or_rights_that_are_missing(cli: Cli, pg: Postgres, mariadb: MariaDB) -> None:
+    """What a database says comes with the next step: a database to make, a password to look at, a user who may."""
+    role = f"n{os.getpid()}"
+    missing = "Make the database first"
+    for url in (f"{pg.url.rpartition('/')[0]}/nowhere", f"{mariadb.url.rpartition('/')[0]}/nowhere"):
+        done = cli("schema", "--fence", "--apply", "--url", url)
+        assert done.returncode == 69
+        assert missing in done.stderr
+    name = own_database(mariadb).rpartition("/")[2]
+    mariadb.query(f"CREATE USER {role} IDENTIFIED BY 's3cr3t'; GRANT SELECT ON {name}.* TO {role}")
+    ask(pg, f"CREATE ROLE {role} LOGIN PASSWORD 's3cr3t'")
+    try:
+        server = mariadb.url.rpartition("/")[0].replace("root@", f"{role}:s3cr3t@")
+        for url in (f"{server}/{name}", pg.url.replace("postgres@", f"{role}:s3cr3t@")):
+            cli.env["FENCELOCK_URL"] = url
+            done = cli("schema", "--fence", "--apply")
+            assert done.returncode == 69, done.stderr
+            assert "what --print writes" in done.stderr
+            assert "s3cr3t" not in done.stderr
+    finally:
+        ask(pg, f"DROP OWNED BY {role}")
+        ask(pg, f"DROP ROLE {role}")
+        mariadb.query(f"DROP USER {role}")

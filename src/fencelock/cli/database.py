@@ -8,13 +8,29 @@ from urllib.parse import unquote, urlsplit
 
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable, InvalidURL, MissingDependency
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, codes
 
 DIALECTS = {
     "sqlite": SQLITE,
     **dict.fromkeys(("postgresql", "postgres", "postgresql+advisory", "postgres+advisory"), POSTGRESQL),
     **dict.fromkeys(("mysql", "mariadb"), MYSQL),
 }
+
+
+_STEPS: list[tuple[set[str], tuple[str, ...], str]] = [
+    (
+        {"42501", "1142", "1044", "1227"},
+        (),
+        "Run it as a user who may make tables, or have such a user run what --print writes",
+    ),
+    ({"3D000", "1049"}, ('" does not exist',), "Make the database first, or name another one in the URL"),
+    ({"28P01", "28000", "1045"}, ("authentication failed",), "Look at the user and the password in the URL"),
+    (set(), ("unable to open", "readonly"), "Make sure that its folder and file are there, and may be written"),
+    (set(), ("not a database",), "Name another file in the URL"),
+    (set(), ("locked",), "Try again when nobody writes to it"),
+    ({"2003"}, ("refused", "timeout", "timed out", "resolve"), "Make sure that the server runs there"),
+]
+"""What databases say, by number or by word, and what to do about it. psycopg has no number for what goes wrong at first."""
 
 
 def dialect_of(url: str) -> str:
@@ -40,13 +56,28 @@ def connect(url: str) -> Any:
         if dialect == POSTGRESQL:
             return _driver("psycopg", url).connect(f"postgresql:{url.partition(':')[2]}")
         parts = urlsplit(url)
+        if not parts.path.strip("/"):
+            raise InvalidURL(f"{redact(url)!r} names no database on the server: add it, as in mysql://app@db/shop")
         options = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
         options |= {"user": unquote(parts.username or ""), "password": unquote(parts.password or "")}
         return _driver("pymysql", url).connect(**options, database=unquote(parts.path.strip("/")))
     except (InvalidURL, MissingDependency):
         raise
     except Exception as error:
-        raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}") from error
+        raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
+
+
+def next_step(error: Exception) -> str:
+    """Return what to do about an error of a database, or nothing where it speaks for itself.
+
+    >>> next_step(OSError("attempt to write a readonly database"))
+    '. Make sure that its folder and file are there, and may be written'
+    """
+    said, found = str(error), codes(error)
+    for numbers, words, advice in _STEPS:
+        if found & numbers or any(word in said for word in words):
+            return f". {advice}"
+    return ""
 
 
 def _path(url: str) -> str:

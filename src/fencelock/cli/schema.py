@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable
-from typing import Any
 
 from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.guard import put, say
@@ -14,7 +13,10 @@ from fencelock.cli.options import Parser, engine_url
 def parser() -> Parser:
     """Return the parser of its arguments."""
     parser = Parser(
-        "schema", "Print or make what is needed in a database: by an engine, or in place of one.", SHORT_TABLE
+        "schema",
+        "Print or make what is needed in a database: by an engine that keeps locks there\n"
+        "or, with --fence or --lockfree, by an application that keeps its own data there.",
+        SHORT_TABLE,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--print", action="store_true", help="write the statements to stdout and change nothing")
@@ -22,9 +24,13 @@ def parser() -> Parser:
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--fence", action="store_true", help="the table of SqlFence, in the application's own database")
     whose.add_argument(
-        "--lockfree", action="store_true", help="the tables of idempotency keys and of the outbox, there"
+        "--lockfree",
+        action="store_true",
+        help="the tables of idempotency keys and of the outbox, with the fence's, there",
     )
-    parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
+    parser.add_argument(
+        "--url", help="the engine or the database (default: $FENCELOCK_URL, where a URL with a password belongs)"
+    )
     return parser
 
 
@@ -33,7 +39,7 @@ def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     url = engine_url(options)
     if options.fence or options.lockfree:
-        return tables(url, *(_fence() if options.fence else _lockfree()), apply=options.apply)
+        return _tables(options, url)
     from fencelock.core.urls import open_schema, redact
     from fencelock.worlds.blocking import BlockingWorld, drive
 
@@ -54,34 +60,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def tables(url: str, what: str, text: Callable[[str], str], make: Callable[[Any], Any], *, apply: bool) -> int:
+def _tables(options: argparse.Namespace, url: str) -> int:
     """Print or make tables in an application's own database."""
-    from fencelock.cli.database import connect, dialect_of
-    from fencelock.core.urls import redact
-    from fencelock.errors import EngineUnavailable
+    from fencelock.cli import tables
+    from fencelock.errors import InvalidURL
 
-    if not apply:
-        put(text(dialect_of(url)))
-        return 0
-    connection = connect(url)
-    try:
-        make(connection)
-        connection.commit()
-    except Exception as error:
-        raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}") from error
-    finally:
-        connection.close()
-    say(f"{what} there: {redact(url)}")
+    if not (options.url or os.environ.get("FENCELOCK_URL")):
+        which = "--fence" if options.fence else "--lockfree"
+        raise InvalidURL(
+            f"{which} is about the application's own database: give its URL with --url or, if it has a password, in "
+            "$FENCELOCK_URL, as in --url postgresql://app@db/shop"
+        )
+    (tables.apply if options.apply else tables.show)(url, tables.fence() if options.fence else tables.lockfree())
     return 0
-
-
-def _fence() -> tuple[str, Callable[[str], str], Callable[[Any], Any]]:
-    from fencelock.fences.sql import SqlFence, schema
-
-    return "the fence's table is", lambda dialect: "".join(f"{it};\n" for it in schema(dialect)), SqlFence().create
-
-
-def _lockfree() -> tuple[str, Callable[[str], str], Callable[[Any], Any]]:
-    from fencelock.lockfree.schema import create_tables, schema_text
-
-    return "the tables of fencelock.lockfree are", schema_text, create_tables

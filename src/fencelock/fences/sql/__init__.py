@@ -49,7 +49,7 @@ class SqlFence:
     Django's `connection`. On psycopg's AsyncConnection, on aiosqlite's, and on SQLAlchemy's AsyncConnection and
     AsyncSession every method is to be awaited.
 
-    The table is made by `fencelock schema --fence --apply`, or by `create`; on SQLite by the first check.
+    The table is made by `fencelock schema --fence --apply --url …`, or by `create`; on SQLite by the first check.
 
     >>> import sqlite3, types
     >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
@@ -273,8 +273,8 @@ async def _ask(to: Link, name: str, resource: str, named: dict[str, Any]) -> Ans
         if to.dialect != SQLITE:
             # Made here, it would end the caller's transaction on MySQL, and race with others on PostgreSQL.
             raise FencelockError(
-                "the table fencelock_fence is not there: run `fencelock schema --fence --apply`, or have SqlFence().create("
-                "connection) run once when you deploy",
+                "the table fencelock_fence is not there: run `fencelock schema --fence --apply --url …`, with the URL of "
+                "this database, or have SqlFence().create(connection) run once when you deploy",
                 resource or None,
             ) from error
     await _create(to)

@@ -1,0 +1,110 @@
+"""The tables that an application's own database needs for fences, and for what is lock-free: printed, or made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from fencelock.cli.database import connect, dialect_of, next_step
+from fencelock.cli.guard import put, say
+from fencelock.core.urls import redact
+from fencelock.errors import EngineUnavailable
+from fencelock.sqlio import MYSQL, POSTGRESQL, codes, finish, link, misses_table
+
+_TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+) \(\n(.*?)\n\)", re.DOTALL)
+_COLUMN = re.compile(r"^ {4}(?!PRIMARY|KEY)(\w+) ", re.MULTILINE)
+
+NO_COLUMN = {"42703", "1054"}
+
+
+class Tables(NamedTuple):
+    """Some tables: what they are called among people, their text in a dialect, and what makes them on a connection."""
+
+    name: str
+    text: Callable[[str], str]
+    make: Callable[[Any], None]
+
+
+def fence() -> Tables:
+    """Return the table of the SQL fence."""
+    from fencelock.fences.sql import SqlFence, schema
+
+    return Tables(
+        "the fence's table is", lambda dialect: "".join(f"{it};\n" for it in schema(dialect)), SqlFence().create
+    )
+
+
+def lockfree() -> Tables:
+    """Return those of idempotency keys and of the outbox, with the fence's, which the outbox needs."""
+    from fencelock.lockfree.schema import create_tables, schema_text
+
+    fenced = fence()
+
+    def make(connection: Any) -> None:
+        create_tables(connection)
+        fenced.make(connection)
+
+    def text(dialect: str) -> str:
+        return f"{schema_text(dialect)}\n{fenced.text(dialect)}"
+
+    return Tables("the tables of fencelock.lockfree are", text, make)
+
+
+def show(url: str, tables: Tables) -> None:
+    """Print the statements, and the grants that another user needs."""
+    dialect = dialect_of(url)
+    text = tables.text(dialect)
+    if dialect in (MYSQL, POSTGRESQL):
+        whom = "'app'@'%'" if dialect == MYSQL else "app"
+        text += "\n-- What another user, here app, needs to work with it:\n"
+        for table, _ in _shapes(text):
+            text += f"-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {whom};\n"
+    put(text)
+
+
+def apply(url: str, tables: Tables) -> None:
+    """Make the tables, unless they are there; say which, and raise EngineUnavailable if one that was there is another."""
+    shapes = list(_shapes(tables.text(dialect_of(url))))
+    connection = connect(url)
+    try:
+        missing = [table for table, _ in shapes if not _has(connection, "1", table)]
+        for table, columns in shapes:
+            if table not in missing and not _has(connection, ", ".join(columns), table):
+                raise EngineUnavailable(
+                    f"{redact(url)}: there is a table {table}, but not with the columns {', '.join(columns)}, so it is not "
+                    "fencelock's, or of another release: rename it, or use another database"
+                )
+        tables.make(connection)
+        connection.commit()
+    except EngineUnavailable:
+        raise
+    except Exception as error:
+        raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
+    finally:
+        connection.close()
+    say(f"{tables.name} there{' now' if missing else ' already, and right'}: {redact(url)}{_who(url)}")
+
+
+def _who(url: str) -> str:
+    grants = "; the grants that other users need are at the end of what --print writes"
+    return grants if dialect_of(url) in (MYSQL, POSTGRESQL) else ""
+
+
+def _shapes(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the tables that a text makes, with their columns."""
+    for found in _TABLE.finditer(text):
+        yield found[1], _COLUMN.findall(found[2])
+
+
+def _has(connection: Any, columns: str, table: str) -> bool:
+    """Return whether there is a table with these columns, and leave no transaction behind."""
+    try:
+        finish(link(connection).execute(f"SELECT {columns} FROM {table} WHERE 1 = 0"))
+    except Exception as error:
+        if not misses_table(error) and not codes(error) & NO_COLUMN and "no such column" not in str(error):
+            raise
+        return False
+    finally:
+        connection.rollback()
+    return True
