@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
-from fencelock.sqlio.drivers import DRIVERS, NOTHING, find, kind_of, modules_of
+from fencelock.sqlio.drivers import DRIVERS, NOTHING, aiosqlite_commits, find, kind_of, modules_of
 
 DIALECTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
@@ -78,6 +78,9 @@ class _AwaitedAlchemy:
         connection = await self._connection()
         if not connection.in_transaction():
             await connection.begin()
+        beneath = (await connection.get_raw_connection()).driver_connection
+        if type(beneath).__module__.partition(".")[0] == "aiosqlite" and await aiosqlite_commits(beneath):
+            return True
         return _commits_each(connection.sync_connection)
 
     def refuse(self, why: str, /) -> None:

@@ -35,9 +35,9 @@ def _sqlite_commits(connection: Any) -> bool:
     return connection.isolation_level is None if autocommit == -1 else bool(autocommit)
 
 
-def _aiosqlite_commits(connection: Any) -> bool:
-    # It hands on `isolation_level`, but not `autocommit`.
-    return _sqlite_commits(connection._conn)
+async def aiosqlite_commits(connection: Any) -> bool:
+    """Ask sqlite3's own connection: aiosqlite does not hand on `autocommit`, which answers in its thread only."""
+    return bool(await connection._execute(_sqlite_commits, connection._conn))
 
 
 def _sqlite_cursor(connection: Any) -> Any:
@@ -84,7 +84,7 @@ DRIVERS = {
     "psycopg2": Driver(POSTGRESQL, "format", _libpq_commits, _psycopg2_cursor),
     "pymysql": Driver(MYSQL, "format", _pymysql_commits, _pymysql_cursor),
     "MySQLdb": Driver(MYSQL, "format", lambda connection: bool(connection.get_autocommit()), _mysqldb_cursor),
-    "aiosqlite": Driver(SQLITE, "qmark", _aiosqlite_commits),
+    "aiosqlite": Driver(SQLITE, "qmark", _sqlite_commits),
 }
 """DB-API drivers, by the package that their connections come from."""
 
@@ -223,7 +223,7 @@ class _Aiosqlite:
             await cursor.close()
 
     async def commits_each(self) -> bool:
-        return self._driver.idle(self._connection)
+        return await aiosqlite_commits(self._connection)
 
     def refuse(self, _why: str, /) -> None:
         # The first step puts it into the thread's queue, before whatever the caller does next. A close() of the caller's
