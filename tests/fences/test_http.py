@@ -244,3 +244,76 @@ def test_junk_is_not_read_as_a_refusal(body: bytes) -> None:
             raise_for_stale(answer)
     else:
         raise_for_stale(answer)
+
+
+def challenged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """An application that asks for a digest, and says what it was sent."""
+    given = environ.get("HTTP_AUTHORIZATION", "")
+    if not given:
+        start_response("401 Unauthorized", [("WWW-Authenticate", 'Digest realm="x", nonce="n", qop="auth"')])
+        return [b""]
+    start_response("200 OK", [])
+    return [f"{given.split()[0]} {environ['fencelock'].token}".encode()]
+
+
+@pytest.mark.parametrize(
+    ("then", "scheme"),
+    [
+        (httpx.BasicAuth("ann", "s3cr3t"), "Basic"),
+        (httpx.DigestAuth("ann", "s3cr3t"), "Digest"),
+        (("ann", "s3cr3t"), "Basic"),
+        (requests.auth.HTTPBasicAuth("ann", "s3cr3t"), "Basic"),
+    ],
+)
+def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
+    """An auth of httpx's, one that asks twice among them, one of requests' and a pair go with the token, in both colours."""
+    app = FencedWsgi(challenged, MemoryFence())
+    auth = TokenAuth(bearer(34), then=then)
+    with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://test") as client:
+        assert client.post("/stock", auth=auth).text == f"{scheme} 34"
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        headers = [] if given else [(b"www-authenticate", b'Digest realm="x", nonce="n", qop="auth"')]
+        await send({"type": "http.response.start", "status": 200 if given else 401, "headers": headers})
+        body = b"%s %d" % (given.partition(b" ")[0], scope["fencelock"].token)
+        await send({"type": "http.response.body", "body": body})
+
+    async def use() -> str:
+        transport = httpx.ASGITransport(FencedAsgi(asgi, MemoryFence()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.post("/stock", auth=auth)).text
+
+    assert asyncio.run(use()) == f"{scheme} 34"
+
+
+@pytest.mark.parametrize("then", ["ann", 5, ("ann",)])
+def test_what_is_no_auth_is_refused_at_once(then: Any) -> None:
+    """What can be no auth is refused where it is given, not with the first request."""
+    with pytest.raises(TypeError, match=r"`then` is an auth"):
+        TokenAuth(bearer(34), then=then)
+
+
+def test_problem_with_a_path_is_not_called_one_with_a_token() -> None:
+    """A path that can be no resource's name has a title that says so."""
+    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence()))
+    with httpx.Client(transport=transport, base_url="http://test") as client:
+        answer = client.post("/" + "x" * 1024, auth=TokenAuth(bearer(34)))
+    check(answer, 400, "bad-resource")
+    assert answer.json()["title"] == "Bad resource of a fence"
+
+
+def test_a_slash_at_the_end_is_no_way_around() -> None:
+    """A path with a slash at its end is the same resource as without, in both kinds of middleware."""
+    app = FencedWsgi(wsgi_app, MemoryFence())
+    assert called(app, "POST", '34; id="a"', "/stock/x") == 200
+    assert called(app, "POST", '33; id="b"', "/stock/x/") == 409
+    assert called(app, "POST", '33; id="b"', "/") == 200
+
+    async def use() -> list[int]:
+        fenced = httpx.ASGITransport(FencedAsgi(asgi_app, MemoryFence()))
+        async with httpx.AsyncClient(transport=fenced, base_url="http://test") as client:
+            sent = [(34, "/stock/x/"), (33, "/stock/x"), (33, "/")]
+            return [(await client.post(path, auth=TokenAuth(bearer(token)))).status_code for token, path in sent]
+
+    assert asyncio.run(use()) == [200, 409, 200]

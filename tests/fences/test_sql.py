@@ -14,7 +14,7 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, StaleToken
-from fencelock.fences import from_environ
+from fencelock.fences import Credentials, from_environ
 from fencelock.fences.sql import SqlFence
 
 LEASE = SimpleNamespace(token=34, id="a")
@@ -56,6 +56,30 @@ def test_not_a_lease(database: sqlite3.Connection, lease: Any) -> None:
     assert not database.in_transaction
 
 
+def test_wrong_types_are_named(database: sqlite3.Connection) -> None:
+    """A token of the wrong type is shown, and said to be a token where only that was given."""
+    with pytest.raises(TypeError, match=r"not Credentials with the token '34' and the id 'a': convert"):
+        SqlFence().check(database, "x", Credentials("34", "a"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^a token is an int such as 34, not '3' \(str\)$"):
+        SqlFence().rebase(database, "x", "3", reason="why")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"^a token is an int such as 34, not 2.0 \(float\)$"):
+        SqlFence().collect(database, 2.0)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="nanoseconds"):
+        SqlFence().collect(database, 2**60)
+
+
+def test_log_of_a_collection_says_the_floor_in_force(
+    database: sqlite3.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collection behind a lower floor than there is says what is refused from now on, not what was asked for."""
+    with caplog.at_level("INFO", "fencelock.fences"), database:
+        SqlFence().collect(database, 5)
+        SqlFence().collect(database, 2)
+    assert [record.getMessage().partition("; ")[2] for record in caplog.records] == [
+        "tokens below 5 are refused from now on"
+    ] * 2
+
+
 @pytest.mark.parametrize(("token", "id"), [(-1, "a"), (2**53, "a"), (34, ""), (34, "a\0b"), (34, "ä" * 200)])
 def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> None:
     """Numbers and ids that not every database could keep exactly are refused."""
@@ -66,7 +90,7 @@ def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> Non
 def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
     """A lock in place of its lease is refused, and the message says where to get the lease."""
     with fencelock.connect("memory://fence-types") as locks, pytest.raises(TypeError, match=r"not Lock: .*acquire"):
-        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[arg-type]
+        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,44 @@ def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
         column.check(rowcount, "r", NEW)
 
 
+@pytest.mark.parametrize("rowcount", ["0", "1", True, 1.0, [], SimpleNamespace(rowcount=0)], ids=repr)
+def test_what_is_no_count_is_no_pass(rowcount: Any) -> None:
+    """A cursor in place of its count, or anything else that is no int, is refused with a word on what is wanted."""
+    with pytest.raises(TypeError, match=r"rowcount"):
+        FenceColumn(paramstyle="qmark").check(rowcount, "r", NEW)
+
+
+def test_several_rows_are_no_pass() -> None:
+    """An UPDATE of several rows may have left out some that a newer holder has written, so it passes for none."""
+    with pytest.raises(FencelockError, match=r"found 2 rows of 'r'.*one row"):
+        FenceColumn(paramstyle="qmark").check(2, "r", NEW)
+
+
+def test_a_missing_row_is_not_called_a_newer_holder() -> None:
+    """Where the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
+    with pytest.raises(StaleToken, match=r"found no row.*missing.*FOUND_ROWS"):
+        FenceColumn(paramstyle="qmark").check(0, "r", NEW)
+
+
+def test_columns_that_were_added_later() -> None:
+    """Rows from before the columns, with NULL in them, start at the first token that comes, as a resource without a mark."""
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE stock (sku TEXT, fence INTEGER, fence_id TEXT)")
+    database.execute("INSERT INTO stock (sku) VALUES ('apple')")
+    column = FenceColumn(paramstyle="named")
+
+    def enter(lease: Any) -> None:
+        mine = column.clause(lease)
+        statement = f"UPDATE stock SET {mine.set} WHERE sku = 'apple' AND {mine.where}"
+        column.check(database.execute(statement, mine.named).rowcount, "apple", lease)
+
+    enter(NEW)
+    enter(NEW)
+    with pytest.raises(StaleToken):
+        enter(OLD)
+    database.close()
+
+
 def test_connection_straight_from_a_pool() -> None:
     """What SQLAlchemy's pools give out stands for the driver's connection in it."""
     import sqlalchemy

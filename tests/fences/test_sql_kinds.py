@@ -68,3 +68,21 @@ def test_autocommit_is_refused(kind: str, where: Where, resource: str) -> None:
         assert one.do(fence.token(one.handed, resource)) is None
         with pytest.raises(FencelockError, match="needs a transaction"):
             one.do(fence.collect(one.handed, 1))
+
+
+ADVICE = {"django": r"transaction\.atomic\(\)", "alchemy": r"engine\.begin\(\)", "sqlite": "BEGIN IMMEDIATE"}
+
+
+def test_autocommit_is_refused_with_a_way_out(kind: str, where: Where, resource: str) -> None:
+    """The refusal names how those who have such a connection begin a transaction."""
+    advice = [words for name, words in ADVICE.items() if name in kind] or ["turn autocommit off"]
+    with caller(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
+        one.do(SqlFence().check(one.handed, resource, bearer(34, "a")))
+
+
+def test_all_of_djangos_connections_are_not_one() -> None:
+    """`connections` in place of one of them is refused with a word on which to take."""
+    from django.db import connections
+
+    with pytest.raises(TypeError, match=r"connections\['default'\]"):
+        SqlFence().check(connections, "x", bearer(34, "a"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pymysql
@@ -20,8 +20,13 @@ from fencelock.fences.sql import FenceColumn, SqlFence
 from tests.fences.callers import Where, mysql_options, postgres_url
 
 SERVERS = ("postgres", "mariadb")
-Connect = Callable[..., Any]
 FENCE = SqlFence()
+
+
+class Connect(Protocol):
+    """Makes a connection of a kind that has no types."""
+
+    def __call__(self, **options: Any) -> Any: ...
 
 
 def bearer(token: int, id: str | None = None, remaining: float = 30.0) -> Fenced:
@@ -227,6 +232,27 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
     SqlFence(bound_idle=False).check(connection, "stock", bearer(33, remaining=1))
     FENCE.check(connection, "stock", SimpleNamespace(token=33, id="holder of 33"))
     assert idle_bound(connection, server) == before
+
+
+@pytest.mark.parametrize(
+    ("bound", "remaining", "seconds"), [(True, None, 30), (60, None, 60), (60, 8.0, 8), (5, 8.0, 5), (5, None, 5)]
+)
+def test_credentials_bound_their_transaction_as_well(
+    connect: Connect, server: str, bound: Any, remaining: float | None, seconds: int
+) -> None:
+    """What does not say how much is left of its lease is bounded all the same, by the default or by what was asked for."""
+    connection = connect()
+    more = {} if remaining is None else {"remaining": remaining}
+    SqlFence(bound_idle=bound).check(connection, "stock", SimpleNamespace(token=34, id="a", **more))
+    assert idle_bound(connection, server) in (str(seconds), f"{seconds}s", f"{seconds // 60}min")
+    connection.rollback()
+
+
+@pytest.mark.parametrize("bound", [0, -1, 0.05, float("nan"), float("inf")])
+def test_not_a_bound(bound: float) -> None:
+    """A bound that would end every transaction, or none, is refused."""
+    with pytest.raises(ValueError, match="bound_idle"):
+        SqlFence(bound_idle=bound)
 
 
 def test_collected_behind_a_floor(connect: Connect) -> None:

@@ -326,3 +326,27 @@ def test_stop_is_prompt(database: Database, key: str) -> None:
         with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
             assert eventually(lambda: bool(list(locks.names())))
         assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("on", [pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
+@pytest.mark.parametrize("how", ["connection", "getconn"])
+def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str) -> None:
+    """A relay takes a connection of a pool's and gives it back, time and again."""
+    from psycopg_pool import ConnectionPool
+
+    with (
+        ConnectionPool(database.url, min_size=1, max_size=1, timeout=5) as pool,
+        fencelock.connect("memory://outbox-pool") as locks,
+    ):
+        relay = Relay(
+            Outbox(key), pool.connection if how == "connection" else pool.getconn, lambda message: None, locks
+        )
+        for n in range(3):
+            put(database, Outbox(key), ("a", n))
+            assert relay.drain() == 1
+
+
+def test_a_relay_without_a_way_to_connect() -> None:
+    """A relay is not made with what gives no connection."""
+    with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that gives"):
+        Relay(Outbox(), "postgresql://localhost/shop", lambda message: None, locks)  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, assert_type
 
 import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession
 
 import fencelock
 from fencelock import aio
+from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.crdt import GCounter, HybridClock, LWWRegister, ORSet
 from fencelock.lockfree.idempotency import Run, collect, idempotent, idempotent_by
 from fencelock.lockfree.outbox import Message, Outbox
@@ -172,3 +174,23 @@ async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]]
     assert_type(await collect(connection), int)
     await Outbox("x").append(connection, "key", None)
     assert_type(await Outbox("x").pending(connection), int)
+
+
+def fenced(db: sqlite3.Connection, lease: fencelock.Lease) -> None:
+    """A fence, on a connection that blocks."""
+    assert_type(SqlFence().token(db, "x"), int | None)
+    assert_type(SqlFence().collect(db, 5), int)
+    SqlFence().check(db, "x", lease)
+    SqlFence().check(db.cursor(), "x", lease)
+
+
+async def fenced_awaited(
+    connection: psycopg.AsyncConnection[tuple[int]], session: AsyncSession, lease: aio.Lease
+) -> None:
+    """The same, awaited; a forgotten `await` is seen."""
+    assert_type(await SqlFence().token(connection, "x"), int | None)
+    await SqlFence().check(connection, "x", lease)
+    SqlFence().check(connection, "x", lease)  # type: ignore[unused-coroutine]
+    SqlFence().check(connection.cursor(), "x", lease)  # type: ignore[unused-coroutine]
+    SqlFence().check(session, "x", lease)  # type: ignore[unused-coroutine]
+    SqlFence().rebase(connection, "x", 5, reason="why")  # type: ignore[unused-coroutine]

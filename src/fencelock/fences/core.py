@@ -58,12 +58,15 @@ def bearer(lease: object) -> Credentials:
     """
     token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
     if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
-        raise TypeError(
-            f"a fence takes a lease, or anything else with a token (int) and an id (str), not {type(lease).__name__}: give "
-            "it what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
+        kind = type(lease).__name__
+        what, do = (
+            f"not {kind}",
+            "give it what acquire() or the `with` block returned, or fencelock.fences.from_environ()",
         )
-    if not 0 <= token <= TOKEN_MAX:
-        raise ValueError(f"a token is a number from 0 to 2^53 - 1, so that it stays exact everywhere; not {token}")
+        if token is not None and id_ is not None:
+            what, do = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
+        raise TypeError(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {do}")
+    _check_range(token)
     if not id_ or "\0" in id_ or len(id_.encode()) > ID_MAX:
         raise ValueError(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
     return Credentials(token, id_)
@@ -87,8 +90,24 @@ def check_resource(resource: object) -> str:
 
 
 def check_token(token: object) -> int:
-    """Return where a fence may be moved to, or a floor be put."""
-    return bearer(Credentials(token, "any")).token  # type: ignore[arg-type]
+    """Return where a fence may be moved to, or a floor be put; raise TypeError or ValueError unless it is a token.
+
+    >>> check_token("3")
+    Traceback (most recent call last):
+    TypeError: a token is an int such as 34, not '3' (str)
+    """
+    if not isinstance(token, int) or isinstance(token, bool):
+        raise TypeError(f"a token is an int such as 34, not {token!r:.40} ({type(token).__name__})")
+    return _check_range(token)
+
+
+def _check_range(token: int) -> int:
+    if not 0 <= token <= TOKEN_MAX:
+        raise ValueError(
+            f"a token is a number from 0 to 2^53 - 1, so that it stays exact everywhere; not {token}. Clocks in microseconds "
+            "fit; those in nanoseconds, and ids of 64 bits, do not"
+        )
+    return token
 
 
 def check_reason(resource: str, reason: str) -> str:
@@ -116,6 +135,17 @@ def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
     return StaleToken(message, resource, token=mine.token, seen=None if seen is None else seen.token)
 
 
+def not_entered(resource: str, mine: Credentials) -> StaleToken:
+    """Return the error for a bearer that would be let in, but has not entered, or whose entry was undone since.
+
+    >>> print(not_entered("order:42", Credentials(33, "a")))
+    'order:42' has not let token 33 in: call enter() before the first read, again after a rebase or collect
+    """
+    what = f"{resource!r} has not let token {mine.token} in"
+    message = f"{what}: call enter() before the first read, again after a rebase or collect"
+    return StaleToken(message, resource, token=mine.token)
+
+
 def tell_moved(resource: str, before: int | None, to: int, reason: str) -> None:
     """Log that a fence was moved on purpose."""
     import logging  # not for those who only take credentials from the environment
@@ -126,7 +156,7 @@ def tell_moved(resource: str, before: int | None, to: int, reason: str) -> None:
 
 
 def tell_collected(count: int, floor: int) -> None:
-    """Log that marks were forgotten behind a floor."""
+    """Log that marks were forgotten behind a floor: the one in force, which may be higher than the one that was asked for."""
     import logging
 
     log = logging.getLogger("fencelock.fences")

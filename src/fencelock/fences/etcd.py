@@ -19,6 +19,7 @@ from fencelock.fences.core import (
     check_reason,
     check_resource,
     check_token,
+    not_entered,
     refusal,
     tell_collected,
     tell_moved,
@@ -134,7 +135,8 @@ class EtcdFence:
             return answer
         (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
         if mark is None or not mark.is_of(mine):
-            raise refusal(resource, mine, mark or floor)
+            seen = mark or floor
+            raise not_entered(resource, mine) if seen is None or seen.admits(mine) else refusal(resource, mine, seen)
         return {**answer, "responses": answer["responses"][:-2]}
 
     async def _token(self, resource: str) -> int | None:
@@ -148,9 +150,11 @@ class EtcdFence:
         tell_moved(resource, None if before is None else before.token, token, reason)
 
     async def _collect(self, floor: int) -> int:
+        in_force = floor
         while True:
             ((before, revision),) = await self._look(self._prefix)
             if before is not None and before.token >= floor:
+                in_force = before.token
                 break
             if await self._put([_at(self._prefix, revision)], self._prefix, Mark(floor, "")):
                 break
@@ -164,7 +168,7 @@ class EtcdFence:
                 gone = {"request_delete_range": {"key": pair["key"]}}
                 request = {"compare": [_at(name, int(pair["mod_revision"]))], "success": [gone]}
                 count += bool((await self._ask(request)).get("succeeded"))
-        tell_collected(count, floor)
+        tell_collected(count, in_force)
         return count
 
     async def _look(self, *keys: str) -> list[tuple[Mark | None, int]]:

@@ -111,9 +111,10 @@ class FileFence:
         # The floor first: whoever finds no mark from then on finds the floor.
         with (least := _Place(real, "")).locked():
             before = least.own_mark()
-            least.set_mark(Mark(max(check_token(floor), 0 if before is None else before.token), ""))
+            in_force = max(check_token(floor), 0 if before is None else before.token)
+            least.set_mark(Mark(in_force, ""))
         count = sum(_Place(real, name).forget(floor) for name in _marked(real))
-        tell_collected(count, floor)
+        tell_collected(count, in_force)
         return count
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cache, partial
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from fencelock.errors import FencelockError, StaleToken
@@ -62,21 +64,62 @@ def parse(value: str) -> Credentials:
 class TokenAuth:
     """Puts the lease's token on every request: `auth=TokenAuth(lease)`, for httpx of both colours and for requests.
 
-    `then` is the auth that you have already, if it is one that takes a request and returns it.
+    `then` is the auth that you have already: one of httpx's, such as `httpx.BasicAuth` or `DigestAuth`, one of requests', a
+    function that takes a request and returns it, or a pair of a user and a password.
 
     >>> def order(client: httpx.Client, lease: fencelock.Lease) -> None:
     ...     answer = client.post("/orders", json={"apples": 5}, auth=TokenAuth(lease))
     ...     raise_for_stale(answer)
     """
 
-    def __init__(self, lease: Fenced, then: Callable[[Any], Any] | None = None) -> None:
+    def __new__(cls, lease: Fenced, then: Any = None) -> Self:  # noqa: ARG004
+        """Make one of httpx's kind where it has to answer for one of those: they may send a request more than once."""
+        kind: type[Self] = _of_httpx() if cls is TokenAuth and hasattr(then, "sync_auth_flow") else cls
+        return super().__new__(kind)
+
+    def __init__(self, lease: Fenced, then: Any = None) -> None:
+        if isinstance(then, tuple) and len(then) == 2:
+            then = partial(_basic, then)
+        elif then is not None and not callable(then) and not hasattr(then, "sync_auth_flow"):
+            raise TypeError(
+                "`then` is an auth of httpx's or requests', a function that takes a request and returns it, or a pair of a "
+                f"user and a password, not {type(then).__name__}"
+            )
+        bearer(lease)
         self._lease = lease
         self._then = then
 
     def __call__(self, request: R) -> R:
         """Add the header; httpx and requests call this for each request that they send."""
-        request.headers[HEADER] = header(self._lease)  # type: ignore[attr-defined]
+        self._mark(request)
         return request if self._then is None else self._then(request)
+
+    def _mark(self, request: Any) -> None:
+        request.headers[HEADER] = header(self._lease)
+
+
+@cache
+def _of_httpx() -> Any:
+    from httpx import Auth
+
+    class HttpxTokenAuth(TokenAuth, Auth):
+        """Puts the token on a request, and lets the other auth do the rest."""
+
+        def sync_auth_flow(self, request: Any) -> Any:
+            self._mark(request)
+            return self._then.sync_auth_flow(request)
+
+        def async_auth_flow(self, request: Any) -> Any:
+            self._mark(request)
+            return self._then.async_auth_flow(request)
+
+    return HttpxTokenAuth
+
+
+def _basic(who: tuple[str, str], request: R) -> R:
+    coded = b64encode(":".join(who).encode()).decode()
+    request.headers["Authorization"] = f"Basic {coded}"  # type: ignore[attr-defined]
+    return request
 
 
 def raise_for_stale(response: Any) -> None:
@@ -104,6 +147,11 @@ class _Gate:
     def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
         if isinstance(methods, str):
             raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
+        if not hasattr(fence, "enter") and not callable(fence):
+            raise TypeError(
+                "the middleware needs a fence with enter(resource, lease), such as MemoryFence or RedisFence, or a function "
+                f"that gives a connection to a database, such as lambda: psycopg.connect(…), not {type(fence).__name__}"
+            )
         self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
@@ -118,7 +166,7 @@ class _Gate:
         try:
             check_resource(resource)
         except ValueError as error:
-            return 400, _problem(400, "urn:fencelock:bad-resource", str(error))
+            return 400, _problem(400, "urn:fencelock:bad-resource", str(error), {"title": "Bad resource of a fence"})
         if not values:
             detail = f"{method} needs the header {HEADER}, with the token and the id of the lease that it is done under"
             return (428, _problem(428, "urn:fencelock:token-required", detail)) if self._required else None
@@ -145,8 +193,8 @@ class FencedAsgi:
 
     `fence` keeps the highest token of each resource: anything with `enter(resource, lease)`, blocking or awaited, such as
     RedisFence or MemoryFence, or a function that connects to a database, for a SqlDoor. One that blocks is better called
-    in a thread: `run=asyncio.to_thread`. `resource` says from the scope what is written (default: the path); None lets the
-    request pass. The application finds the credentials in `scope["fencelock"]`.
+    in a thread: `run=asyncio.to_thread`. `resource` says from the scope what is written (default: the path, without a
+    slash at its end); None lets the request pass. The application finds the credentials in `scope["fencelock"]`.
 
     >>> import sqlite3
     >>> async def app(scope, receive, send): ...
@@ -158,7 +206,7 @@ class FencedAsgi:
         app: Callable[..., Awaitable[None]],
         fence: Any,
         *,
-        resource: Callable[[Mapping[str, Any]], str | None] = lambda scope: scope["path"] or "/",
+        resource: Callable[[Mapping[str, Any]], str | None] = lambda scope: _place(scope["path"]),
         methods: Iterable[str] = WRITES,
         required: bool = True,
         run: Callable[..., Awaitable[Any]] | None = None,
@@ -204,9 +252,15 @@ def _path(environ: Mapping[str, Any]) -> str:
     """Return the path as ASGI has it; WSGI hands on its bytes as Latin-1."""
     path: str = environ.get("PATH_INFO") or "/"
     try:
-        return path.encode("latin-1").decode()
+        path = path.encode("latin-1").decode()
     except UnicodeError:
-        return path
+        pass
+    return _place(path)
+
+
+def _place(path: str) -> str:
+    """Return a path without slashes at its end, as many applications take both for one thing: better both are refused."""
+    return path.rstrip("/") or "/"
 
 
 class FencedWsgi:

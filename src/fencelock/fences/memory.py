@@ -131,7 +131,8 @@ class MemoryFence:
             old = [resource for resource, mark in self._marks.items() if mark.token < floor]
             for resource in old:
                 del self._marks[resource]
-        tell_collected(len(old), floor)
+            in_force = self._floor.token
+        tell_collected(len(old), in_force)
         return len(old)
 
     def _pass(self, resource: str, lease: Fenced) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from fencelock.errors import GuaranteeUnavailable, VersionConflict
+from fencelock.errors import FencelockError, GuaranteeUnavailable, VersionConflict
 from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Credentials,
@@ -39,7 +39,7 @@ CONFLICTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "
 
 
 class Stored(NamedTuple):
-    """An object as it was read; no ETag if there is none."""
+    """An object as it was read. If there is none, it has no ETag (None) and an empty body."""
 
     body: bytes
     etag: str | None
@@ -89,7 +89,7 @@ class ObjectFence:
             tried = _again(key, tried)
 
     def read(self, key: str, lease: Fenced) -> Stored:
-        """Return an object as it is, or raise StaleToken if somebody newer has written it."""
+        """Return an object as it is, or raise StaleToken if somebody newer has written it. No ETag: there is none."""
         seen, mine = self._get(check_resource(key)), bearer(lease)
         if seen.mark is not None and not seen.mark.admits(mine):
             raise refusal(key, mine, seen.mark)
@@ -114,12 +114,21 @@ class ObjectFence:
         return None if mark is None else mark.token
 
     def rebase(self, key: str, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
+        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
+
+        The mark goes with the object: where there is none, there is nothing to move, and any token is let in.
+        """
         check_reason(check_resource(key), reason)
         to = Credentials(check_token(token), "")
         tried = 0
         while True:
             seen = self._get(key)
+            if seen.etag is None:
+                raise FencelockError(
+                    f"there is no object {key!r} in {self._bucket!r}, and so no fence that could be moved: its first token "
+                    "is let in, whichever it is",
+                    key,
+                )
             if self._put(key, to, seen.body, seen):
                 break
             tried = _again(key, tried)

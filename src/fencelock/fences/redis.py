@@ -28,7 +28,7 @@ from fencelock.fences.core import (
 )
 
 REFUSED = "FENCED"
-"""How the script's error begins; the mark that it saw follows."""
+"""What comes in the script's error before the mark that it saw."""
 
 SCAN_COUNT = 500
 
@@ -104,7 +104,8 @@ class RedisFence:
     def refusals(self, resource: str, lease: Fenced) -> Iterator[None]:
         """Turn the error of a pipeline whose fenced write was refused into StaleToken.
 
-        A pipeline is no transaction: what is not fenced in it is carried out all the same. Fence every write of it.
+        A pipeline is no transaction: what is not fenced in it is carried out all the same. Fence every write of it. With
+        `execute(raise_on_error=False)` nothing is raised that could be turned: a refusal is then one of the results.
 
         >>> def sell(fence: RedisFence, client: redis.Redis, lease: fencelock.Lease) -> None:
         ...     with client.pipeline() as pipe, fence.refusals("stock", lease):
@@ -145,18 +146,18 @@ class RedisFence:
         return self._collect_awaited(floor) if self._awaited else self._collect(floor)
 
     def _collect(self, floor: int) -> int:
-        self._call(None, _script("raise"), [self._prefix], [floor], None)
+        in_force = self._call(None, _script("raise"), [self._prefix], [floor], None, _token_of)
         found = self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT)
         count: int = sum(self._call(None, _script("forget"), [key], [floor], None) for key in found)
-        tell_collected(count, floor)
+        tell_collected(count, in_force)
         return count
 
     async def _collect_awaited(self, floor: int) -> int:
-        await self._call(None, _script("raise"), [self._prefix], [floor], None)
+        in_force = await self._call(None, _script("raise"), [self._prefix], [floor], None, _token_of)
         count = 0
         async for key in self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT):
             count += await self._call(None, _script("forget"), [key], [floor], None)
-        tell_collected(count, floor)
+        tell_collected(count, in_force)
         return count
 
     # ------------------------------------------------------------------ one call

@@ -18,6 +18,7 @@ from fencelock.fences.core import (
     check_reason,
     check_resource,
     check_token,
+    not_entered,
     refusal,
     tell_collected,
     tell_moved,
@@ -72,7 +73,8 @@ class ZooKeeperFence:
         transaction.operations.insert(0, transaction.operations.pop())
         checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
-            raise refusal(resource, bearer(lease), self._seen(resource))
+            mine, seen = bearer(lease), self._seen(resource)
+            raise not_entered(resource, mine) if seen is None or seen.admits(mine) else refusal(resource, mine, seen)
         for result in (checked, *results):
             if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
@@ -103,11 +105,12 @@ class ZooKeeperFence:
         """
         from kazoo.exceptions import BadVersionError
 
-        check_token(floor)
+        in_force = check_token(floor)
         self._client.ensure_path(self._root)
         while True:
             before, version = self._mark(self._root)
             if before is not None and before.token >= floor:
+                in_force = before.token
                 break
             try:
                 self._client.set(self._root, f"{floor} ".encode(), version)
@@ -127,7 +130,7 @@ class ZooKeeperFence:
                     transaction.delete(f"{place}/{permit}")
                 transaction.delete(place, version)
                 count += _unchanged(transaction.commit())
-        tell_collected(count, floor)
+        tell_collected(count, in_force)
         return count
 
     # ------------------------------------------------------------------ how

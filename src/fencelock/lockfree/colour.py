@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from fencelock.sqlio import settled as settled
 from fencelock.worlds.blocking import BlockingWorld, drive
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ def world_of(*, awaited: bool) -> World:
     from fencelock.worlds.aio import AioWorld  # asyncio is only for those who use it
 
     return AioWorld()
-
-
-async def settled(value: Any) -> Any:
-    """Return what a driver's function returned, awaited if that is its colour."""
-    return await value if hasattr(value, "__await__") else value
 
 
 def in_colour(work: Coroutine[Any, Any, T], *, awaited: bool) -> Any:

@@ -22,6 +22,8 @@ from fencelock.lockfree.idempotency_locks import is_awaited
 from fencelock.lockfree.outbox import Message, Outbox, Unreadable
 from fencelock.primitives.mutex import Mutex
 from fencelock.sqlio import link
+from fencelock.sqlio.lent import check_connect, lent
+from fencelock.sqlio.lent import is_awaited as is_awaited_connection
 
 __all__ = ["Relay"]
 
@@ -79,7 +81,8 @@ class _Blocked:
 class Relay:
     """Delivers the messages of an outbox, while it is the one of the fleet that does. Start one in every process.
 
-    `connect` gives a connection of the relay's own, not in autocommit mode; the relay closes it. `deliver` is called with one
+    `connect` gives a connection of the relay's own, not in autocommit mode, or a context manager around one, such as a pool's
+    `connection`; the relay closes it, or gives it back. `deliver` is called with one
     `Message` after the other. When it returns, the message is delivered; when it raises, the messages of that key wait and
     are tried again, ever more slowly, while those of other keys go on. `locks` is a client of `fencelock.connect`, or of
     `fencelock.aio.connect`: then `run` and `drain` are to be awaited, and `connect` and `deliver` may be coroutines.
@@ -111,7 +114,7 @@ class Relay:
         ttl: float | None = None,
     ) -> None:
         self._outbox = outbox
-        self._connect = connect
+        self._connect = check_connect(connect, "a relay")
         self._deliver = deliver
         self._client: Client[Any] = locks._client
         self._awaited = is_awaited(locks)
@@ -174,12 +177,13 @@ class Relay:
         """Deliver as long as we are the one: until we are stopped or, without a bell, until there is nothing more."""
         world = self._client.world
         blocked = _Blocked(world.now, world.random)
-        connection = self._connect()
-        if hasattr(connection, "__await__") and not self._awaited:
+        given = self._connect()
+        if not self._awaited and is_awaited_connection(given):
             with suppress(Exception):
-                connection.close()  # a coroutine would be missed
+                given.close()  # a coroutine would be missed
             raise TypeError("`connect` is for asyncio, and these locks are not: give the relay those of fencelock.aio")
-        connection = await settled(connection)
+        lending = lent(given)
+        connection = await lending.__aenter__()
         count, first = 0, True
         done: list[int] = []
         failure: Exception | None = None
@@ -204,7 +208,7 @@ class Relay:
             with suppress(Exception):  # it may be what failed
                 await settled(SqlFence().restore(connection))  # it may go back to a pool
             with suppress(Exception):
-                await settled(connection.close())
+                await lending.__aexit__(None, None, None)
 
     async def _turn(
         self, connection: Any, lease: LeaseCore, done: list[int], most: int, waiting: list[str], *, first: bool

@@ -27,6 +27,12 @@ class Answer(NamedTuple):
     touched: int
 
 
+class Awaited(Protocol):
+    """A connection, session or cursor of asyncio's, for type checkers: what is done on it is to be awaited."""
+
+    def close(self) -> Coroutine[Any, Any, None]: ...
+
+
 class Link(Protocol):
     """A connection of the caller's, as far as we use it. No colour but that of `execute`."""
 
@@ -40,6 +46,11 @@ class Link(Protocol):
         """Whether the caller awaits what is done on it; otherwise `execute` never suspends."""
         ...
 
+    @property
+    def begin(self) -> str:
+        """How whoever has such a connection begins a transaction, to be told."""
+        ...
+
     async def execute(self, sql: str, args: Mapping[str, Any] = ...) -> Answer:
         """Run one statement with `:name` arguments. The driver's errors come out as they are."""
         ...
@@ -48,15 +59,27 @@ class Link(Protocol):
         """Return whether each statement commits by itself: there is no transaction, and none begins with the next."""
         ...
 
+    def refuse(self, why: str, /) -> None:
+        """Have the connection take no more statements, and commit nothing, at once: only for one that is awaited."""
+        ...
+
 
 def run(link: Link, work: Coroutine[Any, Any, T]) -> Any:
     """Return what the work returns, or the work itself, to be awaited, if that is the connection's colour."""
-    if link.awaited:
-        return work
+    return work if link.awaited else finish(work)
+
+
+async def settled(value: Any) -> Any:
+    """Return what a driver's function returned, awaited if that is its colour."""
+    return await value if hasattr(value, "__await__") else value
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run work on a connection that blocks to its end, and return what it returns."""
     try:
         work.send(None)
     except StopIteration as stop:
-        return stop.value
+        return stop.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("a statement on a blocking connection suspended: its driver is not what it seems to be")
 

@@ -31,8 +31,12 @@ def alchemy(thing: Any, modules: list[str]) -> Link:
     return (_AwaitedAlchemy if awaited else _BlockingAlchemy)(thing, dialect, bind.dialect.paramstyle)
 
 
+BEGIN = 'take the connection of `engine.begin()`, or a session, without isolation_level="AUTOCOMMIT"'
+
+
 class _BlockingAlchemy:
     awaited = False
+    begin = BEGIN
 
     def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
         self._thing = thing
@@ -49,12 +53,16 @@ class _BlockingAlchemy:
             connection.begin()  # as the first statement would, with whatever the application does on that occasion
         return _commits_each(connection)
 
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")
+
     def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else self._thing.connection()
 
 
 class _AwaitedAlchemy:
     awaited = True
+    begin = BEGIN
 
     def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
         self._thing = thing
@@ -74,6 +82,20 @@ class _AwaitedAlchemy:
         if type(beneath).__module__.partition(".")[0] == "aiosqlite" and await aiosqlite_commits(beneath):
             return True
         return _commits_each(connection.sync_connection)
+
+    def refuse(self, why: str, /) -> None:
+        from sqlalchemy import event
+
+        def refused(*_: Any) -> None:
+            raise RuntimeError(why)
+
+        if hasattr(self._thing, "exec_driver_sql"):
+            target, events = self._thing.sync_connection, ["before_cursor_execute", "commit"]
+        else:
+            session = self._thing if hasattr(self._thing, "sync_session") else self._thing()  # a scoped one
+            target, events = session.sync_session, ["do_orm_execute", "before_flush", "before_commit"]
+        for name in events:
+            event.listen(target, name, refused)
 
     async def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else await self._thing.connection()

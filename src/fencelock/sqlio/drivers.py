@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
 
+BEGIN = {
+    POSTGRESQL: "turn autocommit off, or begin a transaction first",
+    MYSQL: "turn autocommit off, or begin a transaction first",
+    SQLITE: "execute BEGIN IMMEDIATE first",
+}
+
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -103,7 +109,12 @@ def find(thing: Any) -> Link:
 
         return alchemy(thing, modules)
     if "django" in packages:
-        return _Django(thing if hasattr(thing, "vendor") else thing.db)
+        connection = thing if hasattr(thing, "vendor") else getattr(thing, "db", None)  # a cursor's
+        if not hasattr(connection, "vendor"):
+            raise TypeError(
+                f"one of Django's connections is needed, not {kind_of(thing)}: give it connections['default']"
+            )
+        return _Django(connection)
     for package in packages:
         if package in DRIVERS and not isinstance(thing, type):
             return _of_driver(thing, package)
@@ -137,6 +148,7 @@ class _Blocking:
         self._connection = connection
         self._driver = driver
         self.dialect = driver.dialect
+        self.begin = BEGIN[driver.dialect]
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
         text, names = render(sql, self._driver.paramstyle)
@@ -159,6 +171,9 @@ class _Blocking:
         except Exception:
             return True
 
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")
+
 
 class _Awaited:
     """A connection of psycopg's asyncio half."""
@@ -169,6 +184,7 @@ class _Awaited:
         self._connection = connection
         self._driver = driver
         self.dialect = driver.dialect
+        self.begin = BEGIN[driver.dialect]
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
         text, names = render(sql, self._driver.paramstyle)
@@ -180,12 +196,16 @@ class _Awaited:
     async def commits_each(self) -> bool:
         return self._driver.idle(self._connection)
 
+    def refuse(self, _why: str, /) -> None:
+        self._connection.pgconn.finish()  # the server rolls back
+
 
 class _Aiosqlite:
     """A connection of aiosqlite's: sqlite3 in a thread of its own."""
 
     awaited = True
     dialect = SQLITE
+    begin = BEGIN[SQLITE]
 
     def __init__(self, connection: Any, driver: Driver) -> None:
         self._connection = connection
@@ -205,11 +225,17 @@ class _Aiosqlite:
     async def commits_each(self) -> bool:
         return await aiosqlite_commits(self._connection)
 
+    def refuse(self, _why: str, /) -> None:
+        # The first step puts it into the thread's queue, before whatever the caller does next. A close() of the caller's
+        # still finds what it expects.
+        self._connection._execute(self._connection._conn.close).send(None)
+
 
 class _Django:
     """What `django.db.connection` is, or one of `django.db.connections`: it speaks `%s` to every database."""
 
     awaited = False
+    begin = "do both inside `with transaction.atomic():`"
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -226,3 +252,6 @@ class _Django:
 
     async def commits_each(self) -> bool:
         return bool(self._connection.get_autocommit())
+
+    def refuse(self, _why: str, /) -> None:
+        raise NotImplementedError("a connection that blocks has done its work when it returns")

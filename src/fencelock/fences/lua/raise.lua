@@ -1,4 +1,5 @@
--- Puts the floor there unless it is higher already.
+-- Puts the floor there unless it is higher already; answers what it is.
 local floor = redis.call('GET', KEYS[1])
-if not floor or tonumber(string.match(floor, '^%d+')) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1] .. ' ') end
-return 1
+if floor and tonumber(string.match(floor, '^%d+')) >= tonumber(ARGV[1]) then return floor end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ')
+return ARGV[1] .. ' '

@@ -6,7 +6,8 @@ the fence's row until commit, so that a newer holder waits for that commit inste
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, overload
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
@@ -23,24 +24,22 @@ from fencelock.fences.core import (
 )
 from fencelock.fences.sql.column import FenceColumn
 from fencelock.fences.sql.statements import schema, statements
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, link, misses_table, run
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Awaited, Link, link, misses_table, run
+from fencelock.sqlio.promised import Promised
 
 __all__ = ["FenceColumn", "SqlFence", "schema"]
 
 SHORTEST_IDLE = 0.1
 """Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
 
+IDLE_OF_CREDENTIALS = 30.0
+"""Seconds that a transaction may be idle whose bearer does not say how much is left of its lease: the default ttl."""
+
 LONGEST_IDLE = 86400.0
 """As long as a lease of ours may be; servers take no number whatever."""
 
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
-
-_BEGIN = {
-    POSTGRESQL: "turn autocommit off, or begin a transaction first",
-    MYSQL: "turn autocommit off, or begin a transaction first",
-    SQLITE: "execute BEGIN IMMEDIATE first",
-}
 
 
 class SqlFence:
@@ -64,8 +63,18 @@ class SqlFence:
     >>> db.close()
     """
 
-    def __init__(self, *, bound_idle: bool = True) -> None:
+    def __init__(self, *, bound_idle: bool | float = True) -> None:
+        if not isinstance(bound_idle, bool) and not SHORTEST_IDLE <= bound_idle <= LONGEST_IDLE:
+            raise ValueError(
+                f"bound_idle is True, False, or for how many seconds a transaction may be idle, {SHORTEST_IDLE} to "
+                f"{LONGEST_IDLE:.0f}; not {bound_idle!r}"
+            )
         self._bound_idle = bound_idle
+
+    @overload
+    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def check(self, connection: object, resource: str, lease: Fenced) -> None: ...
 
     def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
         """Raise StaleToken unless the lease is the newest that this resource has seen.
@@ -74,8 +83,10 @@ class SqlFence:
         is refused, as the lock on the fence would be gone before the write.
 
         A holder that is stopped inside its transaction holds up the next one. PostgreSQL and MariaDB therefore end a
-        transaction that is idle for longer than what is left of the lease (`SqlFence(bound_idle=False)` leaves that alone);
-        on MySQL and SQLite the next one waits.
+        transaction that is idle for longer than what is left of the lease, by its `remaining`. For credentials, which have
+        none (`from_environ`, what FencedAsgi hands on), that is 30 seconds. `SqlFence(bound_idle=5)` puts it at 5 seconds, or
+        what is left of the lease if that is less; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next
+        one waits.
 
         The fence compares tokens and knows nothing of locks. It notices a holder that comes after a newer one was here, for
         whatever reason. It does not notice that a lease has run out or was released as long as nobody newer has been here:
@@ -83,7 +94,13 @@ class SqlFence:
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
         to, name, mine = link(connection), check_resource(resource), bearer(lease)
-        return run(to, _check(to, name, mine, _idle(lease) if self._bound_idle else None))
+        work = _check(to, name, mine, self._idle(lease))
+        return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
+
+    @overload
+    def token(self, connection: Awaited, resource: str) -> Coroutine[Any, Any, int | None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def token(self, connection: object, resource: str) -> int | None: ...
 
     def token(self, connection: Any, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -93,6 +110,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _token(to, check_resource(resource)))
+
+    @overload
+    def rebase(self, connection: Awaited, resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def rebase(self, connection: object, resource: str, token: int, *, reason: str) -> None: ...
 
     def rebase(self, connection: Any, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up, in the caller's transaction: every token from this one on is let in.
@@ -107,6 +129,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _rebase(to, check_resource(resource), check_token(token), check_reason(resource, reason)))
+
+    @overload
+    def collect(self, connection: Awaited, floor: int) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+    @overload
+    def collect(self, connection: object, floor: int) -> int: ...
 
     def collect(self, connection: Any, floor: int) -> Any:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
@@ -125,6 +152,11 @@ class SqlFence:
         to = link(connection)
         return run(to, _collect(to, check_token(floor)))
 
+    @overload
+    def create(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def create(self, connection: object) -> None: ...
+
     def create(self, connection: Any) -> Any:
         """Make the table, unless it is there. On MySQL that commits whatever transaction is open: do it at deployment.
 
@@ -133,6 +165,11 @@ class SqlFence:
         """
         to = link(connection)
         return run(to, _create(to))
+
+    @overload
+    def restore(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    @overload
+    def restore(self, connection: object) -> None: ...
 
     def restore(self, connection: Any) -> Any:
         """Put back, on MariaDB, what checks have set on this connection to bound idle transactions; elsewhere do nothing.
@@ -146,13 +183,16 @@ class SqlFence:
         to = link(connection)
         return run(to, _restore(to))
 
-
-def _idle(lease: object) -> float | None:
-    """Return for how long a transaction under this lease may be idle; None if nobody knows, as with others' leases."""
-    left = getattr(lease, "remaining", None)
-    if not isinstance(left, int | float) or isinstance(left, bool) or left != left:
-        return None
-    return min(max(float(left), SHORTEST_IDLE), LONGEST_IDLE)
+    def _idle(self, lease: object) -> float | None:
+        """Return for how long a transaction under this lease may be idle, or None if it is to be left alone."""
+        if self._bound_idle is False:
+            return None
+        left = getattr(lease, "remaining", None)
+        known = isinstance(left, int | float) and not isinstance(left, bool) and left == left
+        bounds = [float(left)] if known else []  # type: ignore[arg-type]
+        if self._bound_idle is not True:
+            bounds.append(self._bound_idle)
+        return min(max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE), LONGEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
@@ -179,7 +219,7 @@ async def _check(to: Link, resource: str, mine: Credentials, idle: float | None)
 async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
     if await to.commits_each():
         raise FencelockError(
-            f"{what} needs a transaction, and this connection commits each statement by itself: {_BEGIN[to.dialect]}",
+            f"{what} needs a transaction, and this connection commits each statement by itself: {to.begin}",
             resource,
         )
 
@@ -202,7 +242,8 @@ async def _collect(to: Link, floor: int) -> int:
     # In this order: on MySQL it waits for the checks that are under way, and they for it.
     await _ask(to, "raise", "", {"token": floor})
     count = (await _ask(to, "collect", "", {"token": floor})).touched
-    tell_collected(count, floor)
+    in_force = await _seen(to, "")
+    tell_collected(count, floor if in_force is None else in_force.token)
     return count
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fencelock.errors import FencelockError
+from fencelock.errors import FencelockError, StaleToken
 from fencelock.fences import Fenced
-from fencelock.fences.core import bearer, check_resource, refusal
+from fencelock.fences.core import bearer, check_resource
 
 _PLACES = {"qmark": "?", "format": "%s", "numeric_dollar": "", "named": ":{}", "pyformat": "%({})s"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
@@ -39,7 +39,7 @@ class FenceColumn:
     >>> column = FenceColumn("fence", "fence_id", paramstyle="qmark")
     >>> mine = column.clause(lease)
     >>> mine.set, mine.where
-    ('fence = ?, fence_id = ?', "(fence < ? OR (fence = ? AND fence_id IN (?, '')))")
+    ('fence = ?, fence_id = ?', "(fence IS NULL OR fence < ? OR (fence = ? AND fence_id IN (?, '')))")
     >>> enter = f"UPDATE stock SET {mine.set} WHERE sku = ? AND {mine.where}"
     >>> column.check(db.execute(enter, (*mine.set_args, "apple", *mine.where_args)).rowcount, "apple", lease)
     >>> n, = db.execute("SELECT n FROM stock WHERE sku = 'apple'").fetchone()
@@ -68,25 +68,48 @@ class FenceColumn:
         """Return what to put after SET and after WHERE, with its arguments."""
         mine = bearer(lease)
         token, owner = self._place.format("fence_token"), self._place.format("fence_owner")
+        same = f"{self._token} = {token} AND {self._id} IN ({owner}, '')"
         return Clause(
             f"{self._token.rpartition('.')[2]} = {token}, {self._id.rpartition('.')[2]} = {owner}",
-            f"({self._token} < {token} OR ({self._token} = {token} AND {self._id} IN ({owner}, '')))",
+            f"({self._token} IS NULL OR {self._token} < {token} OR ({same}))",
             (mine.token, mine.id),
             (mine.token, mine.token, mine.id),
             {"fence_token": mine.token, "fence_owner": mine.id},
         )
 
-    def check(self, rowcount: Any, resource: str, lease: Fenced) -> None:
+    def check(self, rowcount: int, resource: str, lease: Fenced) -> None:
         """Raise StaleToken if the UPDATE found no row: a newer holder has been there, or the row is missing.
+
+        `rowcount` is the cursor's, of an UPDATE that names one row by its key: anything but 0 and 1 is refused, too, as
+        some of several rows may be a newer holder's.
 
         MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
         SQLAlchemy and Django set by themselves.
         """
-        if rowcount is None or rowcount < 0:
+        name, mine = check_resource(resource), bearer(lease)
+        given: object = rowcount  # not everybody has types checked
+        if given is None or (type(given) is int and given < 0):
             raise FencelockError(
-                f"the driver does not say how many rows of {resource!r} the UPDATE has found: so nobody knows whether the "
+                f"the driver does not say how many rows of {name!r} the UPDATE has found: so nobody knows whether the "
                 "token was let in. Roll back, and ask it for the count of one single UPDATE",
-                resource,
+                name,
             )
-        if rowcount == 0:
-            raise refusal(check_resource(resource), bearer(lease), None)
+        if type(given) is not int:
+            raise TypeError(
+                f"the number of rows that the UPDATE of {name!r} has found is needed, as cursor.rowcount gives it, not "
+                f"{type(given).__name__}: nobody knows whether the token was let in, so roll back"
+            )
+        if given > 1:
+            raise FencelockError(
+                f"the UPDATE has found {given} rows of {name!r}, and perhaps left out others that a newer holder has "
+                "written: roll back, and update one row at a time, by its key",
+                name,
+            )
+        if given == 0:
+            raise StaleToken(
+                f"{name!r} refused token {mine.token}: the UPDATE found no row, so a newer holder has been here, or the row "
+                "is missing, or MySQL counts what was changed (it needs client_flag=CLIENT.FOUND_ROWS). Stop, look whether "
+                "the row is there, and acquire anew",
+                name,
+                token=mine.token,
+            )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from inspect import isawaitable
 from typing import Any
 
 from fencelock.fences import Fenced
 from fencelock.fences.sql import SqlFence
-from fencelock.sqlio import link
+from fencelock.sqlio import finish, settled
+from fencelock.sqlio.lent import check_connect, is_awaited, lent
 
 
 class SqlDoor:
     """Keeps the highest token of each resource in a database, for a resource that is elsewhere.
 
-    `connect` gives a connection, of any kind that SqlFence takes, with autocommit off: a driver's `connect`, a pool's, or a
-    SQLAlchemy session factory. It is closed after each `enter`. If it is one to be awaited, so is `enter`.
+    `connect` gives a connection, of any kind that SqlFence takes, with autocommit off, or a context manager around one: a
+    function that calls a driver's `connect`, `pool.connection` or `pool.getconn` of psycopg's pool, SQLAlchemy's
+    `engine.connect` or a session factory. After each `enter` it is closed, or given back. With a pool that wants its
+    connections back by hand, as psycopg2's, write a context manager. If it is one to be awaited, so is `enter`.
 
     >>> import sqlite3, tempfile, types
     >>> door = SqlDoor(lambda: sqlite3.connect(f"{folder}/fences.db"))
@@ -28,31 +30,20 @@ class SqlDoor:
     """
 
     def __init__(self, connect: Callable[[], Any], fence: SqlFence | None = None) -> None:
-        self._connect = connect
+        self._connect = check_connect(connect, "SqlDoor")
         self._fence = fence or SqlFence()
 
     def enter(self, resource: str, lease: Fenced) -> Any:
         """Keep older tokens out from now on, or raise StaleToken."""
-        opened = self._connect()
-        if isawaitable(opened) or link(opened).awaited:
-            return self._enter_awaited(opened, resource, lease)
-        try:
-            self._fence.check(opened, resource, lease)
-            opened.commit()
-        finally:
-            with suppress(Exception):  # it may be what failed
-                if hasattr(lease, "remaining"):
-                    self._fence.restore(opened)  # it may go back to a pool
-            opened.close()
-        return None
+        given = self._connect()
+        work = self._enter(given, resource, lease)
+        return work if is_awaited(given) else finish(work)
 
-    async def _enter_awaited(self, opened: Any, resource: str, lease: Fenced) -> None:
-        connection = await opened if isawaitable(opened) else opened
-        try:
-            await self._fence.check(connection, resource, lease)
-            await connection.commit()
-        finally:
-            with suppress(Exception):
-                if hasattr(lease, "remaining"):
-                    await self._fence.restore(connection)
-            await connection.close()
+    async def _enter(self, given: Any, resource: str, lease: Fenced) -> None:
+        async with lent(given) as connection:
+            try:
+                await settled(self._fence.check(connection, resource, lease))
+                await settled(connection.commit())
+            finally:
+                with suppress(Exception):  # it may be what failed
+                    await settled(self._fence.restore(connection))  # it may go back to a pool

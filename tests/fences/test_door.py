@@ -1,0 +1,135 @@
+"""The SQL fence as a door: connections from drivers, from pools and from factories, given back after each entry."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from fencelock import StaleToken
+from fencelock.fences.http import FencedAsgi, FencedWsgi
+from fencelock.fences.sql import SqlFence
+from fencelock.fences.sql.door import SqlDoor
+from tests.fences.callers import Where, postgres_url
+
+OLD, NEW = SimpleNamespace(token=33, id="a"), SimpleNamespace(token=34, id="b")
+
+
+@pytest.fixture
+def url(where: Where) -> str:
+    """A PostgreSQL with the fence's table, empty."""
+    with psycopg.connect(postgres_url(where)) as connection:
+        SqlFence().create(connection)
+        connection.execute("TRUNCATE fencelock_fence")
+    return postgres_url(where)
+
+
+def enter_often(door: SqlDoor) -> None:
+    """Enter more often than the pools have connections, and be refused in between."""
+    for _ in range(4):
+        door.enter("printer", NEW)
+        with pytest.raises(StaleToken):
+            door.enter("printer", OLD)
+
+
+@pytest.mark.parametrize("how", ["connection", "getconn", "getconn of one that returns at close"])
+def test_psycopg_pool(url: str, how: str) -> None:
+    """A pool of psycopg's gets its connections back, however they were taken."""
+    close_returns = "close" in how
+    with ConnectionPool(url, min_size=1, max_size=2, timeout=5, close_returns=close_returns) as pool:
+        enter_often(SqlDoor(pool.connection if how == "connection" else pool.getconn))
+        assert pool.get_stats()["pool_available"] == pool.get_stats()["pool_size"]
+
+
+@pytest.mark.parametrize("how", ["connection", "getconn"])
+def test_psycopg_pool_awaited(url: str, how: str) -> None:
+    """The same, awaited."""
+
+    async def use() -> None:
+        async with AsyncConnectionPool(url, min_size=1, max_size=2, timeout=5, open=False) as pool:
+            door = SqlDoor(pool.connection if how == "connection" else pool.getconn)
+            for _ in range(4):
+                await door.enter("printer", NEW)
+                with pytest.raises(StaleToken):
+                    await door.enter("printer", OLD)
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("how", ["connect", "begin", "session"])
+def test_alchemy(url: str, how: str) -> None:
+    """SQLAlchemy's engine and its session factories."""
+    import sqlalchemy
+    from sqlalchemy.orm import scoped_session, sessionmaker
+
+    engine = sqlalchemy.create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=5
+    )
+    givers: dict[str, Callable[[], Any]] = {"connect": engine.connect, "begin": engine.begin}
+    givers["session"] = scoped_session(sessionmaker(engine))
+    enter_often(SqlDoor(givers[how]))
+    engine.dispose()
+
+
+def test_alchemy_awaited(url: str) -> None:
+    """SQLAlchemy's engine of asyncio's."""
+    from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+    async def use() -> None:
+        engine = create_async_engine(
+            url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=5
+        )
+        for giver in (engine.connect, engine.begin, async_sessionmaker(engine)):
+            door = SqlDoor(giver)
+            for _ in range(2):
+                await door.enter("printer", NEW)
+                with pytest.raises(StaleToken):
+                    await door.enter("printer", OLD)
+        await engine.dispose()
+
+    asyncio.run(use())
+
+
+def test_own_context_manager() -> None:
+    """A context manager of the caller's own decides what becomes of the connection."""
+    database, left = sqlite3.connect(":memory:"), []
+
+    @contextmanager
+    def lend() -> Any:
+        try:
+            yield database
+        finally:
+            left.append(database.in_transaction)
+
+    SqlDoor(lend).enter("printer", NEW)
+    with pytest.raises(StaleToken):
+        SqlDoor(lend).enter("printer", OLD)
+    assert left[0] is False
+    assert len(left) == 2
+    database.close()
+
+
+@pytest.mark.parametrize("make", [SqlFence, lambda: None, str, lambda: sqlite3.connect(":memory:")])
+@pytest.mark.parametrize("middleware", [FencedAsgi, FencedWsgi])
+def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[], Any]) -> None:
+    """A middleware is not made with what it could not ask, and says what it wants."""
+    given = make()
+    with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
+        middleware(lambda: None, given)
+    with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
+        SqlDoor(given)
+    if hasattr(given, "close"):
+        given.close()
+
+
+def test_what_gives_no_connection() -> None:
+    """What a function gave that is no connection is named at the first entry."""
+    with pytest.raises(TypeError, match=r"a connection or a cursor is needed.*not int"):
+        SqlDoor(lambda: 5).enter("printer", NEW)
