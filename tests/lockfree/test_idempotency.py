@@ -238,18 +238,6 @@ def test_forgot_to_ask(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_committed_inside(database: Database, key: str) -> None:
-    """Who ends the transaction inside the block is told that the claim is gone."""
-    with database.connected() as connection:
-        with pytest.raises(FencelockError, match="was ended inside the block"):
-            with idempotent(connection, key) as run:
-                connection.rollback()
-                run.result = 1
-        connection.rollback()
-    assert pay(database, key)[0] is False
-
-
-@pytest.mark.parametrize("on", ["sqlite"])
 def test_decorator(database: Database, key: str) -> None:
     """A decorated function runs once for a key; other arguments under the same key are refused."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
-from fencelock import KeyInProgress
-from fencelock.lockfree.idempotency import fingerprint, idempotent, idempotent_by
+from fencelock import FencelockError, KeyInProgress
+from fencelock.lockfree.colour import settled
+from fencelock.lockfree.idempotency import Run, fingerprint, idempotent, idempotent_by
 from fencelock.lockfree.schema import create_tables
-from tests.lockfree.databases import Database
+from fencelock.sqlio import link
+from tests.lockfree.databases import KINDS, Database
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
@@ -34,6 +38,65 @@ def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str
         finally:
             connection.commit()
         assert ask() == "mine"
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "commit and begin anew"])
+async def test_ended_inside(database: Database, on: str, kind: str, key: str, how: str) -> None:
+    """Who ends the transaction inside the block is told that the claim is gone, also if another one is open by then."""
+    make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
+    async with make(database) as connection:
+        sql = link(connection)
+
+        async def body(run: Run) -> None:
+            await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+            await settled(connection.rollback() if how == "rollback" else connection.commit())
+            if how == "commit and begin anew":
+                await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+            run.result = 1
+
+        with pytest.raises(FencelockError, match="was ended inside the block") as caught:
+            if sql.awaited:
+                async with idempotent(connection, key) as run:
+                    await body(run)
+            else:
+                with idempotent(connection, key) as run:
+                    await body(run)
+        assert caught.value.name == key
+        await settled(connection.rollback())
+    assert database.charges(key) == (how != "rollback")
+
+
+def test_savepoints_inside(database: Database, key: str) -> None:
+    """Savepoints of the caller's, around the block and inside, released or rolled back to, end no transaction."""
+    with database.transaction() as connection:
+        cursor = connection.cursor()
+        database.charge(connection, key)
+        cursor.execute("SAVEPOINT around")
+        with idempotent(connection, key) as run:
+            cursor.execute("SAVEPOINT inside")
+            database.charge(connection, key)
+            cursor.execute("ROLLBACK TO SAVEPOINT inside")
+            cursor.execute("RELEASE SAVEPOINT inside")
+            run.result = 1
+            with idempotent(connection, key + " inner") as inner:
+                inner.result = 2
+        cursor.execute("RELEASE SAVEPOINT around")
+    with database.transaction() as connection:
+        with idempotent(connection, key) as run, idempotent(connection, key + " inner") as inner:
+            assert (run.result, inner.result) == (1, 2)
+    assert database.charges(key) == 1
+
+
+def test_same_key_inside(database: Database, key: str) -> None:
+    """A key that is used again inside its own block has done its work twice: that is said, and can be rolled back."""
+    with database.connected() as connection:
+        with pytest.raises(FencelockError, match="used again inside its own block"):
+            with idempotent(connection, key):
+                with idempotent(connection, key) as inner:
+                    inner.result = 1
+        connection.rollback()
+        with idempotent(connection, key) as run:
+            assert not run.repeated
 
 
 class Till:

@@ -32,11 +32,21 @@ _OVER = """ON CONFLICT (name) DO UPDATE
 SET claim = excluded.claim, fingerprint = excluded.fingerprint, result = NULL, ends = excluded.ends
 WHERE fencelock_idempotency.result IS NULL OR fencelock_idempotency.ends <= {now}"""
 
+# What only the transaction of the claim can give again, so that a commit inside the block is noticed. PostgreSQL's number
+# costs no statement of its own; elsewhere it is a savepoint, which goes when its transaction does.
+PG_CLAIM_ID = "CAST(:claim AS text) || ':' || txid_current()"
+PG_OURS = (
+    "SELECT split_part(claim, ':', 2) = CAST(txid_current() AS text) FROM fencelock_idempotency WHERE name = :name"
+)
+SAVEPOINT = "SAVEPOINT fencelock_{claim}"
+RELEASE = "RELEASE SAVEPOINT fencelock_{claim}"
+MY_NO_SAVEPOINT = "1305"
+
 # The turn is a lock of the transaction that comes before the row's: it can be tried without an error, which would end the
 # transaction, and only one at a time waits for the row itself.
 PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine)
 INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-SELECT CAST(:name AS text), CAST(:claim AS text), CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
+SELECT CAST(:name AS text), {PG_CLAIM_ID}, CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
 {_OVER.format(now=PG_NOW)}"""
 PG_WAIT = PG_CLAIM.format(turn="pg_advisory_xact_lock(CAST(:turn AS bigint))", where="")
 PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(:turn AS bigint))", where="WHERE mine")
@@ -57,7 +67,7 @@ MY_TOO_LONG = "1205"
 
 READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
-FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = :claim"
+FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = {mine}"
 COLLECT = {
     POSTGRESQL: """DELETE FROM fencelock_idempotency WHERE name IN
 (SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT :limit FOR UPDATE SKIP LOCKED)""",
@@ -95,20 +105,46 @@ class SqlStore:
         self._args |= {"payload": fingerprint, "ttl": math.ceil(ttl)}
         claim = {POSTGRESQL: self._claim_pg, MYSQL: self._claim_my, SQLITE: self._claim_lite}[self._on.dialect]
         try:
-            return await claim(patience)
+            done = await claim(patience)
         except Exception as error:
             explain(error, self._key)
             raise
+        if done is None and self._on.dialect != POSTGRESQL:
+            await self._on.execute(SAVEPOINT.format(**self._args))
+        return done
 
     async def finish(self, result: str, ttl: float) -> None:
         """Keep the result, for so long."""
-        finish = FINISH.format(now=NOW[self._on.dialect])
+        dialect = self._on.dialect
+        if dialect != POSTGRESQL:
+            await self._release_savepoint()
+        finish = FINISH.format(now=NOW[dialect], mine=PG_CLAIM_ID if dialect == POSTGRESQL else ":claim")
         done = await self._on.execute(finish, {**self._args, "result": result, "ttl": math.ceil(ttl)})
-        if done.touched != 1:
-            raise FencelockError(
-                f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block",
-                self._key,
-            )
+        if done.touched == 1:
+            return
+        if dialect == POSTGRESQL and (await self._on.execute(PG_OURS, self._args)).rows != [(True,)]:
+            raise self._ended()
+        raise FencelockError(
+            f"the claim on {self._key!r} is gone: the same key was used again inside its own block, and did the work twice. "
+            "Roll back, and give the inner work a key of its own",
+            self._key,
+        )
+
+    async def _release_savepoint(self) -> None:
+        try:
+            await self._on.execute(RELEASE.format(**self._args))
+        except Exception as error:
+            if MY_NO_SAVEPOINT in codes(error) or "no such savepoint" in str(error):
+                raise self._ended() from error
+            raise
+
+    def _ended(self) -> FencelockError:
+        return FencelockError(
+            f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block. What a "
+            "commit there has written stays, without a result, so a repetition would do it again: look after it, and leave "
+            "the commit to whoever began the transaction, after the block",
+            self._key,
+        )
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block; the row's own lock lasts until the caller's commit."""
