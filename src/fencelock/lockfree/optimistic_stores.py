@@ -6,7 +6,7 @@ from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
-from fencelock.errors import EngineUnavailable
+from fencelock.errors import EngineUnavailable, StaleToken
 from fencelock.lockfree.cell import Cell, Seen
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.idempotency_locks import is_awaited, records_of
@@ -72,7 +72,7 @@ class EtcdKey(Cell["bytes | None"]):
 class RecordKey(Cell["bytes | None"]):
     """A record beside the locks of a client of `fencelock.connect` or `fencelock.aio.connect`.
 
-    With a lease its token fences the write: whoever had the lock before is refused.
+    With a lease its token fences the write: whoever had the lock before is refused (StaleToken), and so is who has none.
 
     >>> with fencelock.connect("memory://records") as locks:
     ...     counter = RecordKey(locks, "counter")
@@ -94,7 +94,19 @@ class RecordKey(Cell["bytes | None"]):
 
     async def _write(self, value: bytes | None, version: int) -> bool:
         written = await self._records.write(self.name, value, token=self._token, ttl=self._ttl, expect=version)
+        there = written.record
+        # What is not there cannot have another version, so only the token of what was forgotten can stand in the way.
+        if not written.done and (version == 0 if there is None else there.token > self._token):
+            raise self._stale(None if there is None else there.token)
         return written.done
+
+    def _stale(self, seen: int | None) -> StaleToken:
+        by = "under a newer lease" if seen is None else f"under a lease with token {seen}"
+        if self._token == NO_LEASE:
+            message = f"the record {self.name!r} was written {by}: take the lock, and give its lease, as in lease=lease"
+            return StaleToken(message, self.name, seen=seen)
+        message = f"the record {self.name!r} was written {by}, and this one has {self._token}: stop, and acquire anew"
+        return StaleToken(message, self.name, token=self._token, seen=seen)
 
 
 class HttpResource(Cell["bytes | None"]):
