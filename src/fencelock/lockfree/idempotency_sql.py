@@ -227,6 +227,12 @@ def in_progress(key: str) -> KeyInProgress:
     return KeyInProgress(f"{key!r} is being worked on by somebody else at this moment; ask again in a while", key)
 
 
+async def kept(on: Link, key: str) -> bool:
+    """Return whether a result is there."""
+    name = key.encode() if on.dialect == MYSQL else key
+    return bool((await on.execute(READ + " AND result IS NOT NULL", {"name": name})).rows)
+
+
 async def collect(on: Link, limit: int) -> int:
     """Remove results whose time is over, so many at most; return how many."""
     try:
