@@ -8,6 +8,7 @@ name: its old one would count again from the beginning, and a merge would swallo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -26,6 +27,11 @@ class _Value:
 
     def merge(self, other: Self) -> Self:
         """Return what both know together: the same whichever comes first, however often."""
+        if type(other) is not type(self):
+            raise TypeError(f"a {type(self).__name__} merges with its like, not with {type(other).__name__}")
+        return self._merge(other)
+
+    def _merge(self, other: Self) -> Self:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Json]:
@@ -33,7 +39,7 @@ class _Value:
         raise NotImplementedError
 
     def __or__(self, other: Self) -> Self:
-        return self.merge(other)
+        return self.merge(other) if type(other) is type(self) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and canonical(self.to_json()) == canonical(other.to_json())
@@ -56,7 +62,8 @@ class GCounter(_Value):
     __slots__ = ("_counts",)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self._counts = {} if counts is None else {name: _count(count) for name, count in counts.items() if count}
+        checked = {name: _count(count) for name, count in (counts or {}).items()}
+        self._counts = {name: count for name, count in checked.items() if count}
 
     @property
     def value(self) -> int:
@@ -71,7 +78,7 @@ class GCounter(_Value):
         """
         return GCounter({**self._counts, _name(replica): self._counts.get(replica, 0) + _count(by)})
 
-    def merge(self, other: GCounter) -> GCounter:
+    def _merge(self, other: GCounter) -> GCounter:
         return GCounter(_highest(self._counts, other._counts))
 
     def to_json(self) -> dict[str, Json]:
@@ -84,7 +91,8 @@ class GCounter(_Value):
         >>> GCounter.from_json({"here": 3, "there": 4}).value
         7
         """
-        return cls(form)
+        with _form_of(cls, form):
+            return cls({_name(name): count for name, count in form.items()})
 
 
 class PNCounter(_Value):
@@ -116,7 +124,7 @@ class PNCounter(_Value):
             return PNCounter(self._up.add(replica, by), self._down)
         return PNCounter(self._up, self._down.add(replica, -by))
 
-    def merge(self, other: PNCounter) -> PNCounter:
+    def _merge(self, other: PNCounter) -> PNCounter:
         return PNCounter(self._up | other._up, self._down | other._down)
 
     def to_json(self) -> dict[str, Json]:
@@ -129,7 +137,8 @@ class PNCounter(_Value):
         >>> PNCounter.from_json({"up": {"here": 10}, "down": {"there": 4}}).value
         6
         """
-        return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
+        with _form_of(cls, form):
+            return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
 
 
 class _Dot(NamedTuple):
@@ -175,7 +184,7 @@ class ORSet(_Value):
         gone = canonical(element)
         return _set({key: dots for key, dots in self._dots.items() if key != gone}, self._seen)
 
-    def merge(self, other: ORSet) -> ORSet:
+    def _merge(self, other: ORSet) -> ORSet:
         kept = {}
         for key in chain(self._dots, (key for key in other._dots if key not in self._dots)):
             mine, theirs = self._dots.get(key, frozenset()), other._dots.get(key, frozenset())
@@ -212,11 +221,12 @@ class ORSet(_Value):
         >>> list(ORSet.from_json(ORSet().add("here", "milk").to_json()))
         ['milk']
         """
-        dots = {
-            canonical(element): frozenset(_Dot(_name(name), _count(number)) for name, number in dots)
-            for element, dots in form["elements"]
-        }
-        return _set(dots, {_name(name): _count(number) for name, number in form["seen"].items()})
+        with _form_of(cls, form):
+            dots = {
+                canonical(element): frozenset(_Dot(_name(name), _count(number)) for name, number in dots)
+                for element, dots in form["elements"]
+            }
+            return _set(dots, {_name(name): _count(number) for name, number in form["seen"].items()})
 
 
 class LWWRegister(_Value, Generic[T]):
@@ -225,10 +235,12 @@ class LWWRegister(_Value, Generic[T]):
     For what may be lost to a later write, such as a setting; not for a sum. It is as fair as the clocks are right: who has
     seen a write and writes after it wins over it in any case; of two at the same time, the one whose clock is ahead.
 
+    A merge takes whatever stamp it gets: `observe` what comes from elsewhere first, to refuse what is absurd.
+
     >>> here, there = HybridClock("here"), HybridClock("there")
     >>> title = LWWRegister("draft", here.tick())
-    >>> there.observe(title.stamp)
-    >>> (title.set("final", there.tick()) | title).value
+    >>> there.observe(title.stamp)                      # it has come to another replica
+    >>> (title.set("final", there) | title).value
     'final'
     """
 
@@ -238,15 +250,29 @@ class LWWRegister(_Value, Generic[T]):
         self.value = value
         self.stamp = stamp
 
-    def set(self, value: T, stamp: Stamp) -> LWWRegister[T]:
-        """Return it with another value, unless that is older than the one there is.
+    def set(self, value: T, stamp: Stamp | HybridClock) -> LWWRegister[T]:
+        """Return it with another value, at a new stamp of this clock, which is above the one there is.
 
-        >>> LWWRegister("new", Stamp(2, 0, "here")).set("old", Stamp(1, 0, "there")).value
+        A stamp of your own has to be above it too, or the value would be lost at once: ValueError. To bring in a write that
+        may be older than what is there, merge.
+
+        >>> LWWRegister("old", Stamp(1, 0, "there")).set("new", HybridClock("here")).value
         'new'
+        >>> LWWRegister("new", Stamp(2, 0, "there")).set("old", Stamp(1, 0, "here"))
+        Traceback (most recent call last):
+        ValueError: 'old' of 'here' would be lost: its stamp is not above that of 'there'. Give the clock: set(value, clock)
         """
-        return self.merge(LWWRegister(value, stamp))
+        if isinstance(stamp, HybridClock):
+            stamp.observe(self.stamp)
+            stamp = stamp.tick()
+        if stamp <= self.stamp:
+            raise ValueError(
+                f"{value!r:.40} of {stamp.replica!r} would be lost: its stamp is not above that of {self.stamp.replica!r}. "
+                "Give the clock: set(value, clock)"
+            )
+        return LWWRegister(value, stamp)
 
-    def merge(self, other: LWWRegister[T]) -> LWWRegister[T]:
+    def _merge(self, other: LWWRegister[T]) -> LWWRegister[T]:
         return max(self, other, key=lambda it: (it.stamp, canonical(it.value)))
 
     def to_json(self) -> dict[str, Json]:
@@ -259,8 +285,19 @@ class LWWRegister(_Value, Generic[T]):
         >>> LWWRegister.from_json({"value": "final", "stamp": [1700000000000, 0, "here"]}).value
         'final'
         """
-        millis, count, replica = form["stamp"]
-        return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
+        with _form_of(cls, form):
+            millis, count, replica = form["stamp"]
+            return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
+
+
+@contextmanager
+def _form_of(kind: type[_Value], form: object) -> Iterator[None]:
+    """Say what was to be read, where it turns out to be something else."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{form!r:.80} is not what {kind.__name__}.to_json() gives: {why}") from error
 
 
 def _set(dots: dict[str, frozenset[_Dot]], seen: dict[str, int]) -> ORSet:
