@@ -66,3 +66,5 @@ def test_autocommit_is_refused(kind: str, where: Where, resource: str) -> None:
         with pytest.raises(FencelockError, match=r"needs a transaction.*commits each statement by itself: \w+"):
             one.do(fence.check(one.handed, resource, bearer(1, "a")))
         assert one.do(fence.token(one.handed, resource)) is None
+        with pytest.raises(FencelockError, match="needs a transaction"):
+            one.do(fence.collect(one.handed, 1))

@@ -191,29 +191,6 @@ def test_own_write_is_not_lost_to_a_clock_that_is_ahead() -> None:
         absurd.set("mine", clock)
 
 
-@pytest.mark.parametrize("kind", [GCounter, PNCounter, ORSet, LWWRegister])
-@pytest.mark.parametrize(
-    "form",
-    [
-        None,
-        [],
-        [1],
-        "x",
-        7,
-        {"a": -1},
-        {1: 2},
-        {"up": {}},
-        {"a": None},
-        {"elements": [1], "seen": {}},
-        {"value": 1, "stamp": [1]},
-    ],
-)
-def test_json_of_something_else(kind: Any, form: Any) -> None:
-    """JSON that is no such value is refused with a sentence that says what it was to be."""
-    with pytest.raises(ValueError, match=rf"is not what {kind.__name__}\.to_json\(\) gives: "):
-        kind.from_json(form)
-
-
 def test_merge_with_another_kind() -> None:
     """Values of different kinds do not merge, and the error names both."""
     with pytest.raises(TypeError, match="'GCounter' and 'PNCounter'"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 
+from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Mark,
@@ -49,6 +50,7 @@ class MemoryFence:
         self._mutex = RLock()
         self._marks: dict[str, Mark] = {}
         self._floor: Mark | None = None
+        self._open: dict[str, list[Mark]] = {}
 
     def enter(self, resource: str, lease: Fenced) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
@@ -67,6 +69,8 @@ class MemoryFence:
     def write(self, resource: str, lease: Fenced) -> Iterator[None]:
         """Check, and let nobody else enter until the block ends. Keep it short: it holds up every resource.
 
+        In asyncio it must not await: tasks share a thread, and one that came amid the block gets an error.
+
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
         >>> with fence.write("report", SimpleNamespace(token=7, id="me")):
@@ -74,7 +78,14 @@ class MemoryFence:
         """
         with self._mutex:
             self._pass(resource, lease)
-            yield
+            mine, open_ = self._marks[resource], self._open.setdefault(resource, [])
+            open_.append(mine)
+            try:
+                yield
+            finally:
+                open_.remove(mine)
+                if not open_:
+                    self._open.pop(resource, None)
 
     def token(self, resource: str) -> int | None:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -128,4 +139,11 @@ class MemoryFence:
         mark = self._marks.get(check_resource(resource), self._floor)
         if mark is not None and not mark.admits(mine):
             raise refusal(resource, mine, mark)
+        writing = self._open.get(resource)
+        if writing and not writing[0].is_of(mine):
+            raise FencelockError(
+                f"{resource!r} is being written under token {writing[0].token} by another task of this thread: a block of "
+                "MemoryFence.write must not await",
+                resource,
+            )
         self._marks[resource] = Mark(*mine)

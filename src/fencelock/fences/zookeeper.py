@@ -47,8 +47,8 @@ class ZooKeeperFence:
     def enter(self, resource: str, lease: Fenced) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
         name, mine = check_resource(resource), bearer(lease)
-        self._client.ensure_path(self._root)
         while True:
+            self._client.ensure_path(self._root)
             floor, floor_version = self._mark(self._root)
             mark, version = self._mark(self._place(name))
             seen = mark or floor
@@ -65,7 +65,7 @@ class ZooKeeperFence:
 
     def commit(self, transaction: Any, resource: str, lease: Fenced) -> list[Any]:
         """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
-        from kazoo.exceptions import KazooException, NoNodeError, RolledBackError
+        from kazoo.exceptions import NoNodeError
 
         self.check(transaction, resource, lease)
         # First, so that a stale holder is told so, and not that something else is not as it expects.
@@ -74,11 +74,7 @@ class ZooKeeperFence:
         if isinstance(checked, NoNodeError):
             raise refusal(resource, bearer(lease), self._seen(resource))
         for result in (checked, *results):
-            # What was only rolled back, or never tried, is not the cause.
-            if isinstance(result, KazooException) and type(result).__name__ not in (
-                RolledBackError.__name__,
-                "RuntimeInconsistency",
-            ):
+            if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
         return list(results)
 
@@ -93,8 +89,8 @@ class ZooKeeperFence:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
         to = check_token(token)
         check_reason(check_resource(resource), reason)
-        self._client.ensure_path(self._root)
         while True:
+            self._client.ensure_path(self._root)
             before, version = self._mark(self._place(resource))
             if self._replace(resource, Mark(to, ""), version, None, permit=None):
                 break
@@ -123,11 +119,14 @@ class ZooKeeperFence:
             place = f"{self._root}/{child}"
             mark, version = self._mark(place)
             if mark is not None and version is not None and mark.token < floor:
+                top, top_version = self._mark(self._root)
                 transaction = self._client.transaction()
+                # Who has looked at this mark has to look again: its version would come back with a node that is made anew.
+                transaction.set_data(self._root, f"{floor if top is None else top.token} ".encode(), top_version)
                 for permit in self._children(place):
                     transaction.delete(f"{place}/{permit}")
                 transaction.delete(place, version)
-                count += not any(isinstance(result, Exception) for result in transaction.commit())
+                count += _unchanged(transaction.commit())
         tell_collected(count, floor)
         return count
 
@@ -177,7 +176,23 @@ class ZooKeeperFence:
                 transaction.delete(f"{place}/{other}")
         if permit is not None:
             transaction.create(permit)
-        return not any(isinstance(result, Exception) for result in transaction.commit())
+        return _unchanged(transaction.commit())
+
+
+def _unchanged(results: list[Any]) -> bool:
+    """Return whether a transaction went through; raise what was wrong, unless it is that something has changed meanwhile."""
+    from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+
+    causes = [result for result in results if isinstance(result, Exception) and not _is_consequence(result)]
+    for cause in causes:
+        if not isinstance(cause, BadVersionError | NodeExistsError | NoNodeError | NotEmptyError):
+            raise cause
+    return not any(isinstance(result, Exception) for result in results)
+
+
+def _is_consequence(result: Exception) -> bool:
+    """Return whether an operation was only rolled back, or never tried, because of another one."""
+    return type(result).__name__ in ("RolledBackError", "RuntimeInconsistency")
 
 
 def _escape(name: str) -> str:

@@ -83,6 +83,8 @@ class Cell(ABC, Generic[T]):
         `change` may be called several times, so it must do nothing but compute. If it returns None, nothing is written. With
         backoff and full jitter between the attempts; after the timeout, or so many attempts, VersionConflict.
         """
+        if attempts is not None and attempts < 1:
+            raise ValueError(f"attempts must be 1 or more, or None for as many as the timeout allows; not {attempts}")
         return in_colour(self._modify(change, timeout, attempts), awaited=self.awaited)
 
     async def _write_or_raise(self, value: T, version: Any) -> None:

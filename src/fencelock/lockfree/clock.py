@@ -40,6 +40,8 @@ class HybridClock:
     """
 
     def __init__(self, replica: str, *, now: Callable[[], float] = time.time) -> None:
+        if not replica:
+            raise ValueError("a clock needs the name of its replica: two without one would make the same stamps")
         self.replica = replica
         self._now = now
         self._mutex = Lock()

@@ -62,8 +62,8 @@ class GCounter(_Value):
     __slots__ = ("_counts",)
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        checked = {name: _count(count) for name, count in (counts or {}).items()}
-        self._counts = {name: count for name, count in checked.items() if count}
+        every = {} if counts is None else {_name(name): _count(count) for name, count in counts.items()}
+        self._counts = {name: count for name, count in every.items() if count}
 
     @property
     def value(self) -> int:
@@ -91,8 +91,8 @@ class GCounter(_Value):
         >>> GCounter.from_json({"here": 3, "there": 4}).value
         7
         """
-        with _form_of(cls, form):
-            return cls({_name(name): count for name, count in form.items()})
+        with _reading(cls, form):
+            return cls(dict(form.items()))
 
 
 class PNCounter(_Value):
@@ -137,7 +137,7 @@ class PNCounter(_Value):
         >>> PNCounter.from_json({"up": {"here": 10}, "down": {"there": 4}}).value
         6
         """
-        with _form_of(cls, form):
+        with _reading(cls, form):
             return cls(GCounter.from_json(form["up"]), GCounter.from_json(form["down"]))
 
 
@@ -221,12 +221,17 @@ class ORSet(_Value):
         >>> list(ORSet.from_json(ORSet().add("here", "milk").to_json()))
         ['milk']
         """
-        with _form_of(cls, form):
-            dots = {
-                canonical(element): frozenset(_Dot(_name(name), _count(number)) for name, number in dots)
-                for element, dots in form["elements"]
-            }
-            return _set(dots, {_name(name): _count(number) for name, number in form["seen"].items()})
+        with _reading(cls, form):
+            seen = {_name(name): _count(number) for name, number in form["seen"].items()}
+            dots: dict[str, frozenset[_Dot]] = {}
+            for element, them in form["elements"]:
+                made = dots[canonical(element)] = frozenset(_Dot(_name(name), _count(number)) for name, number in them)
+                if not made or not all(0 < dot.number <= seen.get(dot.replica, 0) for dot in made):
+                    raise ValueError(f"{element!r:.40} was added by nobody, or later than what was seen")
+            # Of an element that comes twice, only the last is there.
+            if sum(len(them) for _, them in form["elements"]) != len({dot for made in dots.values() for dot in made}):
+                raise ValueError("an addition comes twice")
+            return _set(dots, seen)
 
 
 class LWWRegister(_Value, Generic[T]):
@@ -285,19 +290,18 @@ class LWWRegister(_Value, Generic[T]):
         >>> LWWRegister.from_json({"value": "final", "stamp": [1700000000000, 0, "here"]}).value
         'final'
         """
-        with _form_of(cls, form):
+        with _reading(cls, form):
             millis, count, replica = form["stamp"]
             return LWWRegister(form["value"], Stamp(_count(millis), _count(count), _name(replica)))
 
 
 @contextmanager
-def _form_of(kind: type[_Value], form: object) -> Iterator[None]:
-    """Say what was to be read, where it turns out to be something else."""
+def _reading(kind: type[_Value], form: object) -> Iterator[None]:
+    """Refuse what is not of its form: merged, it would break the laws that make replicas agree."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{form!r:.80} is not what {kind.__name__}.to_json() gives: {why}") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{form!r:.80} is not the JSON of a {kind.__name__}: {error}") from error
 
 
 def _set(dots: dict[str, frozenset[_Dot]], seen: dict[str, int]) -> ORSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -74,8 +75,8 @@ class SqlRow(Cell[Any]):
         version, *values = rows[0]
         if version is None:
             raise FencelockError(
-                f"{self.name!r} has no version: its column {self._version} is NULL, which nothing equals. Set it to 1, and "
-                "make the column NOT NULL",
+                f"{self.name!r}: its version is NULL (column {self._version}), which no write could find unchanged. Set it "
+                "to 1, and make the column NOT NULL",
                 self.name,
             )
         return Seen(dict(zip(self._columns, values, strict=True)), version)
@@ -97,12 +98,14 @@ class SqlRow(Cell[Any]):
                 "first, or use read and write inside it",
                 self.name,
             )
+        changed = _Changed(change)
         try:
-            settled_, value = await super()._attempt(change)
+            settled_, value = await super()._attempt(changed)
             await settled(self._connection.commit() if settled_ else self._connection.rollback())
         except BaseException as error:
-            await settled(self._connection.rollback())
-            if isinstance(error, Exception) and _collided(error):
+            with suppress(Exception):  # the connection may be what failed, and the first error says more
+                await settled(self._connection.rollback())
+            if isinstance(error, Exception) and error is not changed.error and _collided(error):
                 return False, None
             raise
         return settled_, value
@@ -117,9 +120,23 @@ def _quoted(dialect: str, name: str) -> str:
     if dialect == POSTGRESQL:  # which folds what has no quotes, as far as ASCII goes
         folded = "".join(letter.lower() if letter.isascii() else letter for letter in name)
         return ".".join(f'"{part}"' for part in folded.split("."))
-    return ".".join(
-        f"`{part}`" for part in name.split(".")
-    )  # SQLite would take "…" for a text if there is no such column
+    # Not "…" for SQLite, which would take it for a text if there is no such column.
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
+class _Changed:
+    """Calls the caller's function, and remembers its error: whatever that looks like, no database has said it."""
+
+    def __init__(self, change: Callable[[Row], Any]) -> None:
+        self._change = change
+        self.error: BaseException | None = None
+
+    async def __call__(self, row: Row) -> Any:
+        try:
+            return await settled(self._change(row))
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _collided(error: Exception) -> bool:

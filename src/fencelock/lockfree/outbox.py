@@ -54,6 +54,12 @@ class Message(NamedTuple):
     token: int
 
 
+class Unreadable(NamedTuple):
+    """What stands for a payload that somebody else has written, and that is no JSON: its key waits, and others go on."""
+
+    why: str
+
+
 class Outbox:
     """An outbox in the caller's database. Several have nothing to do with each other.
 
@@ -164,7 +170,7 @@ class Outbox:
         others = f" AND name NOT IN ({', '.join(f':{name}' for name in names)})" if names else ""
         args = {**names, "outbox": self._bytes(to, self.name), "limit": limit}
         rows = (await self._ask(to, NEXT.format(others=others), args)).rows
-        return [Message(id_, _text(name), json.loads(payload), token) for id_, name, payload in rows]
+        return [Message(id_, _text(name), _payload(payload), token) for id_, name, payload in rows]
 
     async def forget(self, to: Link, ids: list[int]) -> None:
         """Remove what was delivered. For the relay, which has passed the fence in this transaction."""
@@ -182,6 +188,13 @@ class Outbox:
     @staticmethod
     def _bytes(to: Link, text: str) -> str | bytes:
         return text.encode() if to.dialect == MYSQL else text
+
+
+def _payload(text: str) -> Json | Unreadable:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        return Unreadable(str(error))
 
 
 def _text(name: str | bytes) -> str:

@@ -19,7 +19,7 @@ from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, LockT
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.colour import in_colour, settled
 from fencelock.lockfree.idempotency_locks import is_awaited
-from fencelock.lockfree.outbox import Message, Outbox
+from fencelock.lockfree.outbox import Message, Outbox, Unreadable
 from fencelock.primitives.mutex import Mutex
 from fencelock.sqlio import link
 
@@ -202,6 +202,8 @@ class Relay:
                     await bell.wait(self._poll)
         finally:
             with suppress(Exception):  # it may be what failed
+                await settled(SqlFence().restore(connection))  # it may go back to a pool
+            with suppress(Exception):
                 await settled(connection.close())
 
     async def _turn(
@@ -242,10 +244,11 @@ class Relay:
                 continue
             lease.check()
             try:
+                if isinstance(message.payload, Unreadable):
+                    raise FencelockError(f"message {message.id} of {message.key!r} is no JSON: {message.payload.why}")
                 await settled(self._deliver(message))
-            except (LeaseLost, StaleToken):
-                raise
             except Exception as error:
+                lease.check()  # a LeaseLost or a StaleToken of the receiver's own is a failure like any other
                 failure = error
                 _log.warning("message %d of %r was not delivered: %s", message.id, message.key, error, exc_info=error)
                 failed.add(message.key)

@@ -30,6 +30,9 @@ __all__ = ["FenceColumn", "SqlFence", "schema"]
 SHORTEST_IDLE = 0.1
 """Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
 
+LONGEST_IDLE = 86400.0
+"""As long as a lease of ours may be; servers take no number whatever."""
+
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
 
@@ -80,8 +83,7 @@ class SqlFence:
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
         to, name, mine = link(connection), check_resource(resource), bearer(lease)
-        idle = getattr(lease, "remaining", None) if self._bound_idle else None
-        return run(to, _check(to, name, mine, None if idle is None else max(float(idle), SHORTEST_IDLE)))
+        return run(to, _check(to, name, mine, _idle(lease) if self._bound_idle else None))
 
     def token(self, connection: Any, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -111,7 +113,8 @@ class SqlFence:
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
         stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
-        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`. It waits for the transactions
+        that have checked, and new checks wait for its commit: commit soon.
 
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
@@ -144,13 +147,16 @@ class SqlFence:
         return run(to, _restore(to))
 
 
+def _idle(lease: object) -> float | None:
+    """Return for how long a transaction under this lease may be idle; None if nobody knows, as with others' leases."""
+    left = getattr(lease, "remaining", None)
+    if not isinstance(left, int | float) or isinstance(left, bool) or left != left:
+        return None
+    return min(max(float(left), SHORTEST_IDLE), LONGEST_IDLE)
+
+
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
-    if await to.commits_each():
-        raise FencelockError(
-            f"the fence of {resource!r} needs a transaction, and this connection commits each statement by itself: "
-            + _BEGIN[to.dialect],
-            resource,
-        )
+    await _need_transaction(to, f"the fence of {resource!r}", resource)
     named = {"resource": resource, "token": mine.token, "id": mine.id}
     if to.dialect == POSTGRESQL:
         named["idle"] = 0 if idle is None else int(idle * 1000)
@@ -170,6 +176,14 @@ async def _check(to: Link, resource: str, mine: Credentials, idle: float | None)
         raise refusal(resource, mine, await _seen(to, resource))
 
 
+async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
+    if await to.commits_each():
+        raise FencelockError(
+            f"{what} needs a transaction, and this connection commits each statement by itself: {_BEGIN[to.dialect]}",
+            resource,
+        )
+
+
 async def _token(to: Link, resource: str) -> int | None:
     mark = await _seen(to, resource)
     return None if mark is None else mark.token
@@ -182,6 +196,9 @@ async def _rebase(to: Link, resource: str, token: int, reason: str) -> None:
 
 
 async def _collect(to: Link, floor: int) -> int:
+    await _need_transaction(to, "the collection of marks", None)
+    if to.dialect == POSTGRESQL:
+        await _ask(to, "hold", "", {})
     # In this order: on MySQL it waits for the checks that are under way, and they for it.
     await _ask(to, "raise", "", {"token": floor})
     count = (await _ask(to, "collect", "", {"token": floor})).touched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any
 
@@ -39,6 +40,9 @@ class SqlDoor:
             self._fence.check(opened, resource, lease)
             opened.commit()
         finally:
+            with suppress(Exception):  # it may be what failed
+                if hasattr(lease, "remaining"):
+                    self._fence.restore(opened)  # it may go back to a pool
             opened.close()
         return None
 
@@ -48,4 +52,7 @@ class SqlDoor:
             await self._fence.check(connection, resource, lease)
             await connection.commit()
         finally:
+            with suppress(Exception):
+                if hasattr(lease, "remaining"):
+                    await self._fence.restore(connection)
             await connection.close()

@@ -34,6 +34,9 @@ SELECT token, id FROM fencelock_fence WHERE resource IN (:resource, '') ORDER BY
 INSERT INTO fencelock_fence (resource, token, id) VALUES (:resource, :token, '')
 ON CONFLICT (resource) DO UPDATE SET token = excluded.token, id = excluded.id
 
+-- hold: lets no check begin, and waits for those that have: one that looked before the floor was raised could come in behind it.
+LOCK TABLE fencelock_fence IN SHARE ROW EXCLUSIVE MODE
+
 -- raise: puts the floor there unless it is higher already.
 INSERT INTO fencelock_fence AS fence (resource, token, id) VALUES ('', :token, '')
 ON CONFLICT (resource) DO UPDATE SET token = greatest(fence.token, excluded.token)

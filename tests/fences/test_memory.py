@@ -1,0 +1,50 @@
+"""The in-memory fence under asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from fencelock import FencelockError, StaleToken
+from fencelock.fences import Fenced
+from fencelock.fences.memory import MemoryFence
+
+
+def bearer(token: int) -> Fenced:
+    return SimpleNamespace(token=token, id=f"holder of {token}")
+
+
+def test_a_block_that_awaits() -> None:
+    """A task that awaits inside its block shares its thread with others: they are not let in between check and write."""
+    fence = MemoryFence()
+    stock = {"apples": 100, "pears": 1}
+
+    async def sell(go_on: asyncio.Event) -> None:
+        with fence.write("apples", bearer(33)):
+            seen = stock["apples"]
+            await go_on.wait()
+            stock["apples"] = seen - 10
+
+    async def use() -> None:
+        go_on = asyncio.Event()
+        slow = asyncio.create_task(sell(go_on))
+        await asyncio.sleep(0)
+        for work in (fence.enter, fence.check):
+            with pytest.raises(FencelockError, match="must not await"):
+                work("apples", bearer(34))
+        with pytest.raises(FencelockError, match="must not await"), fence.write("apples", bearer(34)):
+            stock["apples"] -= 5
+        with fence.write("pears", bearer(34)):  # another resource, as one may have two in one block
+            stock["pears"] -= 1
+        go_on.set()
+        await asyncio.gather(slow, asyncio.create_task(sell(go_on)))
+
+    asyncio.run(use())
+    assert stock == {"apples": 80, "pears": 0}
+    with fence.write("apples", bearer(34)), fence.write("apples", bearer(34)):
+        stock["apples"] -= 5
+    fence.enter("apples", bearer(35))
+    with pytest.raises(StaleToken):
+        fence.enter("apples", bearer(34))

@@ -1,0 +1,41 @@
+"""Marks of the SQL fence that are collected while holders check."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencelock import StaleToken
+from tests.fences.test_sql_servers import FENCE, Beside, Connect, bearer, connect, run, server, stock
+
+__all__ = ["connect", "server"]
+
+
+@pytest.mark.parametrize("resource", ["stock", "never seen"])
+def test_checks_amid_a_collection_wait_for_it(connect: Connect, resource: str) -> None:
+    """A check that comes amid a collection is compared with the floor that it puts, and not with the mark that it takes."""
+    late, broom = connect(), connect()
+    FENCE.check(broom, "stock", bearer(32))
+    broom.commit()
+    assert FENCE.collect(broom, 100) == 1
+    check = Beside(lambda: FENCE.check(late, resource, bearer(33)))
+    assert check.waits()
+    broom.commit()
+    refused = check.result()
+    assert isinstance(refused, StaleToken)
+    assert refused.seen == 100
+
+
+def test_a_collection_waits_for_checks(connect: Connect) -> None:
+    """A collection waits for the transactions that have checked, and collects what they leave: none gets in behind it."""
+    old, new, broom = connect(), connect(), connect()
+    FENCE.check(new, "stock", bearer(34))
+    collected = Beside(lambda: (FENCE.collect(broom, 100), broom.commit())[0])
+    assert collected.waits()
+    late = Beside(lambda: FENCE.check(old, "stock", bearer(33)))
+    assert late.waits()
+    run(new, "UPDATE stock SET n = 95")
+    new.commit()
+    assert collected.result() == 1
+    assert isinstance(late.result(), StaleToken)
+    old.rollback()
+    assert stock(old) == 95

@@ -1,0 +1,103 @@
+"""The ZooKeeper fence where it may not write, where its root goes away, and where marks are collected amid an entry."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencelock import StaleToken
+from fencelock.fences import Fenced
+from fencelock.fences.zookeeper import ZooKeeperFence
+from tests.engines.zookeeper import ZooKeeper
+
+ROOT = "/test-edges"
+
+
+def bearer(token: int) -> Fenced:
+    return SimpleNamespace(token=token, id=f"holder of {token}")
+
+
+@pytest.fixture
+def client(zookeeper1: ZooKeeper) -> Iterator[Any]:
+    """A client, and nothing below the root."""
+    from kazoo.client import KazooClient
+
+    client = KazooClient(zookeeper1.address)
+    client.start(timeout=30)
+    client.delete(ROOT, recursive=True)
+    yield client
+    client.delete(ROOT, recursive=True)
+    client.stop()
+    client.close()
+
+
+class Interrupted(ZooKeeperFence):
+    """A fence at which something else happens between the look and the write of an entry, once."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def _replace(self, *args: Any, **more: Any) -> bool:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super()._replace(*args, **more)
+
+
+def outcome(work: Callable[[], object]) -> Any:
+    """Return the error that something ends with, or None; fail if it does not end."""
+    errors: list[Any] = [None]
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors[0] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    return errors[0]
+
+
+def test_may_not_write(client: Any) -> None:
+    """Where the server refuses for another reason than a change meanwhile, that comes out, and nothing is tried for ever."""
+    from kazoo.exceptions import NoAuthError
+    from kazoo.security import OPEN_ACL_UNSAFE, make_acl
+
+    client.create(ROOT, acl=[make_acl("world", "anyone", read=True, admin=True)])
+    fence = ZooKeeperFence(client, root=ROOT)
+    try:
+        for work in (lambda: fence.enter("a", bearer(34)), lambda: fence.rebase("a", 5, reason="a test")):
+            assert isinstance(outcome(work), NoAuthError)
+    finally:
+        client.set_acls(ROOT, OPEN_ACL_UNSAFE)
+
+
+def test_root_goes_away(client: Any) -> None:
+    """A root that is removed amid an entry is made anew."""
+    fence = Interrupted(client, root=ROOT)
+    fence.meanwhile = lambda: client.delete(ROOT, recursive=True)
+    assert outcome(lambda: fence.enter("a", bearer(34))) is None
+    assert fence.token("a") == 34
+
+
+def test_collected_and_made_anew_amid_an_entry(client: Any) -> None:
+    """One that has looked at a mark that is then collected does not take the mark of a newer one for it."""
+    fence, other = Interrupted(client, root=ROOT), ZooKeeperFence(client, root=ROOT)
+    other.enter("a", bearer(34))
+    client.set(ROOT, b"1000 ")  # somebody else has begun to collect
+
+    def meanwhile() -> None:
+        assert other.collect(1000) == 1
+        other.enter("a", bearer(1050))
+
+    fence.meanwhile = meanwhile
+    with pytest.raises(StaleToken) as caught:
+        fence.enter("a", bearer(40))
+    assert caught.value.seen == 1050
+    assert other.token("a") == 1050

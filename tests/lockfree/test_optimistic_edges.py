@@ -1,0 +1,103 @@
+"""Optimistic versions when the change itself fails, the row has no version, or the connection is gone."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fencelock import FencelockError, VersionConflict
+from fencelock.lockfree.optimistic import SqlRow
+from tests.lockfree.databases import Database
+
+
+@pytest.fixture
+def account() -> Iterator[SqlRow]:
+    """A row with a version."""
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE account (id INTEGER, balance INTEGER, version INTEGER)")
+    database.execute("INSERT INTO account VALUES (7, 100, 1), (8, 100, NULL)")
+    database.commit()
+    yield SqlRow(database, "account", {"id": 7}, ["balance"])
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError(1213), LookupError(1205), OSError("the other database is locked")], ids=repr
+)
+def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception) -> None:
+    """What the caller's function raises comes out at once, even if it looks like what databases say of a collision."""
+    calls = 0
+
+    def change(row: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        account.modify(change, timeout=2)
+    assert caught.value is error
+    assert calls == 1
+    assert account.read().value == {"balance": 100}
+
+
+def test_no_version(account: SqlRow) -> None:
+    """A row whose version is NULL could never be written: that is said, and not tried for half a minute."""
+    row = SqlRow(account._connection, "account", {"id": 8}, ["balance"])
+    for work in (row.read, lambda: row.modify(lambda value: value)):
+        with pytest.raises(FencelockError, match="version is NULL"):
+            work()
+
+
+def test_attempts(account: SqlRow) -> None:
+    """At least one attempt is made, and a number that makes no sense is refused."""
+
+    def raced(row: Any) -> Any:
+        account._connection.execute("UPDATE account SET version = version + 1 WHERE id = 7")
+        return row
+
+    with pytest.raises(VersionConflict, match="each of the 1 times"):
+        account.modify(raced, attempts=1)
+    for attempts in (0, -1):
+        with pytest.raises(ValueError, match="attempts"):
+            account.modify(raced, attempts=attempts)
+
+
+def test_row_deleted_meanwhile(database: Database, key: str) -> None:
+    """A row that is deleted between read and write is missed, and not made anew."""
+    database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
+    database.ask("INSERT INTO piece VALUES (?, 1, 1)", key)
+    with database.connected() as connection:
+        row = SqlRow(connection, "piece", {"name": key}, ["n"])
+
+        def change(value: Any) -> Any:
+            if database.name != "sqlite":
+                database.ask("DELETE FROM piece WHERE name = ?", key)
+            else:
+                connection.execute("DELETE FROM piece WHERE name = ?", (key,))
+                connection.commit()
+            return {"n": 2}
+
+        with pytest.raises(FencelockError, match="is 0 rows"):
+            row.modify(change)
+
+
+def test_the_first_error_comes_out(database: Database) -> None:
+    """When the connection is gone, what it was lost by comes out, and not what the rollback says of it."""
+    error = RuntimeError("mine")
+    database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
+    database.ask("INSERT INTO piece VALUES ('lost', 1, 1)")
+    connection = database.connect()
+    row = SqlRow(connection, "piece", {"name": "lost"}, ["n"])
+
+    def change(value: Any) -> Any:
+        connection.close()
+        raise error
+
+    try:
+        with pytest.raises(RuntimeError, match="mine"):
+            row.modify(change)
+    finally:
+        database.ask("DELETE FROM piece WHERE name = 'lost'")
