@@ -286,6 +286,7 @@ async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
         ({"key": "k" * 1001}, "at most 1000 bytes"),
         ({"ttl": 0}, "ttl must be 1 or more"),
         ({"ttl": float("nan")}, "ttl must be"),
+        ({"ttl": 1e30}, "ttl must be 1 or more seconds, and 1000000000 at most"),
         ({"wait": -1}, "wait must be 0 or more"),
         ({"wait": "5"}, "wait must be"),
         ({"payload": object()}, "JSON"),

@@ -6,13 +6,15 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, KeyInProgress
+from fencelock import FencelockError, InvalidName, KeyInProgress, KeyReused
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.idempotency import Run, fingerprint, idempotent, idempotent_by
+from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
 from fencelock.sqlio import link
 from tests.lockfree.databases import KINDS, Database
@@ -128,6 +130,73 @@ def test_methods() -> None:
     assert (one.charged, other.charged) == ([10], [10])
     assert (Till.count(database, 1), one.count(database, 1)) == ("Till", "Till")
     database.close()
+
+
+class Shop:
+    """A service whose arguments JSON cannot carry."""
+
+    @idempotent_by("shop:{order}", payload=lambda self, connection, order, amount, mailer=None: [order, str(amount)])
+    def pay(self, connection: Any, order: int, amount: Decimal, mailer: Any = None) -> list[str]:
+        """Charge once."""
+        return [str(amount)]
+
+    @idempotent_by("plain:{order}")
+    def plain(self, connection: Any, order: int, amount: Decimal) -> None:
+        """Have no payload of its own."""
+
+
+def test_payload_of_a_decorated_function() -> None:
+    """The payload is what the decorator's function makes of the arguments; without one, the error says how to give it."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+    shop = Shop()
+    assert [shop.pay(database, 7, Decimal("1.5"), mailer) for mailer in (None, object())] == [["1.5"], ["1.5"]]
+    with pytest.raises(KeyReused):
+        shop.pay(database, 7, Decimal("1.6"))
+    with pytest.raises(
+        TypeError, match=r"'plain:7' is what Shop\.plain was called with, and .*JSON.* by payload=lambda"
+    ):
+        shop.plain(database, 7, Decimal("1.5"))
+    database.close()
+
+
+def test_result_is_as_json_carries_it() -> None:
+    """After the block the first one has what a repetition will get, to the letter."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+    for repeated in (False, True):
+        with database, idempotent(database, "k") as run:
+            if not run.repeated:
+                run.result = (1, {1: 2})
+                assert run.result == (1, {1: 2})
+        assert (run.repeated, run.result) == (repeated, [1, {"1": 2}])
+    database.close()
+
+
+@pytest.mark.parametrize("result", [Decimal(1), object(), float("nan"), {(1, 2): 3}])
+def test_result_that_json_cannot_carry(result: Any) -> None:
+    """The error says which key's result it is, whichever way it was given, and nothing is kept."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+
+    @idempotent_by("k")
+    def give(connection: Any) -> Any:
+        return result
+
+    with pytest.raises(TypeError, match=r"the result of 'k' cannot be written as JSON: .*; it is "), database:
+        give(database)
+    with pytest.raises(TypeError, match=r"the payload of a message of 'a' cannot be written as JSON"), database:
+        Outbox().append(database, "a", result)
+    assert database.execute("SELECT count(*) FROM fencelock_idempotency").fetchone() == (0,)
+    database.close()
+
+
+def test_too_long() -> None:
+    """A key and an outbox's name that are too long are invalid names, as all others that are wrong."""
+    with pytest.raises(InvalidName, match="1000 bytes"):
+        idempotent(None, "k" * 1001)
+    with pytest.raises(InvalidName, match="255 bytes"):
+        Outbox("o" * 256)
 
 
 def test_fingerprints() -> None:
