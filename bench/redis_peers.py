@@ -130,8 +130,9 @@ class Bare:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
         keys = ("bare:{0}",)
         self._attempt = ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 2)
-        self._release = RELEASE.begin(keys, ("bare",), 1)
+        self._release = RELEASE.begin(keys, ("bare",), 2)
         self._id = packed(ID)
+        self._mine = packed(self._channel)
         self._seat = packed(f"{self._channel}:1")
 
     def __enter__(self) -> None:
@@ -141,7 +142,7 @@ class Bare:
             pass
 
     def __exit__(self, *_: object) -> None:
-        self._sock.sendall(f"{self._release}{self._id}".encode())
+        self._sock.sendall(f"{self._release}{self._id}{self._mine}".encode())
         self._sock.recv(4096)
 
 

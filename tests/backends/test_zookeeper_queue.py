@@ -8,15 +8,30 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import (
+    Close,
+    Create2,
+    Delete,
+    Exists,
+    GetChildren,
+    GetData,
+    SetData,
+    Sync,
+    Transaction,
+)
 
-from fencelock.backends.zookeeper.driver import Driver
+from fencelock.backends.zookeeper.driver import CreateContainer, Driver
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.messages import SET_WATCHES
 from fencelock.model import Busy, Claim, Grant, Renewal
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
 from tests.backends.zookeeper_server import backend_of, bare, chroot, link_of
 from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.zookeeper import ZooKeeper
+
+REQUESTS = (Close, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction, CreateContainer)
+NAMES = {request.type: request.__name__ for request in REQUESTS} | {SET_WATCHES: "SetWatches"}
 
 
 @pytest.fixture
@@ -26,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     post, fired = Driver.post, Link._fired
 
     def count(self: Driver, *asked: tuple[Any, Any]) -> None:
-        counter.update(type(request).__name__ for request, _ in asked)
+        counter.update(NAMES[request.type] for request, _ in asked)
         post(self, *asked)
 
     def count_fired(self: Link, path: str, gone: bool) -> None:

@@ -62,9 +62,12 @@ class BlockingEvent:
     def set(self) -> None:
         """Set it and wake whoever waits."""
         self._set = True
-        with suppress(IndexError):
-            while True:
-                self._waiters.pop()()
+        waiters = self._waiters
+        try:
+            while waiters:
+                waiters.pop()()
+        except IndexError:
+            pass  # who waited has just left
 
     def clear(self) -> None:
         """Unset it."""
@@ -99,11 +102,12 @@ class BlockingEvent:
             if source.enter(key):
                 self._waiters.append(source.wake)
                 source.read_until(key, self.is_set, until)
-            return await self.wait(until - boottime())
+            return self.is_set() or await self.wait(until - boottime())
         finally:
             source.leave(key)
-            with suppress(ValueError):
-                self._waiters.remove(source.wake)
+            if self._waiters:
+                with suppress(ValueError):
+                    self._waiters.remove(source.wake)
 
 
 class Flag:
@@ -304,9 +308,9 @@ class BlockingWorld:
         besides = bell.fileno() if isinstance(bell, LoudFlag) else None
         return listen(cast("Sequence[SocketWire]", wires), bell, timeout, besides)
 
-    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
+    def attend(self, source: Source, event: Event, timeout: float) -> Coroutine[Any, Any, bool]:
         """Read, in this thread, if nobody else does."""
-        return await cast("BlockingEvent", event).attend(source, timeout)
+        return cast("BlockingEvent", event).attend(source, timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait for it in this thread."""

@@ -189,9 +189,18 @@ class RedisBackend:
         """Give back the lock; the script hands it over."""
         name, ttl, owner, shared, limit, id = grant.claim
         _, form, patience, _ = self._form(name, ttl, owner, shared, limit)
-        command = f"{form}${len(id)}\r\n{id}\r\n".encode()
-        answer: bytes = await self._links.run(RELEASE, command, patience, linger=None, again=0)
-        return answer == RELEASED
+        link = self._links.idle(patience) or await self._links.make()
+        try:
+            command = f"{form}${len(id)}\r\n{id}\r\n{link.seat}".encode()
+            answer = await link.wire.ask(command, patience, None)
+            if type(answer) is ServerError:
+                answer = await self._links.mend(link, RELEASE, command, patience, answer)
+        except Unanswered:
+            self._links.doubt(link)
+            raise
+        finally:
+            self._links.give(link)
+        return bool(answer == RELEASED)
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
@@ -256,7 +265,7 @@ class RedisBackend:
     def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
-        attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 1)
+        attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 2)
         return Form(attempt, release, _patience(ttl), min(LINGER, ttl / 30))
 
     def _make_base(self, name: str) -> str:

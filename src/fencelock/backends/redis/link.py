@@ -10,7 +10,7 @@ from os import urandom
 from typing import Any, Protocol
 
 from fencelock.backends.redis.dial import DIAL_SECONDS, ServerError
-from fencelock.backends.redis.scripts import Script
+from fencelock.backends.redis.scripts import Script, packed
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Wire, World
 from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, Unanswered
 
@@ -48,10 +48,12 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "doubtful", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "doubtful", "seat", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
+        self.seat = packed(channel)
+        """The channel as the last word of a command."""
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, tuple[int, int]] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
@@ -61,8 +63,8 @@ class Link:
         self.wire: Wire
 
     def heard(self, push: Any) -> None:
-        """Take a call in: `id:token:round`."""
-        if push[0] != b"message":
+        """Take a call in: `id:token:round`, or nothing (release.lua)."""
+        if not push[2] or push[0] != b"message":
             return
         id, token, round = push[2].decode().split(":")
         if len(self.calls) >= EARLY_KEPT and id not in self.bells:
@@ -268,19 +270,18 @@ class Links:
         command: bytes,
         patience: float,
         silent: float | None = None,
-        linger: float | None = 0.0,
-        again: int = 2,
     ) -> Any:
-        """Run a script, on any link; repeat it right away when a connection turns out to be broken, so many times.
+        """Run a script, on any link; repeat it right away when a connection turns out to be broken, twice at most.
 
         A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
         """
+        again = 2
         while True:
             link = self.idle(patience) or await self.make()
             if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
                 patience = min(patience, silent)
             try:
-                answer = await link.wire.ask(command, patience, linger)
+                answer = await link.wire.ask(command, patience)
                 return (
                     answer
                     if type(answer) is not ServerError

@@ -16,9 +16,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import CLOSE_RESPONSE, DELETED_EVENT, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import Close, Exists, Watch, reply_header_struct
+from kazoo.protocol.serialization import Close, Exists
 
 from fencelock.backends.zookeeper.line import CHUNK, NOT_NOW, Asked, Line
+from fencelock.backends.zookeeper.messages import HEAD, fired
 from fencelock.backends.zookeeper.turns import Turns
 
 AT_ONCE = 64
@@ -135,10 +136,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
                 self.nudge()
 
     def _deliver(self, line: Line, message: bytes) -> None:
-        number, zxid, error = reply_header_struct.unpack_from(message)
+        number, zxid, error = HEAD.unpack_from(message)
         if number == WATCH_XID:
-            watch, _ = Watch.deserialize(message, reply_header_struct.size)
-            self._fired(watch.path, watch.type == DELETED_EVENT)
+            kind, path = fired(message)
+            self._fired(path, kind == DELETED_EVENT)
         elif number > 0:
             if not line.pending or line.pending[0][2] != number:
                 raise ConnectionResetError("the server answered what was not asked")
@@ -146,14 +147,14 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             request, answer, _ = line.pending[0]
             if zxid > 0:
                 self.client.last_zxid = zxid
-            if isinstance(request, Close):
+            if request.type == Close.type:
                 self._last = CLOSE_RESPONSE
             elif error:
-                absent = error == NoNodeError.code and isinstance(request, Exists)
+                absent = error == NoNodeError.code and request.type == Exists.type
                 answer.set(None) if absent else answer.set_exception(EXCEPTIONS[error]())
             else:
                 try:
-                    value = request.deserialize(message, reply_header_struct.size)
+                    value = request.deserialize(message, HEAD.size)
                 except Exception as nonsense:
                     answer.set_exception(nonsense)
                 else:

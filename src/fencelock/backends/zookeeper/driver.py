@@ -18,12 +18,11 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.answers import Answer
 from fencelock.backends.zookeeper.connection import Connection, Handler
-from fencelock.backends.zookeeper.line import Asked
-from fencelock.backends.zookeeper.turns import Turns
+from fencelock.backends.zookeeper.line import Asked, Line
+from fencelock.backends.zookeeper.messages import packed_acl
 from fencelock.core.inherited import silence
 from fencelock.errors import EngineUnavailable
 
-EPHEMERAL_SEQUENTIAL = 3
 CONTAINER = 4
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two rounds of connecting to all hosts."""
@@ -67,6 +66,7 @@ class Driver:
         fired: Callable[[str, bool], None],
     ) -> None:
         self.acl = CREATOR_ALL_ACL if address.login is not None else OPEN_ACL_UNSAFE
+        self.packed_acl = packed_acl(self.acl)
         self._client = KazooClient(
             ",".join(address.hosts),
             seconds,
@@ -76,6 +76,8 @@ class Driver:
             logger=LOGGER,
         )
         self._connection = self._client._connection = Connection(self._client, now, made, fired)
+        self.turns = self._connection.turns
+        """Where whoever waits for an answer comes by."""
         self._client.add_listener(changed)
 
     @property
@@ -97,11 +99,6 @@ class Driver:
         """Begin to connect."""
         self._client.start_async()
 
-    @property
-    def turns(self) -> Turns:
-        """Where whoever waits for an answer comes by."""
-        return self._connection.turns
-
     def post(self, *asked: Asked) -> None:
         """Send requests, after those before them; they wait while there is no connection."""
         self._connection.post(*asked)
@@ -110,14 +107,10 @@ class Driver:
         """Have what was asked for be sent."""
         self._connection.nudge()
 
-    def tangled(self) -> bool:
-        """Return whether this very thread was interrupted while it was at the line; the line is given up then."""
-        line = self.turns.line
-        if line is None or not line.tangled():
-            return False
+    def desert(self, line: Line) -> None:
+        """Give up a line at which this very thread was when it was interrupted."""
         line.deserted = True
         self.reset()
-        return True
 
     def reset(self) -> None:
         """Break the connection, so that kazoo makes a new one for the same session."""

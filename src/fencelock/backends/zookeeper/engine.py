@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from kazoo.protocol.serialization import Create2, GetChildren, GetData, Sync
+from kazoo.protocol.serialization import GetData, Sync
 
+from fencelock.backends.zookeeper import messages
 from fencelock.backends.zookeeper.address import Address
-from fencelock.backends.zookeeper.driver import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer
+from fencelock.backends.zookeeper.driver import CONTAINER, CreateContainer
 from fencelock.backends.zookeeper.layout import Node, in_order, paths, prefix, tell
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.looks import Looks, delete, pass_on, queue_of
@@ -199,8 +200,8 @@ class ZooKeeperBackend:
         """Make the claim's node and look who else is there, in one wait if the name was used lately."""
         link, claim = place.session.handle, place.claim
         told = tell(place.session.ttl, claim.owner)
-        create = Create2(f"{place.parent}/{prefix(claim)}", told, link.acl, EPHEMERAL_SEQUENTIAL)
-        look = GetChildren(place.parent, None)
+        create = messages.line_up(f"{place.parent}/{prefix(claim)}", told, link.packed_acl)
+        look = messages.children(place.parent)
         place.hush()  # what was heard was about an earlier node
         place.looked, place.first = self._world.now(), False
         made, found = await link.ask(create, look, patience=patience)
@@ -214,12 +215,11 @@ class ZooKeeperBackend:
                 elif not there.existed:
                     there.get()
                 continue
-            path, stat = made.get()
-            place.node = path.rpartition("/")[2]
+            place.node, place.zxid = made.get()
             if link.doubts:
                 await self._sessions.settle(link, patience)
-            if link.layout.czxid < stat.czxid:
-                place.token = link.layout.token(stat.czxid)
+            if link.layout.czxid < place.zxid:
+                place.token = link.layout.token(place.zxid)
                 return found.get()  # type: ignore[no-any-return]
             # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
             await self._reject(place, patience)
@@ -241,7 +241,7 @@ class ZooKeeperBackend:
         place.looked = self._world.now()
         if place.node is not None:
             sign = (Sync(place.parent),) if anew else ()
-            *_, found = await link.ask(*sign, GetChildren(place.parent, None), patience=patience)
+            *_, found = await link.ask(*sign, messages.children(place.parent), patience=patience)
             children: list[str] = [] if found.missing else found.get()
             if place.node in children:
                 return children
@@ -257,7 +257,7 @@ class ZooKeeperBackend:
                     continue
                 stat = found.get()[1]
                 if stat.ephemeralOwner == link.id:
-                    place.node = node.name
+                    place.node, place.zxid = node.name, stat.czxid
                     if not link.is_under(under, stat.czxid):
                         await self._reject(place, patience)
                         continue

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -44,6 +45,7 @@ def ancestors(path: str) -> list[str]:
     return ["/" + "/".join(parts[:number]) for number in range(1, len(parts) + 1)]
 
 
+@lru_cache(1024)
 def escape(name: str) -> str:
     """Return a name that ZooKeeper takes for one step of a path; different names never become the same.
 

@@ -6,6 +6,7 @@ answer. A signal handler may interrupt either in the middle, and ask for somethi
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss
 
 from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.messages import SET_WATCHES
 
 CHUNK = 65536
 LAST_NUMBER = 2**31 - 1
 LENGTH = Struct("!i")
 HEADER = Struct("!iii")
+EMPTY = 20
+"""Bytes of an answer without content."""
 
 NOT_NOW = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 
@@ -34,6 +38,9 @@ class Line:
 
     def __init__(self, sock: socket.socket, tls: bool) -> None:
         self.sock = sock
+        self.number = sock.fileno()
+        self.poll: select.poll | None = None
+        """What whoever reads waits with, while nobody does."""
         self.shared = not tls
         """Whether any thread may be at it: TLS is not made for two."""
         self.mutex = RLock()
@@ -46,6 +53,7 @@ class Line:
         self.deserted = False
         """Whether the thread that has the mutex may not get on: it is in a signal handler, which waits."""
         self._number = 0
+        self._dozes = False
         self._sending = self._taking = False
 
     # ------------------------------------------------------------------ what kazoo does with a socket
@@ -102,14 +110,21 @@ class Line:
 
     def add(self, asked: tuple[Asked, ...]) -> None:
         """Have `flush` send these, too. The mutex is held."""
-        packed = bytearray(self.unsent)
+        self._doze(self.shared and not self.pending and len(asked) == 1 and asked[0][0].type == SET_WATCHES)
+        packed = [self.unsent]
         for request, answer in asked:
-            self._number = self._number % LAST_NUMBER + 1
+            self._number = number = self._number % LAST_NUMBER + 1
             body = request.serialize()
-            packed += HEADER.pack(8 + len(body), self._number, request.type)
-            packed += body
-            self.pending.append((request, answer, self._number))
-        self.unsent = bytes(packed)
+            packed += HEADER.pack(8 + len(body), number, request.type), body
+            self.pending.append((request, answer, number))
+        self.unsent = b"".join(packed)
+
+    def _doze(self, flag: bool) -> None:
+        """Sleep on when nothing comes but the answer to a watch, which says nothing: it is read with what fires it."""
+        if flag is not self._dozes:
+            with suppress(OSError):  # where there is no such thing, or no connection any more
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, EMPTY + 1 if flag else 1)
+            self._dozes = flag
 
     def flush(self) -> None:
         """Send as much as the system takes. The mutex is held."""
@@ -128,9 +143,9 @@ class Line:
                 return
             self._taking = True
             try:
-                self._read()
-                for message in self._whole():
-                    deliver(self, message)
+                if chunk := self._read():
+                    for message in self._whole(chunk):
+                        deliver(self, message)
             except (OSError, IndexError):
                 self.kill()  # or nothing is pending any more, as it was given up meanwhile, in a signal handler
             except BaseException:
@@ -141,30 +156,37 @@ class Line:
                 if self.deserted:
                     self.fail()
 
-    def _read(self) -> None:
-        found = False
+    def _read(self) -> bytes:
+        found = b""
         try:
             while chunk := self.sock.recv(CHUNK):
-                self.unread += chunk
-                found = True
                 if self.shared:
-                    return  # a look at the socket shows whether there is more, which is not so of TLS
+                    return chunk  # a look at the socket shows whether there is more, which is not so of TLS
+                found += chunk
         except NOT_NOW:
-            return
+            return found
         if not found:
             raise ConnectionResetError("the server closed the connection")
+        return found
 
-    def _whole(self) -> list[bytes]:
-        """Take the messages that are whole."""
-        unread, start, messages = self.unread, 0, []
-        while len(unread) - start >= LENGTH.size:
+    def _whole(self, chunk: bytes) -> list[bytes]:
+        """Take the messages that are whole with this."""
+        unread: bytes | bytearray = chunk
+        if self.unread:
+            self.unread += chunk
+            unread = self.unread
+        start, length, messages = 0, len(unread), []
+        while length - start >= LENGTH.size:
             begin = start + LENGTH.size
             end = begin + LENGTH.unpack_from(unread, start)[0]
             if end < begin:
                 raise ConnectionResetError("the server talks nonsense")
-            if len(unread) < end:
+            if length < end:
                 break
             messages.append(bytes(unread[begin:end]))
             start = end
-        del unread[:start]
+        if unread is self.unread:
+            del self.unread[:start]
+        elif start < length:
+            self.unread += chunk[start:]
         return messages

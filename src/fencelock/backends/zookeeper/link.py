@@ -6,9 +6,10 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetData, SetData, Sync, Transaction
 from kazoo.protocol.states import KazooState
 
+from fencelock.backends.zookeeper import messages
 from fencelock.backends.zookeeper.address import Address
 from fencelock.backends.zookeeper.answers import Answer
 from fencelock.backends.zookeeper.driver import CreateContainer, Driver
@@ -21,7 +22,7 @@ from fencelock.errors import EngineUnavailable, Unanswered
 Listener = Callable[[bool | None], None]
 """Told once of a node: True if it is gone, False if something else changed, None if nobody watches it any more."""
 
-BY_LEADER = (Create2, CreateContainer, Delete, SetData, Sync, Transaction)
+BY_LEADER = frozenset(request.type for request in (Create2, CreateContainer, Delete, SetData, Sync, Transaction))
 
 
 class Link:
@@ -50,6 +51,7 @@ class Link:
         self._held: dict[str, Listener] = {}
         self._listeners: dict[str, dict[object, Listener]] = {}
         self._driver = Driver(address, seconds, world.now, self._made, self._changed, self._fired)
+        self._turns = self._driver.turns
 
     @property
     def id(self) -> int | None:
@@ -60,6 +62,11 @@ class Link:
     def acl(self) -> Any:
         """What others may do with our nodes: everything without a login, else nothing."""
         return self._driver.acl
+
+    @property
+    def packed_acl(self) -> bytes:
+        """The same, as it is sent."""
+        return self._driver.packed_acl
 
     @property
     def last(self) -> int:
@@ -97,31 +104,32 @@ class Link:
 
         Raise EngineUnavailable if nothing was sent, Unanswered if not everything was answered.
         """
-        if self._driver.tangled():
+        line = self._turns.line
+        if line is not None and line.tangled():
+            self._driver.desert(line)
             self.connected = False  # a signal handler must not wait for what it has interrupted
         if not self.connected and not await self.ready(patience):
             raise self.away()
         event = self._world.event()
         answers = [Answer() for _ in requests[1:]]
-        answers.append(Answer(event))
+        answers.append(last := Answer(event))
         sent = self._world.now()
         try:
             self._driver.post(*zip(requests, answers, strict=True))
         except BaseException:
             self._driver.nudge()
             raise
-        await self.attend(event, patience)
-        last = answers[-1]
+        await self._world.attend(self._turns, event, patience)
         if not last.done:
             raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
-        if not last.heard:
+        if last.error is not None and not last.heard:
             last.get()
-        self._heard(sent, any(isinstance(request, BY_LEADER) for request in requests))
+        self._heard(sent, any(request.type in BY_LEADER for request in requests))
         return answers
 
     async def attend(self, event: Event, timeout: float) -> None:
         """Wait for an event that may come of what is read."""
-        await self._world.attend(self._driver.turns, event, timeout)
+        await self._world.attend(self._turns, event, timeout)
 
     async def fresh(self, since: float, patience: float) -> bool:
         """Have the session's claims live for their ttl from `since`; return whether they do."""
@@ -149,8 +157,11 @@ class Link:
 
     # ------------------------------------------------------------------ watching
 
-    def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False) -> None:
-        """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session."""
+    def watch(self, path: str, key: object, listener: Listener, *, ours: bool = False, zxid: int | None = None) -> None:
+        """Have the listener told when the node goes; nobody waits for that here. `ours` has to be of this session.
+
+        With `zxid` also if it was changed later than that.
+        """
         with self._mutex:
             # Put there in one step: a signal handler that forgets the last of the others takes their table away.
             self._listeners[path] = {**self._listeners.get(path, {}), key: listener}
@@ -161,11 +172,12 @@ class Link:
             elif ours and not self._is_ours(answer.value[1]):
                 self._tell(path, True)
 
-        self._driver.post((GetData(path, True), Answer(then=answered)))
+        request = GetData(path, True) if zxid is None else messages.watch(path, zxid)
+        self._driver.post((request, Answer(then=answered)))
 
     def look(self, parent: str, listener: Callable[[list[str] | None], None]) -> None:
         """Have the listener told who is there, None if that is not to be had; nobody waits for that here."""
-        self._driver.post((GetChildren(parent, None), Answer(then=lambda answer: listener(answer.value))))
+        self._driver.post((messages.children(parent), Answer(then=lambda answer: listener(answer.value))))
 
     def check(self, path: str, listener: Listener) -> None:
         """Have the listener told if the node is not there, or not of this session; nobody waits for that here."""

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
+from kazoo.protocol.serialization import Delete, Exists, GetData, Sync
 
+from fencelock.backends.zookeeper import messages
 from fencelock.backends.zookeeper.answers import Answer, translate
 from fencelock.backends.zookeeper.layout import Node, Paths, in_order, said, unescape
 from fencelock.backends.zookeeper.link import Link
@@ -21,7 +22,7 @@ BATCH = 500
 
 async def queue_of(link: Link, parent: str, patience: float = PATIENCE) -> list[Node]:
     """Return the claims on a name, oldest first."""
-    _, found = await link.ask(Sync(parent), GetChildren(parent, None), patience=patience)
+    _, found = await link.ask(Sync(parent), messages.children(parent), patience=patience)
     return [] if found.missing else in_order(found.get())
 
 
@@ -37,13 +38,13 @@ async def pass_on(link: Link, path: str, patience: float) -> bool:
     It is written to in the same step: whoever watches it hears of that rather than of its end, and so that all who stood
     before it are gone, too, as they would not be if it had only waited.
     """
-    (answer,) = await link.ask(Transaction([SetData(path, b"", -1), Delete(path, -1)]), patience=patience)
-    first, *_ = answer.get()
-    if isinstance(first, NoNodeError):
+    (answer,) = await link.ask(messages.pass_on(path), patience=patience)
+    error = answer.get()
+    if error is None:
+        return True
+    if isinstance(error, NoNodeError):
         return False
-    if isinstance(first, Exception):
-        raise translate(first) from first
-    return True
+    raise translate(error) from error
 
 
 class Looks:
@@ -72,7 +73,7 @@ class Looks:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names in use. The node of one that nobody uses any more stays for a minute."""
         link = (await self._sessions.any()).handle
-        _, found = await link.ask(Sync("/"), GetChildren(self._paths.locks, None), patience=PATIENCE)
+        _, found = await link.ask(Sync("/"), messages.children(self._paths.locks), patience=PATIENCE)
         names = sorted(
             name for step in ([] if found.missing else found.get()) if (name := unescape(step)).startswith(prefix)
         )

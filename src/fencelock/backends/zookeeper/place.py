@@ -36,6 +36,7 @@ class Place:
         "seen",
         "session",
         "token",
+        "zxid",
     )
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
@@ -43,6 +44,8 @@ class Place:
         self.session = session
         self.parent = parent
         self.node: str | None = None
+        self.zxid = 0
+        """ZooKeeper's number of the change that made the node: those ahead of it were made before, and not changed since."""
         self.token = 0
         """Of the layout that the node was made under: that may be another by the time of the grant."""
         self.gone = False
@@ -93,7 +96,7 @@ class Place:
         for path in before.keys() - self._ahead.keys():
             link.unwatch(path, self)
         for path in self._ahead.keys() - before.keys():
-            link.watch(path, self, partial(self._heard, path, self.node))
+            link.watch(path, self, partial(self._heard, path, self.node), zxid=self.zxid)
 
     def _heard(self, path: str, node: str | None, gone: bool | None) -> None:
         news = self._ahead.pop(path, None)

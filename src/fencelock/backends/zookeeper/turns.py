@@ -77,23 +77,29 @@ class Turns:
         line, ear = self.line, self.ear
         if line is None or ear is None:
             return
-        poll = select.poll()
-        try:
-            poll.register(line, select.POLLIN)
-            poll.register(ear, select.POLLIN)
-        except (OSError, ValueError):
-            return  # closed meanwhile
-        while self._reader is key and not line.dead and not enough() and (left := until - self._now()) > 0:
+        # Taken while it is used: a signal handler that comes to read has to have its own.
+        poll, line.poll = line.poll, None
+        if poll is None:
+            poll = select.poll()
+            try:
+                poll.register(line, select.POLLIN)
+                poll.register(ear, select.POLLIN)
+            except (OSError, ValueError):
+                return  # closed meanwhile
+        while self._reader is key and not line.dead and (left := until - self._now()) > 0:
             self._asleep = True
             # Whoever did it in this very moment has not seen that we sleep.
             ready = () if enough() else poll.poll(left * 1000)
             self._asleep = False
             for descriptor, _ in ready:
-                if descriptor == line.fileno():
+                if descriptor == line.number:
                     self._read(line)
                 else:
                     with suppress(OSError):
                         ear.recv(64, socket.MSG_DONTWAIT)
+            if enough():
+                break
+        line.poll = poll
 
     def wake(self) -> None:
         """Have whoever reads look whether it is enough."""

@@ -1,6 +1,6 @@
 -- Give back the lock and hand it to the next live waiter in the same step. Returns "released" if it was still this
 -- claim's, else "not held": neither so short that it would be left unread for a while (world.py: SHORT).
--- KEYS: base.  ARGV: name, id.
+-- KEYS: base.  ARGV: name, id, the channel of whoever asks.
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 local lock, queue, waiters = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 local ours = false
@@ -25,6 +25,8 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
+    -- What is to be sent is sent to whoever comes last in it first: not to us, if there is something for us already.
+    redis.pcall('PUBLISH', ARGV[3], '')
     local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
     if type(heard) == 'table' or heard > 0 then
       redis.call('HDEL', waiters, first)
