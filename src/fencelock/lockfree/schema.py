@@ -65,7 +65,7 @@ def explain(error: Exception, name: str | None = None) -> None:
     """Raise an error that says how to make the tables, if it is that one is missing."""
     if not isinstance(error, FencelockError) and misses_table(error):
         raise FencelockError(
-            "a table of fencelock.lockfree is not there: run `fencelock schema --lockfree --apply --url …` with this database's "
-            "URL, or have fencelock.lockfree.schema.create_tables(connection) run once when you deploy",
+            "a table of fencelock.lockfree is not there: run `fencelock schema --lockfree --apply --url …` with this "
+            "database's URL, or have fencelock.lockfree.schema.create_tables(connection) run once when you deploy",
             name,
         ) from error
