@@ -152,3 +152,23 @@ def test_no_extra_round_trip(one: Caller) -> None:
         for name, stats in after.items()
     }
     assert {name: calls for name, calls in asked.items() if calls} == {"evalsha": 1, "get": 1, "set": 1, "info": 1}
+
+
+def test_more_than_lua_can_hand_on(one: Caller) -> None:
+    """Thousands of fields and keys are written in one atomic step, with the answers that the commands have."""
+    fence, do = one.fence, one.do
+    fields = {f"field {number}": number for number in range(10_000)}
+    assert do(fence.hset("stock", bearer(34), "hash", fields)) == 10_000
+    assert do(fence.hset("stock", bearer(34), "hash", {**fields, "one": "more"})) == 1
+    assert do(one.client.hlen("hash")) == 10_001
+    do(one.client.mset({f"key {number}": number for number in range(10_000)}))
+    assert do(fence.delete("stock", bearer(34), "hash", *(f"key {number}" for number in range(10_000)))) == 10_001
+    with pytest.raises(StaleToken):
+        do(fence.hset("stock", bearer(33), "hash", fields))
+    assert do(one.client.exists("hash")) == 0
+
+
+def test_marks_need_a_prefix(one: Caller) -> None:
+    """Without a prefix the mark of a resource would be the caller's own key of that name."""
+    with pytest.raises(ValueError, match="prefix"):
+        RedisFence(one.client, prefix="")

@@ -80,3 +80,17 @@ def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
     column.check(1, "r", NEW)
     with pytest.raises(FencelockError, match="does not say how many rows"):
         column.check(rowcount, "r", NEW)
+
+
+def test_connection_straight_from_a_pool() -> None:
+    """What SQLAlchemy's pools give out stands for the driver's connection in it."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine("sqlite://")
+    pooled = engine.raw_connection()
+    SqlFence().check(pooled, "r", NEW)
+    pooled.commit()
+    with pytest.raises(StaleToken):
+        SqlFence().check(pooled, "r", OLD)
+    pooled.close()
+    engine.dispose()

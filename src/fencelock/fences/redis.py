@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class RedisFence:
     """
 
     def __init__(self, client: Any, *, prefix: str = "fencelock:fence:") -> None:
+        if not prefix:
+            raise ValueError("the marks need a prefix of their own among Redis's keys")
         self._client = client
         self._prefix = prefix
         self._awaited = any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
@@ -238,7 +240,7 @@ def _script(name: str) -> _Script:
     return _Script((Path(__file__).parent / "lua" / f"{name}.lua").read_text("utf-8"))
 
 
-@cache
+@lru_cache(maxsize=256)
 def _fenced(script: str) -> _Script:
     # Redis 7 takes flags in a first line that must stay the first.
     flags, rest = script.split("\n", 1) if script.startswith("#!") and "\n" in script else ("", script)

@@ -5,7 +5,6 @@ A request that is sent again under its key gets the first one's response, and th
 
 from __future__ import annotations
 
-import asyncio
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -14,6 +13,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from fencelock.errors import FencelockError, KeyInProgress, KeyReused
+from fencelock.lockfree.colour import world_of
 from fencelock.lockfree.idempotency import DAY, Run, idempotent
 from fencelock.lockfree.idempotency_locks import is_client
 from fencelock.lockfree.idempotency_sql import kept
@@ -102,7 +102,7 @@ class IdempotencyMiddleware:
     ...         safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
     ...         await post(safe, b"10")
     ...         await post(safe, b"10")
-    >>> import fencelock.aio
+    >>> import asyncio, fencelock.aio
     >>> asyncio.run(main())
     charging b'10'
     201
@@ -268,13 +268,13 @@ async def _call(app: App, scope: Scope, body: bytes) -> Response:
     start: Message | None = None
     parts: list[bytes] = []
     given = False
-    complete = asyncio.Event()
+    complete = world_of(awaited=True).event()
 
     async def again() -> Message:
         nonlocal given
         if given:
             # Not when the client leaves: half a response could not be kept, and the client would find nothing.
-            await complete.wait()
+            await complete.wait(None)
             return {"type": "http.disconnect"}
         given = True
         return {"type": "http.request", "body": body, "more_body": False}

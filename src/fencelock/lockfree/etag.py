@@ -12,8 +12,8 @@ def etag(version: int | str) -> str:
     '"7"'
     """
     text = str(version)
-    if not text.isascii() or not text.isprintable() or '"' in text or " " in text:
-        raise ValueError(f"{text!r:.40} cannot be an ETag: use printable ASCII without blanks and quotes")
+    if not text.isascii() or not text.isprintable() or not {'"', " ", ","}.isdisjoint(text):
+        raise ValueError(f"{text!r:.40} cannot be an ETag: use printable ASCII without blanks, quotes and commas")
     return f'"{text}"'
 
 
@@ -31,7 +31,7 @@ def check_if_match(header: str | None, version: int | str | None) -> None:
     if header is None:
         raise VersionConflict("If-Match is missing: say which version you have read")
     given = [part.strip() for part in header.split(",")]
-    if version is not None and ("*" in given or etag(version) in given):
+    if version is not None and (given == ["*"] or etag(version) in given):
         return
     there = "nothing is there" if version is None else f"the version is {etag(version)}"
     raise VersionConflict(f"If-Match is {header}, and {there}: read again, and decide again")

@@ -95,7 +95,7 @@ class RecordKey(Cell["bytes | None"]):
     async def _write(self, value: bytes | None, version: int) -> bool:
         written = await self._records.write(self.name, value, token=self._token, ttl=self._ttl, expect=version)
         there = written.record
-        # What is not there cannot have another version, so only the token of what was forgotten can stand in the way.
+        # To read again would not help. What is not there has no other version: what was forgotten has a token in the way.
         if not written.done and (version == 0 if there is None else there.token > self._token):
             raise self._stale(None if there is None else there.token)
         return written.done
@@ -103,7 +103,7 @@ class RecordKey(Cell["bytes | None"]):
     def _stale(self, seen: int | None) -> StaleToken:
         by = "under a newer lease" if seen is None else f"under a lease with token {seen}"
         if self._token == NO_LEASE:
-            message = f"the record {self.name!r} was written {by}: take the lock, and give its lease, as in lease=lease"
+            message = f"the record {self.name!r} was written {by}, not without a lease: take the lock, and give lease=…"
             return StaleToken(message, self.name, seen=seen)
         message = f"the record {self.name!r} was written {by}, and this one has {self._token}: stop, and acquire anew"
         return StaleToken(message, self.name, token=self._token, seen=seen)

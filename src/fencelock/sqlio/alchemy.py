@@ -7,13 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
-from fencelock.sqlio.drivers import DRIVERS, NOTHING, kind_of, modules_of
+from fencelock.sqlio.drivers import DRIVERS, NOTHING, find, kind_of, modules_of
 
 DIALECTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
 
 def alchemy(thing: Any, modules: list[str]) -> Link:
     """Return the link for a Connection or a Session of either colour; an Engine has no transaction and is refused."""
+    if hasattr(thing, "dbapi_connection"):  # straight from a pool: a connection of the driver's in a wrapper
+        return find(thing.dbapi_connection)
     awaited = any(module.startswith("sqlalchemy.ext.asyncio") for module in modules)
     if not hasattr(thing, "commit"):
         raise TypeError(

@@ -27,8 +27,9 @@ class FenceColumn:
     """Makes the clauses of an UPDATE that a stale holder's changes nothing.
 
     Two columns of the row: one for the token (`BIGINT NOT NULL DEFAULT 0`) and one for the owner's id
-    (`VARCHAR(255) NOT NULL DEFAULT ''`). Run the UPDATE once before the first read, with nothing else to set, and with
-    every write: a token that is only compared when it writes lets an older one write between its read and its write.
+    (`VARCHAR(255) NOT NULL DEFAULT ''`; on MySQL `VARBINARY(255)`, as a collation may take two owners for one). Run the
+    UPDATE once before the first read, with nothing else to set, and with every write: a token that is only compared when it
+    writes lets an older one write between its read and its write.
 
     >>> import sqlite3, types
     >>> lease = types.SimpleNamespace(token=34, id="b")
