@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +17,17 @@ from fencelock.lockfree.idempotency import Run, fingerprint, idempotent, idempot
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
 from fencelock.sqlio import link
-from tests.lockfree.databases import KINDS, Database
+from tests.lockfree.databases import KINDS, Child, Database
+
+COMMITS = """
+import json
+from fencelock.lockfree.idempotency import idempotent
+with idempotent(connection, args[0]) as run:
+    connection.cursor().execute(f"INSERT INTO charge VALUES ('{args[0]}', 10)")
+    connection.commit()
+    print(json.dumps("committed"), flush=True)
+    sys.stdin.readline()
+"""
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
@@ -90,15 +100,55 @@ def test_savepoints_inside(database: Database, key: str) -> None:
 
 
 def test_same_key_inside(database: Database, key: str) -> None:
-    """A key that is used again inside its own block has done its work twice: that is said, and can be rolled back."""
+    """A key that is used again inside its own block is refused before its work is done twice."""
     with database.connected() as connection:
-        with pytest.raises(FencelockError, match="used again inside its own block"):
+        with pytest.raises(FencelockError, match="or this is inside that block"):
             with idempotent(connection, key):
-                with idempotent(connection, key) as inner:
-                    inner.result = 1
+                with idempotent(connection, key):
+                    pytest.fail("twice")
         connection.rollback()
         with idempotent(connection, key) as run:
             assert not run.repeated
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, child: Callable[..., Child]) -> None:
+    """Who commits inside the block and dies leaves work without a result: it is not done again, and that is said."""
+    other = child(database, COMMITS, key)
+    assert other.says() == "committed"
+    for dead in (False, True):
+        if dead:
+            other.kill()
+        with database.connected() as connection, pytest.raises(FencelockError) as caught:
+            with idempotent(connection, key, wait=wait if dead else False):
+                pytest.fail("twice")
+        if dead or database.name != "mariadb":  # where the first one still has the turn
+            assert "was begun and has no result" in str(caught.value)
+    assert database.charges(key) == 1
+    database.ask(
+        "DELETE FROM fencelock_idempotency WHERE name = ?", key.encode() if database.name == "mariadb" else key
+    )
+    with database.connected() as connection, idempotent(connection, key) as run:
+        assert not run.repeated
+
+
+def test_committed_after_an_error(database: Database, key: str) -> None:
+    """Who catches the error of its block and commits what else there is leaves no claim: the next one does the work."""
+    for _ in range(2):
+        with database.transaction() as connection:
+            with suppress(ZeroDivisionError), idempotent(connection, key) as run:
+                assert not run.repeated
+                raise ZeroDivisionError
+            database.charge(connection, key)
+    assert database.charges(key) == 2
+    with database.connected() as connection:
+        with suppress(ZeroDivisionError), idempotent(connection, key) as run:
+            connection.commit()
+            raise ZeroDivisionError
+        connection.commit()
+    with database.connected() as connection, pytest.raises(FencelockError, match="was begun and has no result"):
+        with idempotent(connection, key):
+            pytest.fail("nobody knows how far the last one came")
 
 
 class Till:

@@ -7,6 +7,7 @@ transaction.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -30,14 +31,11 @@ NOW = {POSTGRESQL: PG_NOW, MYSQL: "UNIX_TIMESTAMP()", SQLITE: LITE_NOW}
 
 _OVER = """ON CONFLICT (name) DO UPDATE
 SET claim = excluded.claim, fingerprint = excluded.fingerprint, result = NULL, ends = excluded.ends
-WHERE fencelock_idempotency.result IS NULL OR fencelock_idempotency.ends <= {now}"""
+WHERE fencelock_idempotency.ends <= {now}"""
 
 # What only the transaction of the claim can give again, so that a commit inside the block is noticed. PostgreSQL's number
 # costs no statement of its own; elsewhere it is a savepoint, which goes when its transaction does.
 PG_CLAIM_ID = "CAST(:claim AS text) || ':' || txid_current()"
-PG_OURS = (
-    "SELECT split_part(claim, ':', 2) = CAST(txid_current() AS text) FROM fencelock_idempotency WHERE name = :name"
-)
 SAVEPOINT = "SAVEPOINT fencelock_{claim}"
 RELEASE = "RELEASE SAVEPOINT fencelock_{claim}"
 MY_NO_SAVEPOINT = "1305"
@@ -59,7 +57,7 @@ MY_CLAIM = """INSERT IGNORE INTO fencelock_idempotency (name, claim, fingerprint
 VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)"""
 MY_OVER = """UPDATE fencelock_idempotency
 SET claim = :claim, fingerprint = :payload, result = NULL, ends = UNIX_TIMESTAMP() + :ttl
-WHERE name = :name AND (result IS NULL OR ends <= UNIX_TIMESTAMP())"""
+WHERE name = :name AND ends <= UNIX_TIMESTAMP()"""
 
 # Past the block the first one has let its turn go, but until its commit it keeps the row.
 MY_BOUND = "/*M!100302 SET STATEMENT innodb_lock_wait_timeout = :bound FOR */ "
@@ -67,6 +65,7 @@ MY_TOO_LONG = "1205"
 
 READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
+WITHDRAW = "DELETE FROM fencelock_idempotency WHERE name = :name AND claim = {mine}"
 FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = {mine}"
 COLLECT = {
     POSTGRESQL: """DELETE FROM fencelock_idempotency WHERE name IN
@@ -92,6 +91,8 @@ class SqlStore:
         self.awaited = on.awaited
         self._key = key
         self._args: dict[str, Any] = {"name": key.encode() if on.dialect == MYSQL else key, "claim": new_id()}
+        self._mine = PG_CLAIM_ID if on.dialect == POSTGRESQL else ":claim"
+        self._claimed = False
         self._turn = ""
 
     async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
@@ -111,26 +112,20 @@ class SqlStore:
             raise
         if done is None and self._on.dialect != POSTGRESQL:
             await self._on.execute(SAVEPOINT.format(**self._args))
+        self._claimed = done is None
         return done
 
     async def finish(self, result: str, ttl: float) -> None:
         """Keep the result, for so long."""
-        dialect = self._on.dialect
-        if dialect != POSTGRESQL:
-            await self._release_savepoint()
-        finish = FINISH.format(now=NOW[dialect], mine=PG_CLAIM_ID if dialect == POSTGRESQL else ":claim")
+        await self._release_savepoint()
+        finish = FINISH.format(now=NOW[self._on.dialect], mine=self._mine)
         done = await self._on.execute(finish, {**self._args, "result": result, "ttl": math.ceil(ttl)})
-        if done.touched == 1:
-            return
-        if dialect == POSTGRESQL and (await self._on.execute(PG_OURS, self._args)).rows != [(True,)]:
+        if done.touched != 1:
             raise self._ended()
-        raise FencelockError(
-            f"the claim on {self._key!r} is gone: the same key was used again inside its own block, and did the work twice. "
-            "Roll back, and give the inner work a key of its own",
-            self._key,
-        )
 
     async def _release_savepoint(self) -> None:
+        if self._on.dialect == POSTGRESQL:
+            return
         try:
             await self._on.execute(RELEASE.format(**self._args))
         except Exception as error:
@@ -141,13 +136,18 @@ class SqlStore:
     def _ended(self) -> FencelockError:
         return FencelockError(
             f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block. What a "
-            "commit there has written stays, without a result, so a repetition would do it again: look after it, and leave "
-            "the commit to whoever began the transaction, after the block",
+            "commit there has written stays, without a result, so a repetition is refused: look after it, and leave the "
+            "commit to whoever began the transaction, after the block",
             self._key,
         )
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block; the row's own lock lasts until the caller's commit."""
+        if self._claimed and isinstance(error, Exception):
+            # For who commits all the same. Mostly it is rolled back anyway, or cannot be done any more.
+            with suppress(Exception):
+                await self._release_savepoint()
+                await self._on.execute(WITHDRAW.format(mine=self._mine), self._args)
         if not self._turn:
             return
         try:
@@ -219,7 +219,14 @@ class SqlStore:
 
     async def _read(self, how: str = "") -> Done | None:
         rows = (await self._on.execute(READ + how, self._args)).rows
-        return Done(*rows[0]) if rows and rows[0][1] is not None else None
+        if rows and rows[0][1] is None:
+            raise FencelockError(
+                f"{self._key!r} was begun and has no result, and yet it is to be seen: its transaction was committed inside "
+                "its block, so that what it wrote stays, and nobody knows how far it came; or this is inside that block. "
+                "Look after it, and delete its row in fencelock_idempotency to have it done again",
+                self._key,
+            )
+        return Done(*rows[0]) if rows else None
 
 
 def in_progress(key: str) -> KeyInProgress:
