@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fencelock import StaleToken
+from fencelock import FencelockError, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.file import FileFence, _Place
 
@@ -76,3 +77,16 @@ def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
     fence.write(path, bearer(34), b"1")
     assert path.stat().st_mode & 0o777 == 0o040
     assert os.stat(_Place.of(path)._mark).st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A folder or a device is refused before anything is written, and not replaced by a file with the content."""
+    place = tmp_path / "place"
+    make(place)
+    with pytest.raises(FencelockError, match="no regular file"):
+        FileFence().enter(place, bearer(34))
+    with pytest.raises(FencelockError, match="no regular file"):
+        FileFence().write(place, bearer(34), b"1")
+    assert os.listdir(tmp_path) == ["place"]
+    assert not place.is_file()

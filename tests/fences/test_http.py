@@ -216,6 +216,11 @@ def test_methods_in_any_case(sent: str) -> None:
     assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
 
 
+def test_an_empty_header_is_no_missing_one() -> None:
+    """Where a token is optional, a header without one is still refused, as in ASGI, and not let in unfenced."""
+    assert called(FencedWsgi(wsgi_app, MemoryFence(), required=False), "POST", "") == 400
+
+
 def test_methods_are_not_one_word() -> None:
     """One method as a str would be its letters, and nothing would be fenced."""
     with pytest.raises(TypeError, match="methods"):

@@ -129,7 +129,10 @@ class _Place:
     @classmethod
     def of(cls, path: Path) -> _Place:
         # What a link leads to is fenced and replaced, not the link.
-        return cls(*os.path.split(os.path.realpath(os.fspath(path))))
+        real = os.path.realpath(os.fspath(path))
+        if os.path.exists(real) and not os.path.isfile(real):
+            raise FencelockError(f"{real} is no regular file, and is not to be replaced by one", real)
+        return cls(*os.path.split(real))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -234,7 +234,7 @@ class FencedWsgi:
         """Let a request in, or answer it."""
         resource = self._resource(environ)
         value = environ.get("HTTP_FENCING_TOKEN")
-        mine = self._gate.credentials(environ["REQUEST_METHOD"], resource, [value] if value else [])
+        mine = self._gate.credentials(environ["REQUEST_METHOD"], resource, [] if value is None else [value])
         problem = mine if not isinstance(mine, Credentials) else None
         if isinstance(mine, Credentials):
             try:
