@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from threading import RLock
 from typing import Any
 
@@ -121,7 +121,7 @@ class Link:
         except BaseException:
             self._driver.nudge()
             raise
-        await self._world.attend(self._turns, event, patience)
+        await self.attend(event, patience)
         if not last.done:
             raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
         if last.error is not None and not last.heard:
@@ -129,9 +129,9 @@ class Link:
         self._heard(sent, requests[0].type in BY_LEADER)
         return [answer for _, answer in asked]
 
-    async def attend(self, event: Event, timeout: float) -> None:
+    def attend(self, event: Event, timeout: float) -> Awaitable[bool]:
         """Wait for an event that may come of what is read."""
-        await self._world.attend(self._turns, event, timeout)
+        return self._world.attend(self._turns, event, timeout)
 
     async def fresh(self, since: float, patience: float) -> bool:
         """Have the session's claims live for their ttl from `since`; return whether they do."""
