@@ -1,6 +1,6 @@
 """What is asked for each time a lock is taken and given back, packed and read without a detour; kazoo knows all the rest.
 
-kazoo builds a message field by field and reads all of an answer: that alone took a fifth of the time of a lock that passes
+kazoo builds a message field by field and reads all of an answer: that alone took a sixth of the time of a lock that passes
 through many hands. Its requests and these can be asked for alike.
 """
 
