@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from fencelock import FencelockError, aio
 from fencelock.lockfree.asgi import IdempotencyMiddleware
+from tests.lockfree.databases import Database
 
 SCOPE = {"type": "http", "method": "POST", "path": "/pay", "headers": [(b"idempotency-key", b"k")]}
 
@@ -140,6 +142,41 @@ async def test_come_back_later_is_not_kept(status: int) -> None:
     async with aio.connect(f"memory://asgi-{status}") as locks:
         safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
         assert [(await ask(safe)).status for _ in range(3)] == [status, 201, 201]
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("on", ["postgresql"])
+async def test_store_that_does_not_commit(database: Database, key: str) -> None:
+    """A store that rolls back at its end is noticed before the first response goes out; one that commits goes on."""
+    url = database.url.replace("postgresql:", "postgresql+psycopg:")
+    engine, calls = create_async_engine(url), 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body"})
+
+    headers = {"headers": [(b"idempotency-key", key.encode())]}
+    for wrong in (engine.connect, async_sessionmaker(engine)):
+        safe = IdempotencyMiddleware(app, wrong, caller=lambda scope: "me")
+        client = Client()
+        with pytest.raises(FencelockError, match=r"engine\.begin"):
+            await safe({**SCOPE, **headers}, client.receive, client.send)
+        assert client.got == []
+    for right in (engine.begin, async_sessionmaker(engine).begin):
+        safe = IdempotencyMiddleware(app, right, caller=lambda scope: "me")
+        assert [(await ask(safe, **headers)).status for _ in range(2)] == [201, 201]
+    assert calls == 3
+    await engine.dispose()
+
+
+async def test_store_that_is_none() -> None:
+    """What gives no connection is refused when the middleware is made."""
+    engine = create_async_engine("sqlite+aiosqlite://")
+    with pytest.raises(TypeError, match=r"such as engine\.begin or pool\.connection, not AsyncEngine"):
+        IdempotencyMiddleware(lambda *_: asyncio.sleep(0), engine, caller=lambda scope: "me")
+    await engine.dispose()
 
 
 async def test_body_in_crumbs() -> None:

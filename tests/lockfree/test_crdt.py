@@ -175,6 +175,30 @@ def test_absurd_stamps_are_refused() -> None:
     assert clock.tick() == Stamp(100_000, 0, "a")
 
 
+def test_own_write_is_not_lost_to_a_clock_that_is_ahead() -> None:
+    """Who writes after a merge with a clock that is ahead wins, by its own clock; a stamp that would lose is refused."""
+    clock = HybridClock("mine", now=lambda: 100.0)
+    seen = LWWRegister("draft", clock.tick()) | LWWRegister("theirs", Stamp(105_000, 0, "their"))
+    with pytest.raises(ValueError, match=r"'mine' would be lost.* 'their'. Give the clock"):
+        seen.set("mine", clock.tick())
+    mine = seen.set("mine", clock)
+    assert (mine.value, mine.stamp) == ("mine", Stamp(105_000, 1, "mine"))
+    assert (seen | mine).value == "mine"
+    with pytest.raises(ValueError, match="would be lost"):
+        mine.set("another at the same stamp", mine.stamp)
+    absurd = seen | LWWRegister("theirs", Stamp(3_700_000, 0, "their"))
+    with pytest.raises(ClockAhead, match="'their' is 3600 s ahead"):
+        absurd.set("mine", clock)
+
+
+def test_merge_with_another_kind() -> None:
+    """Values of different kinds do not merge, and the error names both."""
+    with pytest.raises(TypeError, match="'GCounter' and 'PNCounter'"):
+        GCounter() | PNCounter()  # type: ignore[operator]
+    with pytest.raises(TypeError, match="ORSet merges with its like, not with GCounter"):
+        ORSet().merge(GCounter())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1", True])
 def test_counts_are_counts(wrong: Any) -> None:
     """A counter that only grows takes no negative number, and nothing else that is no count."""

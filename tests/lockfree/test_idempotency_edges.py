@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, suppress
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, KeyInProgress
-from fencelock.lockfree.idempotency import fingerprint, idempotent, idempotent_by
+from fencelock import FencelockError, InvalidName, KeyInProgress, KeyReused
+from fencelock.lockfree.colour import settled
+from fencelock.lockfree.idempotency import Run, fingerprint, idempotent, idempotent_by
+from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
-from tests.lockfree.databases import Database
+from fencelock.sqlio import link
+from tests.lockfree.databases import KINDS, Child, Database
+
+COMMITS = """
+import json
+from fencelock.lockfree.idempotency import idempotent
+with idempotent(connection, args[0]) as run:
+    connection.cursor().execute(f"INSERT INTO charge VALUES ('{args[0]}', 10)")
+    connection.commit()
+    print(json.dumps("committed"), flush=True)
+    sys.stdin.readline()
+"""
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
@@ -34,6 +50,105 @@ def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str
         finally:
             connection.commit()
         assert ask() == "mine"
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "commit and begin anew"])
+async def test_ended_inside(database: Database, on: str, kind: str, key: str, how: str) -> None:
+    """Who ends the transaction inside the block is told that the claim is gone, also if another one is open by then."""
+    make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
+    async with make(database) as connection:
+        sql = link(connection)
+
+        async def body(run: Run) -> None:
+            await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+            await settled(connection.rollback() if how == "rollback" else connection.commit())
+            if how == "commit and begin anew":
+                await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+            run.result = 1
+
+        with pytest.raises(FencelockError, match="was ended inside the block") as caught:
+            if sql.awaited:
+                async with idempotent(connection, key) as run:
+                    await body(run)
+            else:
+                with idempotent(connection, key) as run:
+                    await body(run)
+        assert caught.value.name == key
+        await settled(connection.rollback())
+    assert database.charges(key) == (how != "rollback")
+
+
+def test_savepoints_inside(database: Database, key: str) -> None:
+    """Savepoints of the caller's, around the block and inside, released or rolled back to, end no transaction."""
+    with database.transaction() as connection:
+        cursor = connection.cursor()
+        database.charge(connection, key)
+        cursor.execute("SAVEPOINT around")
+        with idempotent(connection, key) as run:
+            cursor.execute("SAVEPOINT inside")
+            database.charge(connection, key)
+            cursor.execute("ROLLBACK TO SAVEPOINT inside")
+            cursor.execute("RELEASE SAVEPOINT inside")
+            run.result = 1
+            with idempotent(connection, key + " inner") as inner:
+                inner.result = 2
+        cursor.execute("RELEASE SAVEPOINT around")
+    with database.transaction() as connection:
+        with idempotent(connection, key) as run, idempotent(connection, key + " inner") as inner:
+            assert (run.result, inner.result) == (1, 2)
+    assert database.charges(key) == 1
+
+
+def test_same_key_inside(database: Database, key: str) -> None:
+    """A key that is used again inside its own block is refused before its work is done twice."""
+    with database.connected() as connection:
+        with pytest.raises(FencelockError, match="or this is inside that block"):
+            with idempotent(connection, key):
+                with idempotent(connection, key):
+                    pytest.fail("twice")
+        connection.rollback()
+        with idempotent(connection, key) as run:
+            assert not run.repeated
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, child: Callable[..., Child]) -> None:
+    """Who commits inside the block and dies leaves work without a result: it is not done again, and that is said."""
+    other = child(database, COMMITS, key)
+    assert other.says() == "committed"
+    for dead in (False, True):
+        if dead:
+            other.kill()
+        with database.connected() as connection, pytest.raises(FencelockError) as caught:
+            with idempotent(connection, key, wait=wait if dead else False):
+                pytest.fail("twice")
+        if dead or database.name != "mariadb":  # where the first one still has the turn
+            assert "was begun and has no result" in str(caught.value)
+    assert database.charges(key) == 1
+    database.ask(
+        "DELETE FROM fencelock_idempotency WHERE name = ?", key.encode() if database.name == "mariadb" else key
+    )
+    with database.connected() as connection, idempotent(connection, key) as run:
+        assert not run.repeated
+
+
+def test_committed_after_an_error(database: Database, key: str) -> None:
+    """Who catches the error of its block and commits what else there is leaves no claim: the next one does the work."""
+    for _ in range(2):
+        with database.transaction() as connection:
+            with suppress(ZeroDivisionError), idempotent(connection, key) as run:
+                assert not run.repeated
+                raise ZeroDivisionError
+            database.charge(connection, key)
+    assert database.charges(key) == 2
+    with database.connected() as connection:
+        with suppress(ZeroDivisionError), idempotent(connection, key) as run:
+            connection.commit()
+            raise ZeroDivisionError
+        connection.commit()
+    with database.connected() as connection, pytest.raises(FencelockError, match="was begun and has no result"):
+        with idempotent(connection, key):
+            pytest.fail("nobody knows how far the last one came")
 
 
 class Till:
@@ -67,22 +182,75 @@ def test_methods() -> None:
     database.close()
 
 
+class Shop:
+    """A service whose arguments JSON cannot carry."""
+
+    @idempotent_by("shop:{order}", payload=lambda self, connection, order, amount, mailer=None: [order, str(amount)])
+    def pay(self, connection: Any, order: int, amount: Decimal, mailer: Any = None) -> list[str]:
+        """Charge once."""
+        return [str(amount)]
+
+    @idempotent_by("plain:{order}")
+    def plain(self, connection: Any, order: int, amount: Decimal) -> None:
+        """Have no payload of its own."""
+
+
+def test_payload_of_a_decorated_function() -> None:
+    """The payload is what the decorator's function makes of the arguments; without one, the error says how to give it."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+    shop = Shop()
+    assert [shop.pay(database, 7, Decimal("1.5"), mailer) for mailer in (None, object())] == [["1.5"], ["1.5"]]
+    with pytest.raises(KeyReused):
+        shop.pay(database, 7, Decimal("1.6"))
+    with pytest.raises(
+        TypeError, match=r"'plain:7' is what Shop\.plain was called with, and .*JSON.* by payload=lambda"
+    ):
+        shop.plain(database, 7, Decimal("1.5"))
+    database.close()
+
+
+def test_result_is_as_json_carries_it() -> None:
+    """After the block the first one has what a repetition will get, to the letter."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+    for repeated in (False, True):
+        with database, idempotent(database, "k") as run:
+            if not run.repeated:
+                run.result = (1, {1: 2})
+                assert run.result == (1, {1: 2})
+        assert (run.repeated, run.result) == (repeated, [1, {"1": 2}])
+    database.close()
+
+
+@pytest.mark.parametrize("result", [Decimal(1), object(), float("nan"), {(1, 2): 3}])
+def test_result_that_json_cannot_carry(result: Any) -> None:
+    """The error says which key's result it is, whichever way it was given, and nothing is kept."""
+    database = sqlite3.connect(":memory:")
+    create_tables(database)
+
+    @idempotent_by("k")
+    def give(connection: Any) -> Any:
+        return result
+
+    with pytest.raises(TypeError, match=r"the result of 'k' cannot be written as JSON: .*; it is "), database:
+        give(database)
+    with pytest.raises(TypeError, match=r"the payload of a message of 'a' cannot be written as JSON"), database:
+        Outbox().append(database, "a", result)
+    assert database.execute("SELECT count(*) FROM fencelock_idempotency").fetchone() == (0,)
+    database.close()
+
+
+def test_too_long() -> None:
+    """A key and an outbox's name that are too long are invalid names, as all others that are wrong."""
+    with pytest.raises(InvalidName, match="1000 bytes"):
+        idempotent(None, "k" * 1001)
+    with pytest.raises(InvalidName, match="255 bytes"):
+        Outbox("o" * 256)
+
+
 def test_fingerprints() -> None:
     """Whatever a client can send as JSON has a fingerprint, half a surrogate pair as well; what differs differs."""
     payloads: list[Any] = [None, "", b"", "null", b"null", "\ud800", "\ud801", 1, 1.0, True, "1", [], {}, [1], {"1": 1}]
     assert len({fingerprint(payload) for payload in payloads}) == len(payloads)
     assert fingerprint({"a": [1.5, "é"], "b": None}) == fingerprint({"b": None, "a": (1.5, "é")})
-
-
-def test_a_key_inside_itself(database: Database, key: str) -> None:
-    """A key that is used once more inside its own block is an error of the outer one, and nothing of either is kept."""
-    with database.connected() as connection:
-        with pytest.raises(FencelockError, match="used once more"), idempotent(connection, key):
-            with idempotent(connection, key) as inner:
-                assert not inner.repeated
-                database.charge(connection, key)
-        connection.rollback()
-        with idempotent(connection, key) as run:
-            assert not run.repeated
-        connection.rollback()
-    assert database.charges(key) == 0

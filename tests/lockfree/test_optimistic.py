@@ -73,6 +73,28 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
     assert balance(database, account) == (80, 3)
 
 
+def test_words_of_sql(database: Database, key: str) -> None:
+    """Names that are words of SQL's own are no trouble, and upper case means what it means without quotes."""
+    quote = '"' if database.name == "postgresql" else "`"
+    columns = f"id varchar(40), {quote}order{quote} integer, {quote}check{quote} integer"
+    database.ask(f"CREATE TABLE IF NOT EXISTS {quote}select{quote} ({columns})")
+    database.ask(f"INSERT INTO {quote}select{quote} VALUES (?, 7, 1)", key)
+    with database.connected() as connection:
+        row = SqlRow(connection, "select", {"ID": key}, ["Order"], version="check")
+        assert row.modify(lambda now: {"Order": now["Order"] + 1}) == {"Order": 8}
+        assert row.read() == ({"Order": 8}, 2)
+
+
+def test_no_version(database: Database, account: str) -> None:
+    """A row whose version is NULL is refused at once, and its error says what to do."""
+    database.ask("UPDATE account SET version = NULL WHERE id = ?", account)
+    with database.connected() as connection:
+        row = SqlRow(connection, "account", {"id": account}, ["balance"])
+        with pytest.raises(FencelockError, match=r"its version is NULL \(column version\)") as caught:
+            row.modify(lambda now: {"balance": 0})
+        assert not isinstance(caught.value, VersionConflict)
+
+
 def test_processes_lose_nothing(database: Database, account: str, child: Callable[..., Child]) -> None:
     """Several processes spend at the same time, and every single amount is gone exactly once."""
     for spender in [child(database, SPEND, account) for _ in range(3)]:
@@ -212,10 +234,21 @@ def test_records() -> None:
         with locks.lock("n") as new:
             assert RecordKey(locks, "n", lease=new).modify(plus_one) == b"21"
         seen = RecordKey(locks, "n").read()
-        with pytest.raises(StaleToken, match=f"token {new.token}"):
-            RecordKey(locks, "n", lease=old).write(b"stale", seen.version)
-        with pytest.raises(StaleToken, match="without a lease"):
-            RecordKey(locks, "n").modify(plus_one, attempts=2)
+        with pytest.raises(VersionConflict):
+            RecordKey(locks, "n", lease=new).write(b"not as it was read", seen.version - 1)
+        stale = RecordKey(locks, "n", lease=old)
+        uses: list[Callable[[], Any]] = [lambda: stale.write(b"x", seen.version), lambda: stale.modify(plus_one)]
+        for use in uses:
+            with pytest.raises(StaleToken, match=f"token {new.token}, and this one has {old.token}") as caught:
+                use()
+            assert (caught.value.name, caught.value.token, caught.value.seen) == ("n", old.token, new.token)
+        with pytest.raises(StaleToken, match="give lease="):
+            RecordKey(locks, "n").modify(plus_one)
+        assert RecordKey(locks, "n").read() == seen
+        RecordKey(locks, "n", lease=new).write(None, seen.version)
+        with pytest.raises(StaleToken, match="under a newer lease"):
+            stale.modify(lambda value: b"stale")
+        assert RecordKey(locks, "n").read().value is None
 
 
 async def test_records_awaited(etcd1: Etcd, key: str) -> None:

@@ -39,16 +39,7 @@ def lockfree() -> Tables:
     """Return those of idempotency keys and of the outbox, with the fence's, which the outbox needs."""
     from fencelock.lockfree.schema import create_tables, schema_text
 
-    fenced = fence()
-
-    def make(connection: Any) -> None:
-        create_tables(connection)
-        fenced.make(connection)
-
-    def text(dialect: str) -> str:
-        return f"{schema_text(dialect)}\n{fenced.text(dialect)}"
-
-    return Tables("the tables of fencelock.lockfree are", text, make)
+    return Tables("the tables of fencelock.lockfree are", schema_text, create_tables)
 
 
 def show(url: str, tables: Tables) -> None:

@@ -60,11 +60,12 @@ class Client(Generic[L]):
         self.under_way[claim.id] = claim
         try:
             self._check_open(claim.name)
+            lease = self._make_lease(self, renew, max_hold)
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
                 return None
             try:
-                lease = self._make_lease(self, grant, renew, max_hold)
+                lease._begin(grant)
                 self.keeper.add(lease)
                 if self.closed:
                     lease._lose(Reason.CLOSED)

@@ -55,20 +55,25 @@ class LeaseCore:
         "reason",
     )
 
-    def __init__(self, client: Client[Any], grant: Grant, renew: bool, max_hold: float | None) -> None:
+    def __init__(self, client: Client[Any], renew: bool, max_hold: float | None) -> None:
         self._client = client
-        self._grant = grant
         self._event: Event | None = None
         self._guards: list[Guard] = []
         self._released = False
         self._blocks = 0
         self._depth = 1
         self._renews = renew
-        self._final = None if max_hold is None else client.world.now() + max_hold
+        self._final = max_hold
         self.reason: Reason | None = None
         """How it was lost, or None."""
         self._pause = 0.0
         self._reentry: tuple[str, Hashable] | None = None
+
+    def _begin(self, grant: Grant) -> None:
+        """Have the grant. It was made before, while others held the lock: from now on they wait for us."""
+        self._grant = grant
+        if self._final is not None:
+            self._final += self._client.world.now()
         self._extend(grant.since)
 
     # ------------------------------------------------------------------ what users read
@@ -152,7 +157,7 @@ class LeaseCore:
 
     def _next_look(self) -> float:
         """Return when the keeper has to look at it again."""
-        return min(self._due, self.deadline)
+        return self._due if self._due < self.deadline else self.deadline
 
     def _run_out(self, tell: Tell | None = None) -> None:
         """Lose it because its deadline has passed."""

@@ -16,6 +16,8 @@ from fencelock.errors import FencelockError, KeyInProgress, KeyReused
 from fencelock.lockfree.colour import world_of
 from fencelock.lockfree.idempotency import DAY, Run, idempotent
 from fencelock.lockfree.idempotency_locks import is_client
+from fencelock.lockfree.idempotency_sql import kept
+from fencelock.sqlio import link
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -70,10 +72,11 @@ class IdempotencyMiddleware:
     """Answers a request that was answered before under the same `Idempotency-Key` with the same response.
 
     `store`: what gives a connection inside a transaction and commits when it ends, for example `pool.connection` of psycopg's
-    AsyncConnectionPool or `engine.begin` of SQLAlchemy's AsyncEngine; or a client of `fencelock.aio.connect`, which keeps the
-    key by a lock and a record. The application finds the connection in `scope["state"]["idempotency"].connection`: what it
-    writes over that is committed together with its response. What it writes elsewhere is not: if the process dies between
-    the two, the request is carried out again.
+    AsyncConnectionPool or `engine.begin` (not `engine.connect`) of SQLAlchemy's AsyncEngine; or a client of
+    `fencelock.aio.connect`, which keeps the key by a lock and a record. One that does not commit is noticed at the first
+    response that is to be kept, which is then not sent. The application finds the connection in
+    `scope["state"]["idempotency"].connection`: what it writes over that is committed together with its response. What it
+    writes elsewhere is not: if the process dies between the two, the request is carried out again.
 
     `caller`: tells who sends the request (a user, a tenant), from its scope. Keys of different callers have nothing to do
     with each other; without that one could read another's response by guessing its key.
@@ -99,7 +102,7 @@ class IdempotencyMiddleware:
     ...         safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
     ...         await post(safe, b"10")
     ...         await post(safe, b"10")
-    >>> import fencelock.aio
+    >>> import asyncio, fencelock.aio
     >>> asyncio.run(main())
     charging b'10'
     201
@@ -119,8 +122,14 @@ class IdempotencyMiddleware:
         ttl: float = DAY,
         body_max: int = 1024 * 1024,
     ) -> None:
+        if not callable(store) and not is_client(store):
+            raise TypeError(
+                "store must be a client of fencelock.aio.connect, or a function that gives a connection in a transaction, "
+                f"such as engine.begin or pool.connection, not {type(store).__name__}"
+            )
         self._app = app
         self._store = store
+        self._commits = False  # until it was seen
         self._caller = caller
         if isinstance(methods, str):
             raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
@@ -166,11 +175,29 @@ class IdempotencyMiddleware:
         name = f"http:{sha256(self._caller(scope).encode()).hexdigest()[:32]}:{key}"
         options = {"payload": request.encode() + b"\n" + body, "ttl": self._ttl, "wait": False}
         if is_client(self._store):
-            return await self._run(self._store, None, name, options, scope, body)
+            return (await self._run(self._store, None, name, options, scope, body))[0]
         async with self._store() as connection:
-            return await self._run(connection, connection, name, options, scope, body)
+            response, repeated = await self._run(connection, connection, name, options, scope, body)
+        if not repeated and not self._commits:
+            await self._check_kept(name)
+        return response
 
-    async def _run(self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes) -> Response:
+    async def _check_kept(self, name: str) -> None:
+        """Raise unless the first response that was to be kept is there: before it is sent, as otherwise nothing was done."""
+        async with self._store() as connection:
+            self._commits = await kept(link(connection), name)
+        if not self._commits:
+            raise FencelockError(
+                f"nothing of the request {name!r} is there: the store of IdempotencyMiddleware rolled it back at its end "
+                "instead of committing it. Give one that commits, such as engine.begin (not engine.connect), "
+                "async_sessionmaker(engine).begin (not async_sessionmaker(engine)), or psycopg's pool.connection",
+                name,
+            )
+
+    async def _run(
+        self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes
+    ) -> tuple[Response, bool]:
+        """Return the response, and whether it is that of an earlier request."""
         async with idempotent(where, name, **options) as run:
             if not run.repeated:
                 state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
@@ -180,10 +207,10 @@ class IdempotencyMiddleware:
                 if response.status >= 500 or response.status in LATER:
                     raise _Failed(response)
                 run.result = response.to_json()
-                return response
+                return response, False
         response = Response.from_json(run.result)
         response.headers.append((b"idempotent-replayed", b"true"))
-        return response
+        return response, True
 
 
 class Work(NamedTuple):

@@ -19,3 +19,15 @@ def canonical(value: Json) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{value!r:.80} cannot be written as JSON: {error}") from error
+
+
+def written(value: Json, what: str) -> str:
+    """Return the value as JSON in ASCII, so that no connection's character set has a say in it; an error says what it was.
+
+    >>> written({"a": "é"}, "the result of 'k'")
+    '{"a": "\\\\u00e9"}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} cannot be written as JSON: {error}; it is {value!r:.80}") from error

@@ -27,6 +27,11 @@ class _Value:
 
     def merge(self, other: Self) -> Self:
         """Return what both know together: the same whichever comes first, however often."""
+        if type(other) is not type(self):
+            raise TypeError(f"a {type(self).__name__} merges with its like, not with {type(other).__name__}")
+        return self._merge(other)
+
+    def _merge(self, other: Self) -> Self:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Json]:
@@ -73,7 +78,7 @@ class GCounter(_Value):
         """
         return GCounter({**self._counts, _name(replica): self._counts.get(replica, 0) + _count(by)})
 
-    def merge(self, other: GCounter) -> GCounter:
+    def _merge(self, other: GCounter) -> GCounter:
         return GCounter(_highest(self._counts, other._counts))
 
     def to_json(self) -> dict[str, Json]:
@@ -119,7 +124,7 @@ class PNCounter(_Value):
             return PNCounter(self._up.add(replica, by), self._down)
         return PNCounter(self._up, self._down.add(replica, -by))
 
-    def merge(self, other: PNCounter) -> PNCounter:
+    def _merge(self, other: PNCounter) -> PNCounter:
         return PNCounter(self._up | other._up, self._down | other._down)
 
     def to_json(self) -> dict[str, Json]:
@@ -179,7 +184,7 @@ class ORSet(_Value):
         gone = canonical(element)
         return _set({key: dots for key, dots in self._dots.items() if key != gone}, self._seen)
 
-    def merge(self, other: ORSet) -> ORSet:
+    def _merge(self, other: ORSet) -> ORSet:
         kept = {}
         for key in chain(self._dots, (key for key in other._dots if key not in self._dots)):
             mine, theirs = self._dots.get(key, frozenset()), other._dots.get(key, frozenset())
@@ -235,10 +240,12 @@ class LWWRegister(_Value, Generic[T]):
     For what may be lost to a later write, such as a setting; not for a sum. It is as fair as the clocks are right: who has
     seen a write and writes after it wins over it in any case; of two at the same time, the one whose clock is ahead.
 
+    A merge takes whatever stamp it gets: `observe` what comes from elsewhere first, to refuse what is absurd.
+
     >>> here, there = HybridClock("here"), HybridClock("there")
     >>> title = LWWRegister("draft", here.tick())
-    >>> there.observe(title.stamp)
-    >>> (title.set("final", there.tick()) | title).value
+    >>> there.observe(title.stamp)                      # it has come to another replica
+    >>> (title.set("final", there) | title).value
     'final'
     """
 
@@ -248,15 +255,29 @@ class LWWRegister(_Value, Generic[T]):
         self.value = value
         self.stamp = stamp
 
-    def set(self, value: T, stamp: Stamp) -> LWWRegister[T]:
-        """Return it with another value, unless that is older than the one there is.
+    def set(self, value: T, stamp: Stamp | HybridClock) -> LWWRegister[T]:
+        """Return it with another value, at a new stamp of this clock, which is above the one there is.
 
-        >>> LWWRegister("new", Stamp(2, 0, "here")).set("old", Stamp(1, 0, "there")).value
+        A stamp of your own has to be above it too, or the value would be lost at once: ValueError. To bring in a write that
+        may be older than what is there, merge.
+
+        >>> LWWRegister("old", Stamp(1, 0, "there")).set("new", HybridClock("here")).value
         'new'
+        >>> LWWRegister("new", Stamp(2, 0, "there")).set("old", Stamp(1, 0, "here"))
+        Traceback (most recent call last):
+        ValueError: 'old' of 'here' would be lost: its stamp is not above that of 'there'. Give the clock: set(value, clock)
         """
-        return self.merge(LWWRegister(value, stamp))
+        if isinstance(stamp, HybridClock):
+            stamp.observe(self.stamp)
+            stamp = stamp.tick()
+        if stamp <= self.stamp:
+            raise ValueError(
+                f"{value!r:.40} of {stamp.replica!r} would be lost: its stamp is not above that of {self.stamp.replica!r}. "
+                "Give the clock: set(value, clock)"
+            )
+        return LWWRegister(value, stamp)
 
-    def merge(self, other: LWWRegister[T]) -> LWWRegister[T]:
+    def _merge(self, other: LWWRegister[T]) -> LWWRegister[T]:
         return max(self, other, key=lambda it: (it.stamp, canonical(it.value)))
 
     def to_json(self) -> dict[str, Json]:

@@ -14,10 +14,10 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-from fencelock.core.names import check_name
-from fencelock.errors import FencelockError, KeyInProgress, KeyReused
+from fencelock.core.names import LONGEST, check_name
+from fencelock.errors import FencelockError, InvalidName, KeyInProgress, KeyReused
 from fencelock.lockfree import idempotency_sql
-from fencelock.lockfree.canonical import Json, canonical
+from fencelock.lockfree.canonical import Json, canonical, written
 from fencelock.lockfree.colour import Awaited, check_colour
 from fencelock.lockfree.idempotency_sql import Done, SqlStore
 from fencelock.primitives.locked import naming
@@ -59,18 +59,24 @@ class Run:
     >>> db.close()
     """
 
-    __slots__ = ("_result", "key", "repeated")
+    __slots__ = ("_kept", "_result", "key", "repeated")
 
     def __init__(self, key: str, done: Done | None) -> None:
         self.key = key
         """The key."""
         self.repeated = done is not None
         """Whether it was done before: then there is nothing to do but to take the result."""
-        self._result: Json = None if done is None else json.loads(done.result)
+        self._kept = None if done is None else done.result  # as JSON, read when somebody asks
+        self._result: Json = None
 
     @property
     def result(self) -> Json:
-        """What JSON can carry: set it in the first run; in a repetition it is what the first one set."""
+        """What JSON can carry: set it in the first run; in a repetition it is what the first one set.
+
+        After the block it is as JSON carries it, also the first time: a tuple is a list, and keys are texts.
+        """
+        if self._kept is not None:
+            self._result, self._kept = json.loads(self._kept), None
         return self._result
 
     @result.setter
@@ -147,8 +153,9 @@ class Idempotent:
     async def _end(self, store: Store, error: BaseException | None) -> None:
         try:
             if error is None and self._run is not None and not self._run.repeated:
-                # ASCII, so that no connection's character set has a say in it.
-                await store.finish(json.dumps(self._run.result, allow_nan=False), self._ttl)
+                result = written(self._run.result, f"the result of {self._key!r}")
+                await store.finish(result, self._ttl)
+                self._run._kept = result
         except BaseException as failure:
             error = failure
             raise
@@ -190,16 +197,23 @@ def idempotent(
 
 
 def idempotent_by(
-    key: str, *, connection: str = "connection", ttl: float = DAY, wait: bool | float = True
+    key: str,
+    *,
+    connection: str = "connection",
+    payload: Callable[..., Json | bytes] | None = None,
+    ttl: float = DAY,
+    wait: bool | float = True,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator, for `def` and `async def` alike: a call that was made before returns what it returned then.
 
     `{argument}` in the key stands for the call's argument. The argument called `connection` says where the key is kept; all
     others are the payload, and have to be something that JSON can carry; but not the `self` or `cls` of a method: what tells
-    objects apart belongs into the key, as in "pay:{self.shop}:{order}". What is returned comes back as JSON carries it, also
-    the first time: a tuple is a list.
+    objects apart belongs into the key, as in "pay:{self.shop}:{order}". `payload`, called with the same arguments, says what
+    it is instead: for a Decimal or a model, or to leave out what makes no difference. What is returned comes back as JSON
+    carries it, also the first time: a tuple is a list.
 
     >>> import sqlite3
+    >>> from decimal import Decimal
     >>> from fencelock.lockfree.schema import create_tables
     >>> db = sqlite3.connect(":memory:"); create_tables(db)
     >>> @idempotent_by("pay:{order}")
@@ -212,6 +226,12 @@ def idempotent_by(
     charging 10
     {'charged': 10}
     {'charged': 10}
+    >>> @idempotent_by("pay:{order}", payload=lambda connection, order, amount, mailer: str(amount))
+    ... def pay_and_tell(connection, order, amount, mailer):
+    ...     return {"charged": str(amount)}
+    >>> with db:
+    ...     pay_and_tell(db, 43, Decimal("9.99"), print)
+    {'charged': '9.99'}
     >>> db.close()
     """
 
@@ -227,9 +247,17 @@ def idempotent_by(
         def block(args: Any, kwargs: Any) -> Idempotent:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            payload = {name: value for name, value in bound.arguments.items() if name not in apart}
-            where = bound.arguments[connection]
-            return idempotent(where, key_of(*args, **kwargs), payload=payload, ttl=ttl, wait=wait)
+            where, name = bound.arguments[connection], key_of(*args, **kwargs)
+            if payload is not None:
+                return idempotent(where, name, payload=payload(*args, **kwargs), ttl=ttl, wait=wait)
+            asked = {name: value for name, value in bound.arguments.items() if name not in apart}
+            try:
+                return idempotent(where, name, payload=asked, ttl=ttl, wait=wait)
+            except TypeError as error:
+                raise TypeError(
+                    f"the payload of {name!r} is what {function.__qualname__} was called with, and {error}: say what it is "
+                    "instead, by payload=lambda …, which is called with the same arguments"
+                ) from error
 
         if awaited:
 
@@ -237,7 +265,7 @@ def idempotent_by(
             async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
                 async with block(args, kwargs) as run:
                     if not run.repeated:
-                        run.result = _carried(await cast(Awaitable[Any], function(*args, **kwargs)))
+                        run.result = await cast(Awaitable[Any], function(*args, **kwargs))
                 return run.result
 
             return cast(Callable[P, T], acall)
@@ -246,7 +274,7 @@ def idempotent_by(
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             with block(args, kwargs) as run:
                 if not run.repeated:
-                    run.result = _carried(function(*args, **kwargs))
+                    run.result = function(*args, **kwargs)
             return cast(T, run.result)
 
         return call
@@ -265,7 +293,9 @@ def collect(connection: object, limit: int = 1000) -> int:
 
 
 def collect(connection: Any, limit: int = 1000) -> Any:
-    """Remove results whose time is over, so many at most, in the caller's transaction; return how many. For a daily job.
+    """Remove results whose time is over, so many at most, in the caller's transaction; return how many.
+
+    For a daily job: `while collect(connection): connection.commit()`.
 
     >>> import sqlite3
     >>> from fencelock.lockfree.schema import create_tables
@@ -292,20 +322,16 @@ def _bytes(payload: Json) -> bytes:
     return canonical(payload).encode(errors="surrogatepass")  # JSON can carry half a pair
 
 
-def _carried(result: Any) -> Json:
-    return json.loads(json.dumps(result, allow_nan=False))
-
-
 def _checked(key: str) -> str:
     check_name(key, "an idempotency key")
     if len(key.encode()) > KEY_MAX_BYTES:
-        raise ValueError(f"an idempotency key may have at most {KEY_MAX_BYTES} bytes in UTF-8: {key!r:.40}…")
+        raise InvalidName(f"an idempotency key may have at most {KEY_MAX_BYTES} bytes in UTF-8: {key!r:.40}…", key)
     return key
 
 
 def _seconds(value: object, what: str, *, at_least: int) -> float:
     if value is False and at_least == 0:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= 1e9:
-        raise ValueError(f"{what} must be {at_least} or more seconds, not {value!r:.40}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= LONGEST:
+        raise ValueError(f"{what} must be {at_least} or more seconds, and {LONGEST:.0f} at most, not {value!r:.40}")
     return float(value)

@@ -7,6 +7,7 @@ transaction.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -30,13 +31,20 @@ NOW = {POSTGRESQL: PG_NOW, MYSQL: "UNIX_TIMESTAMP()", SQLITE: LITE_NOW}
 
 _OVER = """ON CONFLICT (name) DO UPDATE
 SET claim = excluded.claim, fingerprint = excluded.fingerprint, result = NULL, ends = excluded.ends
-WHERE fencelock_idempotency.result IS NULL OR fencelock_idempotency.ends <= {now}"""
+WHERE fencelock_idempotency.ends <= {now}"""
+
+# What only the transaction of the claim can give again, so that a commit inside the block is noticed. PostgreSQL's number
+# costs no statement of its own; elsewhere it is a savepoint, which goes when its transaction does.
+PG_CLAIM_ID = "CAST(:claim AS text) || ':' || txid_current()"
+SAVEPOINT = "SAVEPOINT fencelock_{claim}"
+RELEASE = "RELEASE SAVEPOINT fencelock_{claim}"
+MY_NO_SAVEPOINT = "1305"
 
 # The turn is a lock of the transaction that comes before the row's: it can be tried without an error, which would end the
 # transaction, and only one at a time waits for the row itself.
 PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine)
 INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
-SELECT CAST(:name AS text), CAST(:claim AS text), CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
+SELECT CAST(:name AS text), {PG_CLAIM_ID}, CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
 {_OVER.format(now=PG_NOW)}"""
 PG_WAIT = PG_CLAIM.format(turn="pg_advisory_xact_lock(CAST(:turn AS bigint))", where="")
 PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(:turn AS bigint))", where="WHERE mine")
@@ -49,7 +57,7 @@ MY_CLAIM = """INSERT IGNORE INTO fencelock_idempotency (name, claim, fingerprint
 VALUES (:name, :claim, :payload, UNIX_TIMESTAMP() + :ttl)"""
 MY_OVER = """UPDATE fencelock_idempotency
 SET claim = :claim, fingerprint = :payload, result = NULL, ends = UNIX_TIMESTAMP() + :ttl
-WHERE name = :name AND (result IS NULL OR ends <= UNIX_TIMESTAMP())"""
+WHERE name = :name AND ends <= UNIX_TIMESTAMP()"""
 
 # Past the block the first one has let its turn go, but until its commit it keeps the row.
 MY_BOUND = "/*M!100302 SET STATEMENT innodb_lock_wait_timeout = :bound FOR */ "
@@ -57,7 +65,8 @@ MY_TOO_LONG = "1205"
 
 READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
 PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
-FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = :claim"
+WITHDRAW = "DELETE FROM fencelock_idempotency WHERE name = :name AND claim = {mine}"
+FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = {mine}"
 COLLECT = {
     POSTGRESQL: """DELETE FROM fencelock_idempotency WHERE name IN
 (SELECT name FROM fencelock_idempotency WHERE ends <= {now} ORDER BY ends LIMIT :limit FOR UPDATE SKIP LOCKED)""",
@@ -82,6 +91,8 @@ class SqlStore:
         self.awaited = on.awaited
         self._key = key
         self._args: dict[str, Any] = {"name": key.encode() if on.dialect == MYSQL else key, "claim": new_id()}
+        self._mine = PG_CLAIM_ID if on.dialect == POSTGRESQL else ":claim"
+        self._claimed = False
         self._turn = ""
 
     async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
@@ -95,23 +106,48 @@ class SqlStore:
         self._args |= {"payload": fingerprint, "ttl": math.ceil(ttl)}
         claim = {POSTGRESQL: self._claim_pg, MYSQL: self._claim_my, SQLITE: self._claim_lite}[self._on.dialect]
         try:
-            return await claim(patience)
+            done = await claim(patience)
         except Exception as error:
             explain(error, self._key)
             raise
+        if done is None and self._on.dialect != POSTGRESQL:
+            await self._on.execute(SAVEPOINT.format(**self._args))
+        self._claimed = done is None
+        return done
 
     async def finish(self, result: str, ttl: float) -> None:
         """Keep the result, for so long."""
-        finish = FINISH.format(now=NOW[self._on.dialect])
+        await self._release_savepoint()
+        finish = FINISH.format(now=NOW[self._on.dialect], mine=self._mine)
         done = await self._on.execute(finish, {**self._args, "result": result, "ttl": math.ceil(ttl)})
         if done.touched != 1:
-            raise FencelockError(
-                f"the claim on {self._key!r} is gone: its transaction was ended inside the block, or it was used once more",
-                self._key,
-            )
+            raise self._ended()
+
+    async def _release_savepoint(self) -> None:
+        if self._on.dialect == POSTGRESQL:
+            return
+        try:
+            await self._on.execute(RELEASE.format(**self._args))
+        except Exception as error:
+            if MY_NO_SAVEPOINT in codes(error) or "no such savepoint" in str(error):
+                raise self._ended() from error
+            raise
+
+    def _ended(self) -> FencelockError:
+        return FencelockError(
+            f"the claim on {self._key!r} is gone: the transaction that it was made in was ended inside the block. What a "
+            "commit there has written stays, without a result, so a repetition is refused: look after it, and leave the "
+            "commit to whoever began the transaction, after the block",
+            self._key,
+        )
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block; the row's own lock lasts until the caller's commit."""
+        if self._claimed and isinstance(error, Exception):
+            # For who commits all the same. Mostly it is rolled back anyway, or cannot be done any more.
+            with suppress(Exception):
+                await self._release_savepoint()
+                await self._on.execute(WITHDRAW.format(mine=self._mine), self._args)
         if not self._turn:
             return
         try:
@@ -183,12 +219,25 @@ class SqlStore:
 
     async def _read(self, how: str = "") -> Done | None:
         rows = (await self._on.execute(READ + how, self._args)).rows
-        return Done(*rows[0]) if rows and rows[0][1] is not None else None
+        if rows and rows[0][1] is None:
+            raise FencelockError(
+                f"{self._key!r} was begun and has no result, and yet it is to be seen: its transaction was committed inside "
+                "its block, so that what it wrote stays, and nobody knows how far it came; or this is inside that block. "
+                "Look after it, and delete its row in fencelock_idempotency to have it done again",
+                self._key,
+            )
+        return Done(*rows[0]) if rows else None
 
 
 def in_progress(key: str) -> KeyInProgress:
     """Return the error for whoever does not want to wait."""
     return KeyInProgress(f"{key!r} is being worked on by somebody else at this moment; ask again in a while", key)
+
+
+async def kept(on: Link, key: str) -> bool:
+    """Return whether a result is there."""
+    name = key.encode() if on.dialect == MYSQL else key
+    return bool((await on.execute(READ + " AND result IS NOT NULL", {"name": name})).rows)
 
 
 async def collect(on: Link, limit: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fencelock.errors import FencelockError
 from fencelock.lockfree.cell import Cell, Seen
 from fencelock.lockfree.colour import settled
-from fencelock.sqlio import codes, link
+from fencelock.sqlio import POSTGRESQL, codes, link
 
 Row = dict[str, Any]
 
@@ -61,9 +62,11 @@ class SqlRow(Cell[Any]):
         self.name = f"{table} {' '.join(f'{name}={value}' for name, value in where.items())}"
         self._columns = tuple(columns)
         self._where = {f"where_{number}": value for number, value in enumerate(where.values())}
-        which = " AND ".join(f"{name} = :where_{number}" for number, name in enumerate(where))
-        self._select = f"SELECT {', '.join((version, *columns))} FROM {table} WHERE {which}"
-        self._update = f"UPDATE {table} SET {version} = {version} + 1{{}} WHERE {which} AND {version} = :version"
+        quoted = partial(_quoted, self._link.dialect)
+        which = " AND ".join(f"{quoted(name)} = :where_{number}" for number, name in enumerate(where))
+        self._version, at = version, quoted(version)
+        self._select = f"SELECT {', '.join(map(quoted, (version, *columns)))} FROM {quoted(table)} WHERE {which}"
+        self._update = f"UPDATE {quoted(table)} SET {at} = {at} + 1{{}} WHERE {which} AND {at} = :version"
 
     async def _read(self) -> Seen[Row]:
         rows = (await self._link.execute(self._select, self._where)).rows
@@ -71,14 +74,19 @@ class SqlRow(Cell[Any]):
             raise FencelockError(f"{self.name!r} is {len(rows)} rows, and has to be one", self.name)
         version, *values = rows[0]
         if version is None:
-            raise FencelockError(f"{self.name!r}: its version is NULL, which no write could find unchanged", self.name)
+            raise FencelockError(
+                f"{self.name!r}: its version is NULL (column {self._version}), which no write could find unchanged. Set it "
+                "to 1, and make the column NOT NULL",
+                self.name,
+            )
         return Seen(dict(zip(self._columns, values, strict=True)), version)
 
     async def _write(self, value: Row, version: Any) -> bool:
         others = value.keys() - set(self._columns)
         if others:
             raise ValueError(f"{self.name!r} has no column {', '.join(sorted(others))} among those it was made with")
-        sets = "".join(f", {name} = :set_{number}" for number, name in enumerate(value))
+        names = (_quoted(self._link.dialect, name) for name in value)
+        sets = "".join(f", {name} = :set_{number}" for number, name in enumerate(names))
         args = {f"set_{number}": new for number, new in enumerate(value.values())}
         args |= self._where | {"version": version}
         return (await self._link.execute(self._update.format(sets), args)).touched == 1
@@ -101,6 +109,19 @@ class SqlRow(Cell[Any]):
                 return False, None
             raise
         return settled_, value
+
+
+def _quoted(dialect: str, name: str) -> str:
+    """Return a name in quotes, as it may be a word of SQL's own such as `order`; it means what it does without them.
+
+    >>> _quoted("postgresql", "Shop.order"), _quoted("mysql", "order")
+    ('"shop"."order"', '`order`')
+    """
+    if dialect == POSTGRESQL:  # which folds what has no quotes, as far as ASCII goes
+        folded = "".join(letter.lower() if letter.isascii() else letter for letter in name)
+        return ".".join(f'"{part}"' for part in folded.split("."))
+    # Not "…" for SQLite, which would take it for a text if there is no such column.
+    return ".".join(f"`{part}`" for part in name.split("."))
 
 
 class _Changed:

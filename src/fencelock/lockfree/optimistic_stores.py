@@ -72,7 +72,7 @@ class EtcdKey(Cell["bytes | None"]):
 class RecordKey(Cell["bytes | None"]):
     """A record beside the locks of a client of `fencelock.connect` or `fencelock.aio.connect`.
 
-    With a lease its token fences the write: whoever had the lock before, or has none, gets StaleToken.
+    With a lease its token fences the write: whoever had the lock before is refused (StaleToken), and so is who has none.
 
     >>> with fencelock.connect("memory://records") as locks:
     ...     counter = RecordKey(locks, "counter")
@@ -94,17 +94,19 @@ class RecordKey(Cell["bytes | None"]):
 
     async def _write(self, value: bytes | None, version: int) -> bool:
         written = await self._records.write(self.name, value, token=self._token, ttl=self._ttl, expect=version)
-        if not written.done and written.record is not None and written.record.token > self._token:
-            # To read again would not help: it is not the version that is old.
-            who = "without a lease" if self._token == NO_LEASE else f"with token {self._token}"
-            raise StaleToken(
-                f"the record {self.name!r} was written by a holder with token {written.record.token}, and is not to be "
-                f"written {who}: stop, and acquire anew",
-                self.name,
-                token=self._token,
-                seen=written.record.token,
-            )
+        there = written.record
+        # To read again would not help. What is not there has no other version: what was forgotten has a token in the way.
+        if not written.done and (version == 0 if there is None else there.token > self._token):
+            raise self._stale(None if there is None else there.token)
         return written.done
+
+    def _stale(self, seen: int | None) -> StaleToken:
+        by = "under a newer lease" if seen is None else f"under a lease with token {seen}"
+        if self._token == NO_LEASE:
+            message = f"the record {self.name!r} was written {by}, not without a lease: take the lock, and give lease=…"
+            return StaleToken(message, self.name, seen=seen)
+        message = f"the record {self.name!r} was written {by}, and this one has {self._token}: stop, and acquire anew"
+        return StaleToken(message, self.name, token=self._token, seen=seen)
 
 
 class HttpResource(Cell["bytes | None"]):

@@ -13,8 +13,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple, overload
 
 from fencelock.core.names import check_name
-from fencelock.errors import FencelockError
-from fencelock.lockfree.canonical import Json
+from fencelock.errors import FencelockError, InvalidName
+from fencelock.lockfree.canonical import Json, written
 from fencelock.lockfree.colour import Awaited
 from fencelock.lockfree.schema import explain
 from fencelock.sqlio import MYSQL, POSTGRESQL, Answer, Link, link, run
@@ -81,7 +81,9 @@ class Outbox:
     def __init__(self, name: str = "outbox") -> None:
         self.name = check_name(name, "an outbox's name")
         if len(name.encode()) > OUTBOX_MAX_BYTES:
-            raise ValueError(f"an outbox's name may have at most {OUTBOX_MAX_BYTES} bytes in UTF-8: {name!r:.40}…")
+            raise InvalidName(
+                f"an outbox's name may have at most {OUTBOX_MAX_BYTES} bytes in UTF-8: {name!r:.40}…", name
+            )
 
     @overload
     def append(self, connection: Awaited, key: str, payload: Json) -> Coroutine[Any, Any, None]: ...
@@ -102,8 +104,7 @@ class Outbox:
         """
         to = link(connection)
         check_name(key, "a message's key")
-        # ASCII, so that no connection's character set has a say in it.
-        return run(to, self._append(to, key, json.dumps(payload, allow_nan=False)))
+        return run(to, self._append(to, key, written(payload, f"the payload of a message of {key!r}")))
 
     @overload
     def pending(self, connection: Awaited) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any, overload
 
 from fencelock.errors import FencelockError
+from fencelock.fences.sql import schema as fence_schema
 from fencelock.lockfree.colour import Awaited, settled
 from fencelock.sqlio import Link, link, misses_table, run
 
@@ -14,10 +15,14 @@ from fencelock.sqlio import Link, link, misses_table, run
 def schema_text(dialect: str) -> str:
     """Return the statements that make the tables in `postgresql`, `mysql` or `sqlite`, for a migration of yours.
 
+    The SQL fence's table is among them, as the outbox's relay needs it.
+
     >>> print(schema_text("postgresql").splitlines()[0])
     -- What fencelock.lockfree needs in PostgreSQL. Each statement may be repeated.
     """
-    return files("fencelock.lockfree").joinpath(f"sql/{dialect}.sql").read_text("utf-8")
+    own = files("fencelock.lockfree").joinpath(f"sql/{dialect}.sql").read_text("utf-8")
+    fence = "".join(f"{statement};\n" for statement in fence_schema(dialect))
+    return f"{own}\n-- The table of SqlFence, which keeps out a relay of the outbox's that was replaced.\n\n{fence}"
 
 
 @overload
@@ -60,7 +65,7 @@ def explain(error: Exception, name: str | None = None) -> None:
     """Raise an error that says how to make the tables, if it is that one is missing."""
     if not isinstance(error, FencelockError) and misses_table(error):
         raise FencelockError(
-            "a table of fencelock.lockfree is not there: run `fencelock schema --lockfree --apply --url …`, with the URL "
-            "of this database, or have fencelock.lockfree.schema.create_tables(connection) run once when you deploy",
+            "a table of fencelock.lockfree is not there: run `fencelock schema --lockfree --apply --url …` with this "
+            "database's URL, or have fencelock.lockfree.schema.create_tables(connection) run once when you deploy",
             name,
         ) from error

@@ -23,13 +23,14 @@ class SimLease(LeaseCore):
 
     __slots__ = ("_ended", "_recorder", "begun")
 
-    def __init__(
-        self, recorder: Recorder, client: Client[SimLease], grant: Grant, renew: bool, max_hold: float | None
-    ) -> None:
-        super().__init__(client, grant, renew, max_hold)
+    def __init__(self, recorder: Recorder, client: Client[SimLease], renew: bool, max_hold: float | None) -> None:
+        super().__init__(client, renew, max_hold)
         self._recorder = recorder
-        self.begun = self._process.scheduler.time
         self._ended: float | None = None
+
+    def _begin(self, grant: Grant) -> None:
+        super()._begin(grant)
+        self.begun = self._process.scheduler.time
 
     @property
     def _process(self) -> Process:

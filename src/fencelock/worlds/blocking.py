@@ -310,7 +310,8 @@ class BlockingWorld:
 
     def attend(self, source: Source, event: Event, timeout: float) -> Coroutine[Any, Any, bool]:
         """Read, in this thread, if nobody else does."""
-        return cast("BlockingEvent", event).attend(source, timeout)
+        own: Any = event
+        return own.attend(source, timeout)  # type: ignore[no-any-return]
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait for it in this thread."""

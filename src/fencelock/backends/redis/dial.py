@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
+from hiredis import PushNotification
 from redis.backoff import NoBackoff
 
 from fencelock.core.urls import redact
@@ -93,7 +94,7 @@ class RedisDialer:
 
     def pushed(self, answer: Any) -> bool:
         """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
-        return type(answer) is hiredis.PushNotification and answer[0] != b"subscribe"
+        return type(answer) is PushNotification and answer[0] != b"subscribe"
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__

@@ -193,9 +193,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
             self.trouble = f"{host}:{port}: {str(error) or type(error).__name__}"
             raise
         self.client._pending = self._socket.pending
-        self.turns.ear, self.turns.mouth = self._write_sock, self._read_sock  # the other way round it wakes this thread
-        self.turns.line = self._socket
-        self._made(begun, round(read_timeout * 1.5) / 1000)
+        seconds = round(read_timeout * 1.5) / 1000
+        # The ends of kazoo's pair of sockets the other way round, which wakes this thread.
+        self.turns.begin(self._socket, self._write_sock, self._read_sock, seconds)
+        self._made(begun, seconds)
         return read_timeout, connect_timeout
 
     def _read(self, length: int, timeout: float) -> bytes:

@@ -270,14 +270,16 @@ class ZooKeeperBackend:
         """Say whether the claim may hold the name, given the nodes that are there; only those before it count."""
         session, claim = place.session, place.claim
         nodes = in_order(children)
-        for node in [node for node in nodes if node.id == claim.id and node.name != place.node]:
-            # Of an earlier session of ours, which may live on for a while: the id is ours alone.
-            await delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
-            nodes.remove(node)
-        mine = next((number for number, node in enumerate(nodes) if node.name == place.node), None)
+        ours = [node for node in nodes if node.id == claim.id]
+        for node in ours:
+            if node.name != place.node:
+                # Of an earlier session of ours, which may live on for a while: the id is ours alone.
+                await delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+                nodes.remove(node)
+        mine = next((node for node in ours if node.name == place.node), None)
         if mine is None:
             raise Unanswered(f"{claim.name!r}: the claim was removed at once")
-        nodes = nodes[: mine + 1]
+        del nodes[nodes.index(mine) + 1 :]
         if (problem := contradiction(nodes, claim)) is not None:
             await self._remove(place, _patience(claim.ttl))
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
@@ -288,7 +290,7 @@ class ZooKeeperBackend:
             place.watch(self._world, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
         else:
             await self._remove(place, _patience(claim.ttl))
-        return Busy(claim._replace(ttl=session.ttl), session.since, handle=place)
+        return Busy(place.kept, session.since, handle=place)
 
     def _granted(self, place: Place) -> Grant:
         place.leave()
@@ -296,7 +298,7 @@ class ZooKeeperBackend:
         place.first = not place.claim.shared
         session.handle.hold(place.path, partial(self._lost_if, place))
         self._keep(place)
-        return Grant(place.claim._replace(ttl=session.ttl), place.token, session.since, place)
+        return Grant(place.kept, place.token, session.since, place)
 
     async def _remove(self, place: Place, patience: float) -> bool:
         """Take the claim's node away, for certain; return whether it was there."""

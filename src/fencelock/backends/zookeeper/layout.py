@@ -15,6 +15,8 @@ from fencelock.errors import EngineUnavailable
 from fencelock.model import TOKEN_MAX, Claim
 
 VERSION = "1"
+UNLIMITED = ("x", "s")
+"""The modes of claims that are not one of a number of permits."""
 
 
 class Paths(NamedTuple):
@@ -77,11 +79,11 @@ def said(content: bytes) -> tuple[float, str]:
 class Node(NamedTuple):
     """A claim as its node's name tells it: all that `admit` looks at, so that a list of names decides who holds."""
 
+    number: int
     name: str
     id: str
     shared: bool
     limit: int | None
-    number: int
 
 
 def prefix(claim: Claim) -> str:
@@ -96,22 +98,17 @@ def in_order(children: Iterable[str]) -> list[Node]:
     removed; it has to be empty for that. So two numbers that stand side by side are of one count, and if they lie further
     apart than half of it, the count has gone over its end: the negative ones are the later.
     """
-    nodes = [node for child in children if (node := _parse(child)) is not None]
-    nodes.sort(key=lambda node: node.number)
+    nodes = []
+    for child in children:
+        try:
+            mode, id, number = child.split("-", 2)
+            nodes.append(Node(int(number), child, id, mode != "x", None if mode in UNLIMITED else int(mode)))
+        except ValueError:
+            pass  # not ours
+    nodes.sort()
     if nodes and nodes[-1].number - nodes[0].number >= 2**31:
         nodes.sort(key=lambda node: node.number % 2**32)
     return nodes
-
-
-def _parse(child: str) -> Node | None:
-    parts = child.split("-", 2)
-    if len(parts) != 3:
-        return None  # not ours
-    mode, id, number = parts
-    try:
-        return Node(child, id, mode != "x", int(mode) if mode not in "xs" else None, int(number))
-    except ValueError:
-        return None
 
 
 class Layout(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from threading import RLock
 from typing import Any
 
@@ -102,6 +102,7 @@ class Link:
     async def ask(self, *requests: Any, patience: float) -> list[Answer]:
         """Ask for all of them, back to back, and wait for the last answer: the others come before it.
 
+        If any goes by way of the leader, the first does.
         Raise EngineUnavailable if nothing was sent, Unanswered if not everything was answered.
         """
         line = self._turns.line
@@ -111,25 +112,26 @@ class Link:
         if not self.connected and not await self.ready(patience):
             raise self.away()
         event = self._world.event()
-        answers = [Answer() for _ in requests[1:]]
-        answers.append(last := Answer(event))
+        last = Answer(event)
+        asked = [(request, Answer()) for request in requests[:-1]]
+        asked.append((requests[-1], last))
         sent = self._world.now()
         try:
-            self._driver.post(*zip(requests, answers, strict=True))
+            self._driver.post(*asked)
         except BaseException:
             self._driver.nudge()
             raise
-        await self._world.attend(self._turns, event, patience)
+        await self.attend(event, patience)
         if not last.done:
             raise Unanswered(f"{self.address.name}: no answer within {patience:g} s")
         if last.error is not None and not last.heard:
             last.get()
-        self._heard(sent, any(request.type in BY_LEADER for request in requests))
-        return answers
+        self._heard(sent, requests[0].type in BY_LEADER)
+        return [answer for _, answer in asked]
 
-    async def attend(self, event: Event, timeout: float) -> None:
+    def attend(self, event: Event, timeout: float) -> Awaitable[bool]:
         """Wait for an event that may come of what is read."""
-        await self._world.attend(self._turns, event, timeout)
+        return self._world.attend(self._turns, event, timeout)
 
     async def fresh(self, since: float, patience: float) -> bool:
         """Have the session's claims live for their ttl from `since`; return whether they do."""

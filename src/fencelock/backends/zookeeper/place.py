@@ -30,6 +30,7 @@ class Place:
         "claim",
         "first",
         "gone",
+        "kept",
         "looked",
         "node",
         "parent",
@@ -41,6 +42,8 @@ class Place:
 
     def __init__(self, claim: Claim, session: Session[Link], parent: str) -> None:
         self.claim = claim
+        self.kept = Claim(claim.name, session.ttl, *claim[2:])
+        """The claim as the engine keeps it: for as long as its session."""
         self.session = session
         self.parent = parent
         self.node: str | None = None

@@ -10,8 +10,9 @@ from threading import RLock, get_ident
 
 from fencelock.backends.zookeeper.line import Line
 
-LULL = 0.05
-"""Seconds without anybody who reads and waits, after which the driver's thread reads."""
+LULL, SHORTEST, LONGEST = 1 / 100, 0.05, 0.25
+"""The share of a session's timeout, within these bounds in seconds, without anybody who reads and waits, after which the
+driver's thread reads. To look more often costs those who do a tenth of their time."""
 
 
 class Turns:
@@ -31,12 +32,18 @@ class Turns:
         self._thread = 0
         self._asleep = False
         self._left = 0.0
+        self._lull = SHORTEST
+
+    def begin(self, line: Line, ear: socket.socket, mouth: socket.socket, seconds: float) -> None:
+        """Have a new line be read, of a session with this timeout."""
+        self._lull = max(SHORTEST, min(seconds * LULL, LONGEST))
+        self.ear, self.mouth, self.line = ear, mouth, line
 
     def rest(self) -> float:
         """Return for how many seconds the driver's thread may leave the reading to others."""
         if self._reader is not None:
-            return LULL
-        return 0.0 if self._waiting else self._left + LULL - self._now()
+            return self._lull
+        return 0.0 if self._waiting else self._left + self._lull - self._now()
 
     def take_over(self) -> None:
         """Have the driver's thread read: there is something, and whoever was to read it has not.

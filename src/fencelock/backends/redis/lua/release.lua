@@ -25,8 +25,9 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
-    -- What is to be sent is sent to whoever comes last in it first: not to us, if there is something for us already.
-    redis.pcall('PUBLISH', ARGV[3], '')
+    -- The server writes first to whoever it had something for last. There has to be something for us before, or our
+    -- answer would be written first, while the name is idle.
+    if channel ~= ARGV[3] then redis.pcall('PUBLISH', ARGV[3], '') end
     local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
     if type(heard) == 'table' or heard > 0 then
       redis.call('HDEL', waiters, first)
