@@ -18,7 +18,8 @@ class SqlDoor:
     `connect` gives a connection, of any kind that SqlFence takes, with autocommit off, or a context manager around one: a
     function that calls a driver's `connect`, `pool.connection` or `pool.getconn` of psycopg's pool, SQLAlchemy's
     `engine.connect` or a session factory. After each `enter` it is closed, or given back. With a pool that wants its
-    connections back by hand, as psycopg2's, write a context manager. If it is one to be awaited, so is `enter`.
+    connections back by hand, as psycopg2's, write a context manager. If it is one to be awaited, so is `enter`: one that
+    nobody awaits lets everybody in, and nothing but Python's warning says so.
 
     >>> import sqlite3, tempfile, types
     >>> door = SqlDoor(lambda: sqlite3.connect(f"{folder}/fences.db"))
