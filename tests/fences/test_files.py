@@ -1,23 +1,123 @@
-"""The file fence beside forks, other owners, and ids that are hard to write down."""
+"""The file fence: what it leaves behind, collections, killed writers, forks, other owners, ids that are hard to write."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences import Fenced
 from fencelock.fences.file import FileFence, _Place
+from tests.fences.bearers import bearer
 
 
-def bearer(token: int, id: str | None = None) -> Fenced:
-    return SimpleNamespace(token=token, id=id or f"holder of {token}")
+def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A stale write leaves the file as it is and nothing beside it; mode and links stay; the mark can be moved, logged."""
+    fence, path, link = FileFence(), tmp_path / "stock", tmp_path / "link"
+    link.symlink_to(path)
+    fence.write(path, bearer(33), b"100")
+    path.chmod(0o640)
+    fence.enter(link, bearer(34))
+    with fence.replace(link, bearer(34)) as file:
+        file.write(b"95")
+    for stale in (bearer(33), bearer(34, "somebody else")):
+        with pytest.raises(StaleToken) as caught:
+            fence.write(path, stale, b"0")
+        assert (caught.value.token, caught.value.seen, caught.value.name) == (stale.token, 34, str(path))
+    assert path.read_bytes() == b"95"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    fence.rebase(path, 5, reason="another engine")
+    assert "moved from token 34 to token 5: another engine" in caplog.text
+    fence.write(path, bearer(5), b"90")
+    assert fence.token(path) == 5
+    with pytest.raises(RuntimeError, match="half way"), fence.replace(path, bearer(6)) as file:
+        file.write(b"0")
+        raise RuntimeError("half way")
+    assert (path.read_bytes(), fence.token(path)) == (b"90", 5)
+    assert sorted(os.listdir(tmp_path)) == [".stock.fence", ".stock.fence-lock", "link", "stock"]
+    (tmp_path / ".stock.fence").write_text("x")
+    with pytest.raises(FencelockError, match="is not the mark of a fence"):
+        fence.enter(path, bearer(7))
+
+
+def test_files_are_collected(tmp_path: Path) -> None:
+    """Marks below the floor go, with their locks; the floor stands in for them, and for files that were never seen."""
+    fence, old, new = FileFence(), tmp_path / "old", tmp_path / "new"
+    fence.write(old, bearer(33), b"1")
+    fence.write(new, bearer(1000), b"1")
+    old.unlink()
+    assert fence.collect(tmp_path, 1000) == 1
+    assert fence.collect(tmp_path, 500) == 0
+    assert sorted(os.listdir(tmp_path)) == [".fence", ".fence-lock", ".new.fence", ".new.fence-lock", "new"]
+    for path in (old, tmp_path / "never seen"):
+        with pytest.raises(StaleToken, match="the fence was put at token 1000"):
+            fence.write(path, bearer(999), b"2")
+        fence.write(path, bearer(1000), b"2")
+
+
+def test_files_are_collected_under_way(tmp_path: Path) -> None:
+    """Whoever waits for a file's lock that is collected meanwhile does not end up with a lock of its own."""
+    fence, path = FileFence(), tmp_path / "count"
+    path.write_bytes(b"0")
+    tokens, done = itertools.count(1), []
+
+    def add() -> None:
+        for _ in range(60):
+            mine = bearer(next(tokens), f"owner {threading.get_ident()}")
+            try:
+                fence.enter(path, mine)
+                fence.write(path, mine, str(int(path.read_bytes()) + 1).encode())
+            except StaleToken:
+                continue
+            done.append(mine.token)
+
+    adders = [threading.Thread(target=add) for _ in range(4)]
+    for thread in adders:
+        thread.start()
+    collected = 0
+    while any(thread.is_alive() for thread in adders):
+        collected += fence.collect(tmp_path, next(tokens))
+    for thread in adders:
+        thread.join()
+    assert collected > 0
+    assert len(done) > 0
+    assert int(path.read_bytes()) == len(done)
+
+
+def test_file_writer_killed(tmp_path: Path) -> None:
+    """A writer that is killed at any moment leaves a whole file behind a mark that is at least as new."""
+    program = (
+        "import sys, types\nfrom fencelock.fences.file import FileFence\nprint('on', flush=True)\ntoken = int(sys.argv[2])\n"
+        "while True:\n    token += 1\n"
+        "    FileFence().write(sys.argv[1], types.SimpleNamespace(token=token, id='a'), str(token).encode() * 1000)\n"
+    )
+    path, fence, token = tmp_path / "stock", FileFence(), 0
+    for pause in (0.0, 0.005, 0.02):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path), str(token)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not path.exists():
+            pass
+        try:
+            process.wait(pause)
+        except subprocess.TimeoutExpired:
+            pass
+        process.kill()
+        process.communicate()
+        written = path.read_text()
+        length = len(written) // 1000
+        assert written == written[:length] * 1000
+        token = fence.token(path) or 0
+        assert token >= int(written[:length])
 
 
 FORK = """

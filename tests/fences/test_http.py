@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from wsgiref.simple_server import make_server
 
@@ -20,11 +19,8 @@ from fencelock.fences import Credentials, Fenced
 from fencelock.fences.http import BadHeader, FencedAsgi, FencedWsgi, TokenAuth, header, parse, raise_for_stale
 from fencelock.fences.memory import MemoryFence
 from fencelock.fences.sql.door import SqlDoor
+from tests.fences.bearers import bearer
 from tests.fences.web import Quiet
-
-
-def bearer(token: int, id: str | None = None) -> Fenced:
-    return SimpleNamespace(token=token, id=id or f"holder of {token}")
 
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences import Fenced
 from fencelock.fences.memory import MemoryFence
-
-
-def bearer(token: int) -> Fenced:
-    return SimpleNamespace(token=token, id=f"holder of {token}")
+from tests.fences.bearers import bearer
 
 
 def test_a_block_that_awaits() -> None:

@@ -7,22 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from fencelock import GuaranteeUnavailable, StaleToken, VersionConflict
-from fencelock.fences import Fenced
 from fencelock.fences.objects import ObjectFence
+from tests.fences.bearers import bearer
 from tests.fences.test_stopped import object_store
 
 CONDITIONS = ("if-match", "if-none-match")
-
-
-def bearer(token: int, id: str | None = None) -> Fenced:
-    return SimpleNamespace(token=token, id=id or f"holder of {token}")
 
 
 def less(body: bytes | None) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +13,9 @@ import redis
 import redis.asyncio
 
 from fencelock import StaleToken
-from fencelock.fences import Fenced
 from fencelock.fences.redis import RedisFence
 from tests.engines.redis import Redis
-
-
-def bearer(token: int, id: str | None = None) -> Fenced:
-    return SimpleNamespace(token=token, id=id or f"holder of {token}")
+from tests.fences.bearers import bearer
 
 
 class Caller:

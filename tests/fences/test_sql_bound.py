@@ -9,8 +9,9 @@ import pytest
 
 from fencelock import StaleToken
 from fencelock.fences.sql.door import SqlDoor
+from tests.fences.bearers import bearer
 from tests.fences.callers import Where
-from tests.fences.test_sql_servers import FENCE, Connect, bearer, connect, run, server
+from tests.fences.test_sql_servers import FENCE, Connect, connect, run, server
 
 __all__ = ["connect", "server"]
 

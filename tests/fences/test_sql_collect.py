@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fencelock import StaleToken
-from tests.fences.test_sql_servers import FENCE, Beside, Connect, bearer, connect, run, server, stock
+from tests.fences.bearers import bearer
+from tests.fences.test_sql_servers import FENCE, Beside, Connect, connect, run, server, stock
 
 __all__ = ["connect", "server"]
 

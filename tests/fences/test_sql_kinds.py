@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences import Fenced
 from fencelock.fences.sql import SqlFence
+from tests.fences.bearers import bearer
 from tests.fences.callers import RECIPES, Where, caller
 
 _numbers = itertools.count()
-
-
-def bearer(token: int, id: str) -> Fenced:
-    return SimpleNamespace(token=token, id=id, remaining=30.0)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pymysql.constants import CLIENT
 from fencelock import FencelockError, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.sql import FenceColumn, SqlFence
+from tests.fences.bearers import bearer
 from tests.fences.callers import Where, mysql_options, postgres_url
 
 SERVERS = ("postgres", "mariadb")
@@ -27,10 +28,6 @@ class Connect(Protocol):
     """Makes a connection of a kind that has no types."""
 
     def __call__(self, **options: Any) -> Any: ...
-
-
-def bearer(token: int, id: str | None = None, remaining: float = 30.0) -> Fenced:
-    return SimpleNamespace(token=token, id=id or f"holder of {token}", remaining=remaining)
 
 
 @pytest.fixture(params=SERVERS)

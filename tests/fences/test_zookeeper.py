@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fencelock import StaleToken
-from fencelock.fences import Fenced
 from fencelock.fences.zookeeper import ZooKeeperFence
 from tests.engines.zookeeper import ZooKeeper
+from tests.fences.bearers import bearer
 
 ROOT = "/test-edges"
-
-
-def bearer(token: int) -> Fenced:
-    return SimpleNamespace(token=token, id=f"holder of {token}")
 
 
 @pytest.fixture
