@@ -9,6 +9,17 @@ from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 1.0
 """Seconds that an engine is given to answer, however little time its caller has left."""
+LONGEST = 5.0
+"""Seconds that an answer is waited for at the most."""
+
+
+def answer_time(ttl: float, shortest: float, within: float | None = None) -> float:
+    """Return how long to wait for an answer: a third of the ttl, as a later one is of no use, but at least `shortest`.
+
+    `within` is how many seconds the caller has left.
+    """
+    seconds = min(LONGEST, max(shortest, ttl / 3))
+    return seconds if within is None else min(seconds, max(within, GRACE))
 
 
 class Backend(Protocol):

@@ -19,8 +19,8 @@ from fencelock.backends.etcd.looks import Looks
 from fencelock.backends.etcd.messages import Header, Pair, Status
 from fencelock.backends.etcd.place import Place
 from fencelock.backends.etcd.records import EtcdRecords
-from fencelock.backends.etcd.sessions import FRESH, LONGEST, Lease, Sessions, patience
-from fencelock.core.backend import GRACE
+from fencelock.backends.etcd.sessions import FRESH, Lease, Sessions, patience
+from fencelock.core.backend import GRACE, LONGEST
 from fencelock.core.clock import wall_us
 from fencelock.core.world import World
 from fencelock.errors import ClientClosed, EngineUnavailable, LimitMismatch, Unanswered

@@ -26,7 +26,7 @@ from fencelock.backends.etcd.messages import (
     read_txn,
     txn,
 )
-from fencelock.backends.etcd.sessions import LONGEST
+from fencelock.core.backend import LONGEST
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
 

@@ -29,6 +29,7 @@ from fencelock.backends.etcd.messages import (
     read_txn,
     txn,
 )
+from fencelock.core.backend import LONGEST, answer_time
 from fencelock.core.session import Session, rung
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidTTL
 from fencelock.model import Renewal
@@ -48,15 +49,15 @@ FRESH = 0.25
 """A session that was heard of within this share of its ttl needs no sign of life along with an attempt."""
 PURGE_AT_ONCE = 60
 """Keys that one transaction deletes, and puts a tombstone for: etcd allows 128 steps."""
-LONGEST, SHORTEST = 5.0, 0.3
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+SHORTEST = 0.3
+"""Seconds that an answer is waited for at the least."""
 GOODBYE_SECONDS = 2.0
 GIVEN_UP_KEPT = 100
 
 
 def patience(ttl: float) -> float:
     """Return how long an answer is waited for."""
-    return min(LONGEST, max(SHORTEST, ttl / 3))
+    return answer_time(ttl, SHORTEST)
 
 
 class Sessions:

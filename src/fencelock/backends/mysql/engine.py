@@ -14,6 +14,7 @@ from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Ok, Rows, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.backends.mysql.records import MysqlRecords
+from fencelock.core.backend import answer_time
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
@@ -33,8 +34,8 @@ TRAITS = Traits(
     ttl_min=1.0,
 )
 
-LONGEST, SHORTEST = 5.0, 0.3
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+SHORTEST = 0.3
+"""Seconds that an answer is waited for at the least."""
 SOON = 0.002
 """Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
 HASTY = 0.1
@@ -73,7 +74,7 @@ class Seat:
     @property
     def patience(self) -> float:
         """How long an answer is waited for."""
-        return min(LONGEST, max(SHORTEST, self.claim.ttl / 3))
+        return answer_time(self.claim.ttl, SHORTEST)
 
     def grant(self, since: float) -> Grant:
         """Return what is held."""

@@ -12,6 +12,7 @@ from fencelock.backends.mysql.link import Link
 from fencelock.backends.mysql.login import Greeting, Login, read_greeting
 from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
+from fencelock.core.backend import LONGEST
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 LINKS_KEPT = 32
 LOOK_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
-LONGEST = 5.0
-"""Seconds that an answer is waited for where no ttl says otherwise."""
 AIDE_TTL = 30
 """The ttl of a session that is made to look at others."""
 PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0.5)

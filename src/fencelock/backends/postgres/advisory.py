@@ -17,6 +17,7 @@ from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.backends.postgres.schema import ADVISORY_SINCE
 from fencelock.backends.postgres.seat import Seat
 from fencelock.backends.postgres.trouble import ServerError, translate
+from fencelock.core.backend import LONGEST, answer_time
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
@@ -31,10 +32,8 @@ TRAITS = Traits(
     session=True,
 )
 
-LONGEST, SHORTEST = 5.0, 0.5
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
-GRACE = 1.0
-"""Seconds that an answer is waited for however little time the caller has."""
+SHORTEST = 0.5
+"""Seconds that an answer is waited for at the least."""
 
 PAUSE = 0.05
 LOOK_SECONDS = 5.0
@@ -114,7 +113,7 @@ class AdvisoryBackend:
         seat = self._seats[claim.id] = Seat(self._world, claim, self._key(claim.name), link)
         seat.try_take()
         try:
-            return await self._seize(seat, queue, _patience(claim.ttl, patience))
+            return await self._seize(seat, queue, answer_time(claim.ttl, SHORTEST, patience))
         finally:
             seat.give()
 
@@ -181,7 +180,7 @@ class AdvisoryBackend:
         if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
             return True
         try:
-            rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
+            rows = await self._links.run(GRANTED, (seat.link.pid,), answer_time(claim.ttl, SHORTEST))
         except EngineUnavailable:
             return True  # no connection to be had, perhaps, which says nothing of ours
         seat.looked = now
@@ -198,7 +197,7 @@ class AdvisoryBackend:
             if self._world.now() - seat.sent > claim.ttl / 3:
                 # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
                 seat.sent = self._world.now()
-                await link.ask(ALIVE, (), _patience(claim.ttl))
+                await link.ask(ALIVE, (), answer_time(claim.ttl, SHORTEST))
         except Unanswered:
             if link.open:
                 return None
@@ -213,20 +212,20 @@ class AdvisoryBackend:
     async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
         """Repeat an attempt, on its own session; return None if that has ended."""
         claim = seat.claim
-        if not await seat.take(_patience(claim.ttl)):
+        if not await seat.take(answer_time(claim.ttl, SHORTEST)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
         try:
             if not self._is_current(seat):
                 return None
             if seat.token is None:
                 sent = self._world.now()
-                rows = await self._links.run(GRANTED, (seat.link.pid,), _patience(claim.ttl))
-                grant = await self._granted(seat, _patience(claim.ttl) if rows == [(b"t",)] else 0.0)
+                rows = await self._links.run(GRANTED, (seat.link.pid,), answer_time(claim.ttl, SHORTEST))
+                grant = await self._granted(seat, answer_time(claim.ttl, SHORTEST) if rows == [(b"t",)] else 0.0)
                 if grant is None and not queue:
                     await self._leave(seat)
                 return grant or Busy(claim, sent)
             sent = self._world.now()
-            if await self._renew_one(seat, _patience(claim.ttl)) is Renewal.RENEWED:
+            if await self._renew_one(seat, answer_time(claim.ttl, SHORTEST)) is Renewal.RENEWED:
                 seat.sent = sent
                 return Grant(claim, seat.token, sent)
         except Unanswered:
@@ -245,8 +244,8 @@ class AdvisoryBackend:
             else:
                 # Somebody waits there, as the client is being closed: have the server send it away.
                 self._gone[claim.id] = None
-                await self._links.run(CANCEL, (seat.link.pid,), _patience(claim.ttl))
-            if await seat.take(_patience(claim.ttl)):
+                await self._links.run(CANCEL, (seat.link.pid,), answer_time(claim.ttl, SHORTEST))
+            if await seat.take(answer_time(claim.ttl, SHORTEST)):
                 try:
                     if self._is_current(seat):
                         await self._leave(seat)
@@ -263,7 +262,7 @@ class AdvisoryBackend:
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
-        until = self._world.now() + _patience(min(grant.claim.ttl for grant in grants))
+        until = self._world.now() + answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         asked: list[Seat | None] = []
         answers = [Renewal.LOST] * len(grants)
         try:
@@ -290,7 +289,7 @@ class AdvisoryBackend:
         seat = self._seats.get(claim.id)
         if seat is None or seat.token is None:
             return False
-        if not await seat.take(_patience(claim.ttl)):
+        if not await seat.take(answer_time(claim.ttl, SHORTEST)):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
             if not self._is_current(seat):
@@ -412,7 +411,7 @@ class AdvisoryBackend:
     async def _unlock(self, seat: Seat) -> bool:
         """Give back a lock; the session is used again only if that was answered."""
         link, claim = seat.link, seat.claim
-        patience = _patience(claim.ttl)
+        patience = answer_time(claim.ttl, SHORTEST)
         try:
             if link.pending:
                 await link.answer(patience)  # to a renewal
@@ -477,12 +476,6 @@ class AdvisoryBackend:
         """Return a name's 64 bits. Neither part can contain a NUL."""
         digest = blake2b(f"{self._namespace}\0{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
-
-
-def _patience(ttl: float, within: float | None = None) -> float:
-    """Return how long to wait for an answer, if the caller has so many seconds left."""
-    patience = min(LONGEST, max(SHORTEST, ttl / 3))
-    return patience if within is None else min(patience, max(within, GRACE))
 
 
 def _ms(ttl: float) -> str:

@@ -11,16 +11,15 @@ from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
+from fencelock.core.backend import LONGEST, answer_time
 from fencelock.core.world import World
 from fencelock.errors import LimitMismatch
 from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
 
 TRAITS = Traits(engine="postgresql", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
 
-LONGEST, SHORTEST = 5.0, 0.5
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
-GRACE = 1.0
-"""Seconds that an answer is waited for however little time the caller has."""
+SHORTEST = 0.5
+"""Seconds that an answer is waited for at the least."""
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
 """Seconds between two looks of a waiter that cannot be called, as there is a pooler between: first in line, and others."""
 
@@ -66,7 +65,7 @@ class RowsBackend:
         granted = True
         try:
             words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
-            sent, rows = await self._links.timed(ATTEMPT, words, _patience(ttl, patience))
+            sent, rows = await self._links.timed(ATTEMPT, words, answer_time(ttl, SHORTEST, patience))
             ((token, retry_in, others, first),) = rows
             granted = token is not None or others is not None
         finally:
@@ -109,7 +108,7 @@ class RowsBackend:
         pause = POLL_FIRST if busy.handle else POLL_OTHERS
         while (left := until - self._world.now()) > 0:
             await self._world.sleep(min(left, pause * (0.5 + self._world.random())))
-            ((token,),) = await self._links.run(LOOK, (claim.id,), _patience(claim.ttl))
+            ((token,),) = await self._links.run(LOOK, (claim.id,), answer_time(claim.ttl, SHORTEST))
             if token is not None:
                 return Grant(claim, int(token), busy.since)
         return await self.attempt(claim, queue=True)
@@ -117,13 +116,15 @@ class RowsBackend:
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         self._ear.rise(claim.id)
-        await self._links.run(ABANDON, (self._namespace, claim.name, claim.id, claim.ttl), _patience(claim.ttl))
+        await self._links.run(
+            ABANDON, (self._namespace, claim.name, claim.id, claim.ttl), answer_time(claim.ttl, SHORTEST)
+        )
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one statement."""
         ids = ",".join(grant.claim.id for grant in grants)
         ttls = ",".join(str(grant.claim.ttl) for grant in grants)
-        patience = _patience(min(grant.claim.ttl for grant in grants))
+        patience = answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
         renewed = {row[0] for row in rows}
         return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
@@ -131,7 +132,9 @@ class RowsBackend:
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the step hands it over."""
         claim = grant.claim
-        _, rows = await self._links.timed(RELEASE, (self._namespace, claim.name, claim.id), _patience(claim.ttl))
+        _, rows = await self._links.timed(
+            RELEASE, (self._namespace, claim.name, claim.id), answer_time(claim.ttl, SHORTEST)
+        )
         return rows == [(b"t",)]
 
     async def inspect(self, name: str) -> Snapshot:
@@ -180,12 +183,6 @@ class RowsBackend:
         if child:
             self._ear.forget()
             self._links.forget()
-
-
-def _patience(ttl: float, within: float | None = None) -> float:
-    """Return how long to wait for an answer, if the caller has so many seconds left."""
-    patience = min(LONGEST, max(SHORTEST, ttl / 3))
-    return patience if within is None else min(patience, max(within, GRACE))
 
 
 def _text(value: bytes | None) -> str:

@@ -15,7 +15,7 @@ from fencelock.backends.redis.dial import ServerError
 from fencelock.backends.redis.link import Link, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
-from fencelock.core.backend import GRACE
+from fencelock.core.backend import GRACE, LONGEST, answer_time
 from fencelock.core.world import Command, Dialer, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
@@ -36,8 +36,8 @@ BUCKETS = 1024
 """Token counters of a namespace: they are all that stays of a name, and what its keys share a hash tag with."""
 BATCH = 500
 """Leases that one script renews: short enough not to keep the server from others."""
-LONGEST, SHORTEST = 5.0, 0.2
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+SHORTEST = 0.2
+"""Seconds that an answer is waited for at the least."""
 
 LINGER = 0.1
 """Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile: a thirtieth
@@ -167,7 +167,7 @@ class RedisBackend:
             self._rise(claim, seat)
         keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
         try:
-            await self._links.run(ABANDON, ABANDON.pack(keys, args), _patience(claim.ttl), GRACE)
+            await self._links.run(ABANDON, ABANDON.pack(keys, args), answer_time(claim.ttl, SHORTEST), GRACE)
         except EngineUnavailable:
             # What was asked for may be carried out when a server that hangs goes on.
             self._links.owed.append(ABANDON.teach(keys, args))
@@ -181,7 +181,7 @@ class RedisBackend:
             keys = tuple(self._base(claim.name) for claim in claims)
             args = tuple(word for claim in claims for word in (claim.name, claim.id, _ms(claim.ttl)))
             calls.append((keys, args))
-        patience = _patience(min(grant.claim.ttl for grant in grants))
+        patience = answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         answers = await self._links.run_many(RENEW, calls, patience)
         return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
 
@@ -266,16 +266,11 @@ class RedisBackend:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
         attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 2)
-        return Form(attempt, release, _patience(ttl), min(LINGER, ttl / 30))
+        return Form(attempt, release, answer_time(ttl, SHORTEST), min(LINGER, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
-
-
-def _patience(ttl: float) -> float:
-    patience = ttl / 3
-    return LONGEST if patience > LONGEST else SHORTEST if patience < SHORTEST else patience
 
 
 def _ms(ttl: float) -> int:

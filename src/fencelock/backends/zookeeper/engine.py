@@ -17,7 +17,7 @@ from fencelock.backends.zookeeper.place import News, Place
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.backends.zookeeper.signs import BEAT
-from fencelock.core.backend import GRACE
+from fencelock.core.backend import GRACE, answer_time
 from fencelock.core.session import Session
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
@@ -40,8 +40,8 @@ TRAITS = Traits(
 
 TRIES = 5
 """How often others may remove what a claim stands on before that is taken for a fault."""
-LONGEST, SHORTEST = 5.0, 0.2
-"""Seconds that an answer is waited for: a third of the ttl, within these bounds, as a later one is of no use."""
+SHORTEST = 0.2
+"""Seconds that an answer is waited for at the least."""
 
 
 class ZooKeeperBackend:
@@ -69,7 +69,7 @@ class ZooKeeperBackend:
         if place is not None and not self._stands(place):
             self._forget(place)
             place = None
-        patience = _patience(claim.ttl)
+        patience = answer_time(claim.ttl, SHORTEST)
         if within is not None:
             patience = min(patience, max(within, GRACE))
         if place is None:
@@ -123,7 +123,7 @@ class ZooKeeperBackend:
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind. What cannot be removed now goes with the next beat of its session, or with the session."""
         place = self._places.get(claim.id)
-        patience = min(GRACE, _patience(claim.ttl))
+        patience = min(GRACE, answer_time(claim.ttl, SHORTEST))
         if place is None or place.session.ended:
             if place is not None:
                 self._forget(place)
@@ -142,7 +142,7 @@ class ZooKeeperBackend:
         renewed: dict[Link, bool] = {}
         for link in links:
             # One that hangs must not cost the leases of another: the shortest come first, and all have to share its time.
-            patience = link.seconds / 3 if len(links) == 1 else _patience(links[0].session.ttl) / len(links)
+            patience = link.seconds / 3 if len(links) == 1 else answer_time(links[0].session.ttl, SHORTEST) / len(links)
             renewed[link] = await self._fresh(link, sent, patience)
         answers = []
         for grant in grants:
@@ -165,7 +165,7 @@ class ZooKeeperBackend:
                 return False
             place, mine = Place(grant.claim, await self._sessions.any(), place.parent), place
             place.node = mine.node
-        return await self._remove(place, _patience(grant.claim.ttl))
+        return await self._remove(place, answer_time(grant.claim.ttl, SHORTEST))
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
@@ -274,14 +274,14 @@ class ZooKeeperBackend:
         for node in ours:
             if node.name != place.node:
                 # Of an earlier session of ours, which may live on for a while: the id is ours alone.
-                await delete(session.handle, f"{place.parent}/{node.name}", _patience(claim.ttl))
+                await delete(session.handle, f"{place.parent}/{node.name}", answer_time(claim.ttl, SHORTEST))
                 nodes.remove(node)
         mine = next((node for node in ours if node.name == place.node), None)
         if mine is None:
             raise Unanswered(f"{claim.name!r}: the claim was removed at once")
         del nodes[nodes.index(mine) + 1 :]
         if (problem := contradiction(nodes, claim)) is not None:
-            await self._remove(place, _patience(claim.ttl))
+            await self._remove(place, answer_time(claim.ttl, SHORTEST))
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         answer = admit(nodes, claim)
         if isinstance(answer, Admitted):
@@ -289,7 +289,7 @@ class ZooKeeperBackend:
         if queue:
             place.watch(self._world, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
         else:
-            await self._remove(place, _patience(claim.ttl))
+            await self._remove(place, answer_time(claim.ttl, SHORTEST))
         return Busy(place.kept, session.since, handle=place)
 
     def _granted(self, place: Place) -> Grant:
@@ -340,7 +340,7 @@ class ZooKeeperBackend:
             session.let_go(id)
         else:
             place.gone = True  # first: whoever waits, and has slept past its end, is not let in meanwhile
-            await self._remove(place, _patience(session.ttl))
+            await self._remove(place, answer_time(session.ttl, SHORTEST))
             self.on_gone(id)  # unless it was a moment before
 
     async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
@@ -379,7 +379,3 @@ def _news(nodes: list[Node], node: Node, claim: Claim) -> News:
 def _is_held(grant: Grant) -> bool:
     """Return whether the claim still has its node, as far as was heard."""
     return not grant.handle.gone and grant.handle.claim.id == grant.claim.id
-
-
-def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 3))
