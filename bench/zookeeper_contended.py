@@ -9,7 +9,7 @@ from tests.engines.zookeeper import ZooKeeper
 
 OURS = "fencelock"
 KAZOO = "kazoo Lock"
-WARM_UP = 2.0
+WARM_UP = 5.0
 """Seconds for each in which Java compiles what it asks for, which is not what is measured."""
 BARE = "bare sockets, no library (the bound)"
 

@@ -27,6 +27,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 import fencelock
 from fencelock.backends.zookeeper import messages
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
+from fencelock.backends.zookeeper.line import Line
 from fencelock.backends.zookeeper.link import Link
 from tests.backends.zookeeper_server import bare, chroot
 from tests.contract.subject import SOON
@@ -75,6 +76,24 @@ def test_answers_are_read_as_kazoo_reads_them() -> None:
     event = messages.HEAD.pack(-1, -1, 0) + messages.INT.pack(2) + messages.INT.pack(3) + write_string(PATH)
     watch, _ = Watch.deserialize(event, messages.HEAD.size)
     assert messages.fired(event) == (watch.type, watch.path) == (2, PATH)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
+def test_messages_that_come_in_pieces(tls: bool, piece: int) -> None:
+    """However the bytes are cut on their way, the messages are what was sent."""
+    sent = [b"", b"short", b"." * 5000, b"last"]
+    stream = b"".join(messages.INT.pack(len(message)) + message for message in sent)
+    ours, server = socket.socketpair()
+    with ours, server:
+        ours.setblocking(False)
+        line, taken = Line(ours, tls), list[bytes]()
+        for start in range(0, len(stream), piece):
+            server.sendall(stream[start : start + piece])
+            line.take_in(lambda _, message: taken.append(message))
+        assert taken == sent
+        assert not line.unread
+        assert not line.dead
 
 
 def test_watch_that_comes_late(zookeeper1: ZooKeeper) -> None:
