@@ -91,7 +91,8 @@ def any_command(chance: Random) -> Command:
         return [choice for choice in choices if chance.random() < 0.25]
 
     def ms() -> int:
-        return chance.choice((SOON, LATER, LATER))
+        # Seconds apart: which of two that are the same is greater depends on the millisecond in which each is asked for.
+        return chance.choice((SOON, LATER, LATER)) - 1000 * chance.randrange(500)
 
     def until() -> list[Any]:
         return chance.choice(([], [], ["PX", ms()], ["EX", 3600], ["KEEPTTL"], ["PXAT", 4_000_000_000_000]))
