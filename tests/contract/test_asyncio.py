@@ -166,26 +166,23 @@ async def test_timeout_races_with_the_grant(subject: Subject, locks: LocksView) 
     """`asyncio.timeout` around acquire: either the caller has the lease or nobody does."""
     other = subject.connect()
     chance = random.Random(1)
-    had, missed = 0, 0
-    await is_free(other, "x")
-    begun = time.monotonic()
-    await is_free(other, "x")
-    span = max(0.004, 4 * (time.monotonic() - begun))  # as long as it takes on this engine, and this machine, today
+    had, missed, span = 0, 0, 0.004
     for _ in range(120):
         holder = await other.lock("x").acquire()
 
         async def release(holder: Any = holder) -> None:
-            await asyncio.sleep(chance.uniform(0, span))
+            await asyncio.sleep(chance.uniform(0, 0.004))
             await holder.release()
 
         async with background(release()) as (releasing,):
             lease = None
             try:
-                async with asyncio.timeout(chance.uniform(0, span)):
+                async with asyncio.timeout(chance.uniform(0, 2 * span)):
                     lease = await locks.lock("x").acquire()
             except TimeoutError:
                 missed += 1
             await releasing
+        span *= 1.15 if lease is None else 0.87  # so that as many have it as not, on any engine and any machine
         if lease is not None:
             had += 1
             lease.check()

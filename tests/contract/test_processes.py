@@ -472,8 +472,8 @@ async def test_forks_under_load(subject: Subject) -> None:
     children, pairs = await worker.do(
         """
 import threading, time
-end, children, pairs, failed = time.monotonic() + pace(2), [], [], []
-kept = locks.raw.lock('kept', ttl=pace(1.5)).acquire()
+end, children, pairs, failed = time.monotonic() + pace(3), [], [], []
+kept = locks.raw.lock('kept', ttl=pace(2.5)).acquire()
 def fork():
     while time.monotonic() < end:
         try:
