@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 def own_prefix(url: str) -> str:
     """Return the URL with a prefix that nobody else uses."""
-    return f"{url}/{os.getpid()}-{next(_numbers)}"
+    return f"{url}/backends-{os.getpid()}-{next(_numbers)}"
 
 
 def counted(server: Etcd, name: str, **labels: str) -> float:

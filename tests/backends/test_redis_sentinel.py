@@ -36,7 +36,11 @@ class Fleet(NamedTuple):
         return ",".join(sentinel.address for sentinel in self.sentinels)
 
     async def fail_over(self) -> None:
-        """Have the replica take the master's place."""
+        """Have the replica take the master's place, once it has all that the master has."""
+
+        async def caught_up() -> bool:
+            given = tell(self.master, "INFO", "replication")["master_repl_offset"]
+            return bool(tell(self.replica, "INFO", "replication").get("slave_repl_offset", -1) >= given)
 
         async def done() -> bool:
             named = tell(self.sentinels[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.sentinels[0].service)
@@ -48,6 +52,7 @@ class Fleet(NamedTuple):
             await asyncio.sleep(0.05)
             return False
 
+        await eventually(caught_up, "the replica has it all", 2 * SOON)
         await eventually(done, "the replica is the master", 2 * SOON)
         self.master.kill()  # it would be made a replica, but only after eight seconds
 

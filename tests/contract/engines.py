@@ -27,7 +27,7 @@ def _redis(server: Any, _: Path) -> str:
 
 def _etcd(server: Any, _: Path) -> str:
     """Return a prefix of its own on a shared server."""
-    return f"{server.url}/{os.getpid()}-{next(_databases)}"
+    return f"{server.url}/contract-{os.getpid()}-{next(_databases)}"
 
 
 def _zookeeper(server: Any, folder: Path) -> str:

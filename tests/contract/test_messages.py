@@ -100,7 +100,7 @@ async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> N
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
     faulty.lose("wait", 1)
-    async with background(locks.lock("x", ttl=2).acquire()) as (task,):
+    async with background(locks.lock("x", ttl=10).acquire()) as (task,):
         await waiting(other, "x")
         await holder.release()
         lease = await task
