@@ -57,6 +57,29 @@ async def test_suspended_counts_down_and_comes_back(zookeeper1: ZooKeeper, proxy
     assert await lease.release() is True
 
 
+async def test_login_that_is_not_answered(zookeeper1: ZooKeeper, proxy: Between, clients: Clients) -> None:
+    """A server that takes a connection and does not answer is asked again over another, however long the session is."""
+    between = proxy(zookeeper1)
+    locks, _ = both_ways(zookeeper1, between, clients)
+    lease = await locks.lock("x", ttl=180).acquire()
+    accepted = between.stats().accepted
+    between.cut()
+    between.disconnect()
+
+    async def again() -> bool:
+        return between.stats().accepted > accepted + 1
+
+    await eventually(again, "it connects once more")
+    between.heal()
+
+    async def back() -> bool:
+        return link_of(locks).connected
+
+    await eventually(back, "it is connected")
+    await lease.renew()
+    assert await lease.release() is True
+
+
 @pytest.mark.parametrize("direction", ["to_server", "to_client", "both"])
 async def test_partition(zookeeper1: ZooKeeper, proxy: Between, clients: Clients, direction: Direction) -> None:
     """A holder that is cut off, either way, is told that its lease is lost before anybody else gets the lock."""

@@ -21,6 +21,7 @@ from kazoo.protocol.serialization import Close, Exists
 from fencelock.backends.zookeeper.line import CHUNK, NOT_NOW, Asked, Line
 from fencelock.backends.zookeeper.messages import HEAD, fired
 from fencelock.backends.zookeeper.turns import Turns
+from fencelock.core.backend import LONGEST
 
 AT_ONCE = 64
 PATIENCE = 0.05
@@ -198,6 +199,10 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
         self.turns.begin(self._socket, self._write_sock, self._read_sock, seconds)
         self._made(begun, seconds)
         return read_timeout, connect_timeout
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        """Ask while logging in. kazoo would wait for a whole session, where the next attempt may well be answered."""
+        return super()._invoke(min(timeout, LONGEST), request, xid)
 
     def _read(self, length: int, timeout: float) -> bytes:
         """Wait for so many bytes, while logging in."""
