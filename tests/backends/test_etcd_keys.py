@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fencelock.backends.etcd.engine import EtcdBackend
+from fencelock.backends.etcd.leaving import Leaving
 from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant
 from tests.backends.conftest import Clients
@@ -147,14 +148,14 @@ async def test_key_that_is_used_again_at_once(
     """A key that another thread uses again as soon as it is free stays that one's, whatever the first has left to do."""
     backend = clients.on(url).backend()
     assert isinstance(backend, EtcdBackend)
-    delete = EtcdBackend._delete
+    delete = Leaving.delete
     other, third = Claim("x", 30), Claim("x", 30)
     between: list[Grant | Busy] = []
 
-    async def deleted(self: EtcdBackend, *args: object) -> tuple[bool, int]:
+    async def deleted(self: Leaving, *args: object) -> tuple[bool, int]:
         found = await delete(self, *args)  # type: ignore[arg-type]
         with monkeypatch.context() as patched:
-            patched.setattr(EtcdBackend, "_delete", delete)
+            patched.setattr(Leaving, "delete", delete)
             between.append(await backend.attempt(other, queue=True))
         return found
 
@@ -162,7 +163,7 @@ async def test_key_that_is_used_again_at_once(
     holder = await backend.attempt(permit, queue=True)
     assert isinstance(holder, Grant)
     with monkeypatch.context() as patched:
-        patched.setattr(EtcdBackend, "_delete", deleted)
+        patched.setattr(Leaving, "delete", deleted)
         assert isinstance(await backend.attempt(Claim("x", 30, shared=True, limit=1), queue=False), Busy)
     (outcome,) = between
     assert isinstance(outcome, Busy)
@@ -189,7 +190,7 @@ async def test_abandon_that_is_interrupted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(EtcdBackend, "_delete", interrupted)
+        patched.setattr(Leaving, "delete", interrupted)
         try:
             await backend.abandon(claim)
         except KeyboardInterrupt:

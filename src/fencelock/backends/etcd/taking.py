@@ -1,0 +1,171 @@
+"""Taking a lock: one transaction puts the claim's key and says who is ahead, and the line says what that means for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fencelock.backends.etcd import messages as m
+from fencelock.backends.etcd.asking import Asking, Limit
+from fencelock.backends.etcd.claims import Claims, Hold
+from fencelock.backends.etcd.layout import About, Layout, Spot, is_of, spot, value
+from fencelock.backends.etcd.line import Seat
+from fencelock.backends.etcd.link import Refused
+from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
+from fencelock.model import Admitted, Busy, Claim, Grant, admit, contradiction
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.leaving import Leaving
+    from fencelock.backends.etcd.messages import Header, Pair
+    from fencelock.backends.etcd.namespace import Namespace
+    from fencelock.backends.etcd.sessions import Lease, Sessions
+    from fencelock.core.world import World
+
+
+class Taking:
+    """How a client's claims come into line, and what they find there."""
+
+    def __init__(
+        self,
+        world: World,
+        layout: Layout,
+        namespace: Namespace,
+        claims: Claims,
+        sessions: Sessions,
+        asking: Asking,
+        leaving: Leaving,
+    ) -> None:
+        self._world = world
+        self._layout = layout
+        self._namespace = namespace
+        self._claims = claims
+        self._sessions = sessions
+        self._asking = asking
+        self._leaving = leaving
+
+    async def claim(
+        self, claim: Claim, key: str, queue: bool, session: Lease, about: About, limit: Limit
+    ) -> Grant | Busy | None:
+        """Do the one transaction; None if something has changed, and it has to be done anew."""
+        encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
+        prefix = self._layout.queue(claim.name).encode()
+        compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
+        if not queue and not claim.shared:
+            compares.append(m.none_below(prefix))
+        line = m.below(prefix, order=m.DESCENDING, limit=2, bare=True) if not claim.shared else m.below(prefix)
+        then = [m.do_put(m.put(encoded, value(claim), session.handle)), m.do_range(line)]
+        body = m.txn(
+            compares,
+            then,
+            [m.do_range(m.find(encoded)), m.do_range(m.find(tomb)), m.do_range(m.find(self._layout.about))],
+        )
+        session.keep(key, self._world.now(), session.ttl)
+        # Once an attempt got no answer, it may arrive at any time until the claim is abandoned.
+        doubtful = key in self._claims.doubt
+        self._claims.doubt[key] = session
+        try:
+            answer, tries = await self._asking.ask_alive(session, m.TXN, body, m.read_txn, limit)
+        except Unanswered:
+            raise
+        except (Refused, EngineUnavailable) as error:
+            if not doubtful:
+                self._claims.settled(key, session)
+            if isinstance(error, EngineUnavailable):
+                raise
+            if error.no_lease:
+                self._sessions.ended(session)
+                return None
+            raise self._asking.told(error) from error
+        if tries == 1 and not doubtful:
+            self._claims.doubt.pop(key, None)
+        if answer.succeeded:
+            line_up, revision = answer.found(1), answer.header.revision
+        else:
+            own = answer.found(0)
+            if not answer.found(2) or answer.found(2)[0].created != about.revision:
+                self._namespace.about = None
+                session.let_go(key)
+                return None
+            if not own:
+                if key in self._claims.doubt:
+                    await self._leaving.abandon(claim)  # an earlier try may still arrive
+                session.let_go(key)
+                return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
+            if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
+                # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
+                await self._leaving.delete(claim.id, key, limit.left)
+                return None
+            if own[0].lease != session.handle:
+                session.let_go(key)
+                session = self._sessions.adopt(own[0].lease, session.ttl)
+            revision = own[0].created
+            header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
+            answer = answer._replace(header=header)
+        outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
+        if isinstance(outcome, Busy) and not queue:
+            await self._leaving.abandon(claim)
+        return outcome
+
+    async def look(self, claim: Claim, seat: Seat, within: float | None, at_least: int) -> Grant | Busy | None:
+        """Look where we are in line, at this revision or later, or now if it is 0; None if we are no longer in it."""
+        self._asking.check_open()
+        limit = Limit(self._world, claim.ttl, within)
+        now = self._world.now()
+        if not seat.session.alive(now):
+            return None
+        seat.session.keep(seat.key, now, seat.session.ttl)
+        await self._sessions.purge_all(limit.left)
+        header, line_up = await self._look_up(claim, seat.revision, seat.session, limit, at_least=at_least)
+        return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
+
+    async def _look_up(
+        self, claim: Claim, revision: int, session: Lease, limit: Limit, *, renew: bool = False, at_least: int = 0
+    ) -> tuple[Header, list[Pair]]:
+        """Return who is in line up to a claim: all of it, or for an exclusive claim itself and the one ahead.
+
+        If it is to be seen `at_least` at some revision, any member will do that has got there: nobody who has left comes
+        ahead of us again, so what was once true of those ahead stays true. Of our own claim no answer says more than that
+        it was there; its session is alive by our clock, and if somebody deletes it, its watch tells. Asking a majority would
+        have us wait, between every two holders, for whatever is just being written to disk.
+        """
+        prefix = self._layout.queue(claim.name).encode()
+        if claim.shared:
+            body = m.below(prefix, until=revision)
+        else:
+            body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
+        if at_least and not self._sessions.stale(session):
+            header, found = m.read_range(await self._asking.ask(m.RANGE, m.local(body), limit.left))
+            if header.revision >= at_least and header.cluster == self._asking.facts.cluster:
+                return header, found.pairs
+        try:
+            (header, found), _ = await self._asking.ask_alive(session, m.RANGE, body, m.read_range, limit, renew)
+        except Refused as refusal:
+            raise self._asking.told(refusal) from refusal
+        return header, found.pairs
+
+    async def _decide(
+        self, claim: Claim, key: str, session: Lease, revision: int, line_up: list[Pair], header: Header
+    ) -> Grant | Busy | None:
+        """Say what the line means for a claim; None if it is no longer in it."""
+        places = sorted((spot(pair) for pair in line_up), key=_by_creation)
+        me = next((place for place in places if place.id == key and place.lease == session.handle), None)
+        about = self._namespace.about
+        if me is None or me.created != revision or about is None or session.ended:
+            return None
+        if claim.ttl != session.ttl:
+            claim = claim._replace(ttl=session.ttl)
+        ahead = [place for place in places if place.created < revision]
+        mine = Spot(key, claim.shared, claim.limit, claim.owner, revision, session.handle)
+        if claim.shared and (problem := contradiction(ahead, mine)) is not None:
+            await self._leaving.abandon(claim)
+            raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
+        verdict = admit([*ahead, mine], mine)
+        session.keep(key, self._world.now(), session.ttl)
+        if isinstance(verdict, Admitted):
+            self._claims.holds[claim.id] = hold = Hold(session, key)
+            self._claims.held.add(key, claim.id, revision, session.ttl)
+            return Grant(claim, about.token(revision), session.since, hold, straggler=key in self._claims.doubt)
+        return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
+
+
+def _by_creation(place: Spot) -> int:
+    return place.created
