@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def connect(world: World, url: str, namespace: str) -> Backend:
     """Open the engine that the URL's scheme names."""
     if url.partition(":")[0].lower() in ADVISORY:
-        from fencelock.backends.postgres.advisory import AdvisoryBackend
+        from fencelock.backends.postgres.advisory.engine import AdvisoryBackend
 
         return AdvisoryBackend(world, parse(url), namespace)
     from fencelock.backends.postgres.rows import RowsBackend

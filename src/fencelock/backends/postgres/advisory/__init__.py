@@ -1,0 +1,1 @@
+"""`postgresql+advisory://`: the server's own advisory locks."""

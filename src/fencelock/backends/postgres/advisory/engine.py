@@ -1,0 +1,312 @@
+"""PostgreSQL, advisory: the server's own locks, each on a session that the server ends when it is idle for the ttl.
+
+Advisory locks are re-entrant within a session, so every lease and every waiter has one. A waiter's statement blocks in the
+server and stays open over many calls of `wait`: asking anew would lose its place in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from fencelock.backends.postgres.advisory import statements as sql
+from fencelock.backends.postgres.advisory.looks import Looks
+from fencelock.backends.postgres.advisory.seat import SHORTEST, Seat
+from fencelock.backends.postgres.advisory.seats import Seats
+from fencelock.backends.postgres.link import KNOWN_KEPT, Link
+from fencelock.backends.postgres.links import Links
+from fencelock.backends.postgres.place import Place
+from fencelock.backends.postgres.records import PostgresRecords
+from fencelock.backends.postgres.schema import ADVISORY_SINCE
+from fencelock.backends.postgres.trouble import ServerError, translate
+from fencelock.core.backend import LONGEST, answer_time
+from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
+
+TRAITS = Traits(
+    engine="postgresql+advisory",
+    strength=Strength.DURABLE,
+    fair=True,
+    push=True,
+    loss_pushed=False,
+    limit=False,
+    session=True,
+)
+
+PAUSE = 0.05
+LOOK_SECONDS = 5.0
+"""How often a waiter looks whether the server still has its session, at most: its connection may be dead without a word."""
+
+
+class AdvisoryBackend:
+    """`fencelock.core.backend.Backend` on advisory locks."""
+
+    traits = TRAITS
+
+    def __init__(self, world: World, place: Place, namespace: str) -> None:
+        self._world = world
+        self._namespace = namespace
+        self._links = Links(world, place, self._begin)
+        self.records = PostgresRecords(self._links, namespace)
+        self._seats = Seats(world, self._links)
+        self._looks = Looks(self._links, namespace)
+        self._gone: dict[str, None] = {}
+        """Claims that were abandoned under somebody who still asks for them."""
+        self._contended: set[int] = set()
+        """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
+
+    # ------------------------------------------------------------------ taking it
+
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        """Try to take the lock; if somebody has it, ask the server to wait for it."""
+        if claim.limit is not None:
+            raise GuaranteeUnavailable(
+                f"{claim.name!r}: {TRAITS.engine} has readers and writers but no permits; use postgresql://", claim.name
+            )
+        if claim.id in self._gone:
+            self._links.check_open()
+            return Busy(claim, self._world.now())
+        seat = self._seats.get(claim.id)
+        if seat is not None:
+            outcome = await self._again(seat, queue)
+            if outcome is not None:
+                return outcome
+        if len(self._seats) >= self._seats.sweep_at:
+            self._seats.sweep()
+        link = await self._links.borrow()
+        seat = self._seats[claim.id] = Seat(self._world, claim, sql.key(self._namespace, claim.name), link)
+        seat.try_take()
+        try:
+            return await self._seize(seat, queue, answer_time(claim.ttl, SHORTEST, patience))
+        finally:
+            seat.give()
+
+    async def _seize(self, seat: Seat, queue: bool, patience: float) -> Grant | Busy:
+        claim, link = seat.claim, seat.link
+        sent = seat.sent = self._world.now()
+        try:
+            if not link.knows(claim.owner, seat.key):
+                await link.ask(sql.INTRODUCE, (seat.key, self._namespace, claim.name, claim.owner), patience, keep=True)
+                link.learn(claim.owner, seat.key)
+                sent = seat.sent = self._world.now()
+            # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
+            token = None
+            if not queue or seat.key not in self._contended:
+                words = (seat.key, sql.ms(claim.ttl), claim.shared, queue)
+                ((token, _),) = await link.ask(sql.SEIZE, words, patience, keep=True)
+            if token is None and queue:
+                await link.prepare(sql.LINE_UP, patience, keep=True)
+        except ServerError as error:
+            self._seats.drop(seat)
+            if claim.id in self._gone:
+                return Busy(claim, sent)  # `abandon` had it cancelled
+            raise translate(error, self._links.address) from error
+        except Unanswered:
+            self._seats.pop(claim.id, None)
+            self._seats.doom(seat)
+            raise
+        if token is not None:
+            seat.token = int(token)
+            return Grant(claim, seat.token, sent)
+        if queue:
+            if len(self._contended) >= KNOWN_KEPT:
+                self._contended.clear()
+            self._contended.add(seat.key)
+            seat.lined_up, seat.sent = True, self._world.now()
+            link.send(sql.LINE_UP, (seat.key, sql.ms(claim.ttl), claim.shared))
+        else:
+            self._seats.pop(claim.id, None)
+            self._links.keep(link)
+        return Busy(claim, sent)
+
+    async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
+        """Repeat an attempt, on its own session; return None if that has ended."""
+        claim = seat.claim
+        if not await seat.take(seat.patience):
+            raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
+        try:
+            if not self._seats.is_current(seat):
+                return None
+            if seat.token is None:
+                sent = self._world.now()
+                rows = await self._links.run(sql.GRANTED, (seat.link.pid,), seat.patience)
+                grant = await self._granted(seat, seat.patience if rows == [(b"t",)] else 0.0)
+                if grant is None and not queue:
+                    await self._seats.leave(seat)
+                return grant or Busy(claim, sent)
+            sent = self._world.now()
+            self._seats.knock(seat)
+            if await self._seats.heard(seat, sent + seat.patience) is Renewal.RENEWED:
+                seat.sent = sent
+                return Grant(claim, seat.token, sent)
+        except Unanswered:
+            pass
+        finally:
+            seat.give()
+        self._seats.drop(seat)
+        return None
+
+    # ------------------------------------------------------------------ waiting for it
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait for the server's answer, for so long; it goes on waiting for the lock."""
+        claim = busy.claim
+        if claim.id in self._gone:
+            await self._world.sleep(min(timeout, PAUSE))
+        seat = self._seats.get(claim.id)
+        if seat is not None and seat.token is None and await seat.take(timeout):
+            try:
+                if self._seats.is_current(seat):
+                    grant = await self._granted(seat, timeout)
+                    if grant is not None or await self._is_in_line(seat):
+                        return grant or busy
+                    self._seats.drop(seat)
+            except Unanswered:
+                self._seats.drop(seat)  # the server has ended the session, and with it the claim: line up anew
+            finally:
+                seat.give()
+        return await self.attempt(claim, queue=True)
+
+    async def _is_in_line(self, seat: Seat) -> bool:
+        """Return whether the server still has our session, as far as can be told; looked up now and then."""
+        claim, now = seat.claim, self._world.now()
+        if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
+            return True
+        try:
+            rows = await self._links.run(sql.GRANTED, (seat.link.pid,), seat.patience)
+        except EngineUnavailable:
+            return True  # no connection to be had, perhaps, which says nothing of ours
+        seat.looked = now
+        return rows != [(None,)]
+
+    async def _granted(self, seat: Seat, timeout: float) -> Grant | None:
+        """Wait for the answer to LINE_UP; return None if it is still to come."""
+        link, claim = seat.link, seat.claim
+        try:
+            ((token, waited),) = await link.answer(timeout, keep=True)
+            seat.token = int(token or 0)
+            if waited != b"t":
+                self._contended.discard(seat.key)
+            if self._world.now() - seat.sent > claim.ttl / 3:
+                # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
+                seat.sent = self._world.now()
+                await link.ask(sql.ALIVE, (), seat.patience)
+        except Unanswered:
+            if link.open:
+                return None
+            raise
+        except ServerError as error:
+            if claim.id in self._gone:
+                return None  # it was cancelled by `abandon`, which waits for its turn
+            self._seats.drop(seat)
+            raise translate(error, self._links.address) from error
+        return Grant(claim, seat.token, seat.sent)
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave the server's queue, or give back the lock, and end what may still be on its way."""
+        seat = self._seats.get(claim.id)
+        if seat is not None:
+            if seat.try_take():
+                seat.give()
+            else:
+                # Somebody waits there, as the client is being closed: have the server send it away.
+                self._gone[claim.id] = None
+                await self._links.run(sql.CANCEL, (seat.link.pid,), seat.patience)
+            if await seat.take(seat.patience):
+                try:
+                    if self._seats.is_current(seat):
+                        await self._seats.leave(seat)
+                finally:
+                    seat.give()
+            else:
+                # Whoever has the turn does not let go of it, or was interrupted just as it would have.
+                self._seats.hang_up(seat)
+        await self._seats.end_doomed(claim)
+
+    # ------------------------------------------------------------------ keeping it, giving it back
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
+        until = self._world.now() + answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
+        asked: list[Seat | None] = []
+        answers = [Renewal.LOST] * len(grants)
+        try:
+            for place, grant in enumerate(grants):
+                seat = self._seats.get(grant.claim.id)
+                mine = seat is not None and seat.token is not None and self._seats.try_take(seat)
+                if mine and seat is not None:
+                    self._seats.knock(seat)
+                if seat is not None and not mine:
+                    answers[place] = Renewal.UNKNOWN  # it is being released, or taken
+                asked.append(seat if mine else None)
+            for place, seat in enumerate(asked):
+                if seat is not None:
+                    answers[place] = await self._seats.heard(seat, until)
+        finally:
+            for seat in asked:
+                if seat is not None:
+                    seat.give()
+        return answers
+
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock, and the session to the others."""
+        claim = grant.claim
+        seat = self._seats.get(claim.id)
+        if seat is None or seat.token is None:
+            return False
+        if not await seat.take(seat.patience):
+            raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
+        try:
+            if not self._seats.is_current(seat):
+                return False
+            return await self._seats.unlock(seat)
+        finally:
+            seat.give()
+
+    # ------------------------------------------------------------------ looking, ending
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Look at the server's table of locks."""
+        return await self._looks.inspect(name)
+
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over what was in use at the time of the call."""
+        for name in await self._looks.names(prefix):
+            yield name
+
+    async def force_release(self, name: str) -> int:
+        """End the sessions of the holders."""
+        return await self._looks.force_release(name)
+
+    async def close(self) -> None:
+        """End all sessions, and with them whatever they still have."""
+        self._links.close()
+        for seat in list(self._seats.values()):
+            if seat.try_take():
+                self._seats.drop(seat)
+
+    def before_fork(self) -> None:
+        """Nothing that must not be copied."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """The child lets go of the parent's sessions without a word, and makes its own."""
+        if child:
+            self._seats.forget()
+            self._gone.clear()
+            self._links.forget()
+
+    async def _begin(self, link: Link) -> None:
+        """Refuse a server that cannot keep a ttl, and a pooler, which would give our session to others."""
+        if link.version < ADVISORY_SINCE:
+            raise EngineUnavailable(
+                f"{self._links.address}: advisory locks need PostgreSQL 14 or later; use postgresql://"
+            )
+        if not link.direct:
+            raise EngineUnavailable(
+                f"{self._links.address}: there is a pooler between, and advisory locks belong to a session; connect to the "
+                "server itself, or use postgresql://, which works behind a pooler"
+            )
+        try:
+            await link.ask(sql.BEGIN, (), LONGEST)
+        except ServerError as error:
+            raise translate(error, self._links.address) from error
