@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import suppress
 from typing import Any, cast
 
 import fencelock
-from fencelock.backends.mysql.link import Turn
-from fencelock.worlds.aio import AioWorld
 from tests.backends.conftest import Clients
 from tests.backends.mysql_server import holder_of, own_database
 from tests.contract.subject import take
@@ -34,20 +30,6 @@ async def test_broken_off_after_the_lock_was_given_back(mariadb: MariaDB, client
     assert holder_of(mariadb, url, "x") is None
     mariadb.query(f"DROP TRIGGER {database}.broken")
     assert await take(locks, "x") > lease.token
-
-
-async def test_cancelled_as_the_turn_comes() -> None:
-    """Who is cancelled in the moment in which the turn is handed to it leaves it to the next, not to nobody."""
-    turn = Turn(AioWorld())
-    assert await turn.take(0)
-    task = asyncio.ensure_future(turn.take(60))
-    await asyncio.sleep(0.01)
-    turn.give()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-        turn.give()
-    assert await turn.take(0)
 
 
 def test_expired_leases_leave_no_connections(mariadb: MariaDB) -> None:

@@ -1,14 +1,13 @@
-"""One connection: statements go out in order, answers come back in order, and one at a time speaks on it."""
+"""One connection: statements go out in order, and answers come back in order."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import RLock
 from typing import Any
 
 from fencelock.backends.mysql.packets import QUIT, query
-from fencelock.core.world import NO_ANSWER, Event, Wire, World
+from fencelock.core.world import NO_ANSWER, Wire, World
 
 
 class Reply:
@@ -18,53 +17,6 @@ class Reply:
 
     def __init__(self) -> None:
         self.answer: Any = NO_ANSWER
-
-
-class Turn:
-    """Whose turn it is to speak for a claim: the keeper's, who renews, or the holder's, who releases."""
-
-    __slots__ = ("_busy", "_line", "_mutex", "_world")
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._mutex = RLock()  # a signal handler that releases may interrupt whoever has it
-        self._busy = False
-        self._line: deque[Event] = deque()
-
-    async def take(self, timeout: float) -> bool:
-        """Wait for it, for so long at most; whoever gets it gives it back."""
-        with self._mutex:
-            if not self._busy:
-                self._busy = True
-                return True
-            if timeout <= 0:
-                return False
-            mine = self._world.event()
-            self._line.append(mine)
-        try:
-            if await mine.wait(timeout):
-                return True
-        except BaseException:
-            if not self._leave(mine):
-                self.give()
-            raise
-        return not self._leave(mine)
-
-    def _leave(self, mine: Event) -> bool:
-        """Leave the line; False, and the turn is ours, if it was handed to us in the last moment."""
-        with self._mutex:
-            if mine in self._line:
-                self._line.remove(mine)
-                return True
-        return False
-
-    def give(self) -> None:
-        """Hand it to the next."""
-        with self._mutex:
-            if self._line:
-                self._line.popleft().set()
-            else:
-                self._busy = False
 
 
 class Link:
