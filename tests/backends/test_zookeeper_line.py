@@ -13,6 +13,7 @@ import pytest
 import fencelock
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.backends.zookeeper.place import Place
+from fencelock.backends.zookeeper.places import Places
 from fencelock.model import Busy, Claim, Grant
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
@@ -93,14 +94,14 @@ async def test_node_that_somebody_writes_to(zookeeper1: ZooKeeper, clients: Clie
 def test_closed_under_a_waiter_that_looks(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that is woken by close(), finds its claim still there, and waits on, is told when it is gone."""
     url = chroot(zookeeper1)
-    listen, remove = Place.listen, ZooKeeperBackend._remove
+    listen, remove = Place.listen, Places.remove
     listens = Semaphore(0)
 
     async def listening(self: Place, timeout: float) -> None:
         listens.release()
         await listen(self, timeout)
 
-    async def removing(self: ZooKeeperBackend, place: Place, patience: float) -> bool:
+    async def removing(self: Places, place: Place, patience: float) -> bool:
         assert listens.acquire(timeout=SOON)
         time.sleep(0.1)  # noqa: ASYNC251  # it has looked, and waits again
         return await remove(self, place, patience)
@@ -113,6 +114,6 @@ def test_closed_under_a_waiter_that_looks(zookeeper1: ZooKeeper, monkeypatch: py
                 time.sleep(0.01)
             with monkeypatch.context() as patched:
                 patched.setattr(Place, "listen", listening)
-                patched.setattr(ZooKeeperBackend, "_remove", removing)
+                patched.setattr(Places, "remove", removing)
                 locks.close()
                 assert isinstance(waiter.exception(8), fencelock.FencelockError)

@@ -5,46 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetData, Sync
 
 from fencelock.backends.zookeeper import messages
-from fencelock.backends.zookeeper.answers import Answer, translate
-from fencelock.backends.zookeeper.layout import Node, Paths, in_order, said, unescape
+from fencelock.backends.zookeeper.answers import Answer
+from fencelock.backends.zookeeper.layout import Node, Paths, said, unescape
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.nodes import PATIENCE, queue_of
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
 
-PATIENCE = 5.0
 BATCH = 500
 """Nodes that are asked for at once."""
-
-
-async def queue_of(link: Link, parent: str, patience: float = PATIENCE) -> list[Node]:
-    """Return the claims on a name, oldest first."""
-    _, found = await link.ask(Sync(parent), messages.children(parent), patience=patience)
-    return [] if found.missing else in_order(found.get())
-
-
-async def delete(link: Link, path: str, patience: float) -> bool:
-    """Take a node away, for certain; return whether it was there."""
-    (answer,) = await link.ask(Delete(path, -1), patience=patience)
-    return not answer.missing and bool(answer.get())
-
-
-async def pass_on(link: Link, path: str, patience: float) -> bool:
-    """Take away the node of a claim that held its name; return whether it was there.
-
-    It is written to in the same step: whoever watches it hears of that rather than of its end, and so that all who stood
-    before it are gone, too, as they would not be if it had only waited.
-    """
-    (answer,) = await link.ask(messages.pass_on(path), patience=patience)
-    error = answer.get()
-    if error is None:
-        return True
-    if isinstance(error, NoNodeError):
-        return False
-    raise translate(error) from error
 
 
 class Looks:
