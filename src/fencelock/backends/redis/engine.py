@@ -12,7 +12,8 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.dial import ServerError
-from fencelock.backends.redis.link import Link, Links, literally
+from fencelock.backends.redis.link import Link
+from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.core.backend import GRACE, LONGEST, answer_time

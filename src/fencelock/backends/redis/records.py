@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
-from fencelock.backends.redis.link import Links
+from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import load
 from fencelock.core.records import Record, Written
 

@@ -13,7 +13,8 @@ from math import ceil
 from typing import Any
 from urllib.parse import quote
 
-from fencelock.backends.redis.link import Link, literally
+from fencelock.backends.redis.link import Link
+from fencelock.backends.redis.links import literally
 from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load

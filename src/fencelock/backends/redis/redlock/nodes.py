@@ -8,7 +8,8 @@ from math import inf
 from typing import Any
 
 from fencelock.backends.redis.dial import ServerError
-from fencelock.backends.redis.link import Link, Links
+from fencelock.backends.redis.link import Link
+from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Wire, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered

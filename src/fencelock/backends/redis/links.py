@@ -1,0 +1,303 @@
+"""All links to one server: having one that works, asking over any of them, and asking again when one is broken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from os import urandom
+from typing import Any
+
+from fencelock.backends.redis.dial import DIAL_SECONDS, ServerError
+from fencelock.backends.redis.greeting import greet, look_at
+from fencelock.backends.redis.link import Link, all_there
+from fencelock.backends.redis.scripts import Script
+from fencelock.backends.redis.trouble import ANEW, check
+from fencelock.core.world import Command, Dialer, Event, World
+from fencelock.errors import ClientClosed, FencelockError, Unanswered
+
+IDLE_SECONDS = 1.0
+"""A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
+LINKS_KEPT = 8
+OWED_KEPT = 1000
+
+
+class Dialling:
+    """A link that is being made, for whoever else needs one meanwhile."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self, done: Event) -> None:
+        self.done = done
+        self.error: FencelockError | None = None
+
+
+class Links:
+    """All links to one server. Where the world can share a wire there is one, else one for each who uses it now."""
+
+    def __init__(self, world: World, dialer: Dialer, namespace: str, patience: float = DIAL_SECONDS) -> None:
+        self.address = dialer.address
+        self.run_id: bytes | None = None
+        self.stuck = False
+        """Whether the last link was given up because its server owed an answer for too long."""
+        self.owed: deque[Command] = deque(maxlen=OWED_KEPT)
+        """What has to be undone there as soon as it can be reached again, rather than when its ttl is over."""
+        self._patience = patience
+        self._world = world
+        self._shared = world.shares_wires
+        self._now = world.now
+        self._dialer = dialer
+        self._namespace = namespace
+        self._idle: list[Link] = []
+        self._all: set[Link] = set()
+        self._dialling: Dialling | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------ having one
+
+    async def take(self, patience: float) -> Link:
+        """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
+        return self.idle(patience) or await self.make()
+
+    async def pay(self, link: Link) -> None:
+        """Have undone what could not be undone before; all of that may be repeated."""
+        owed = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
+        await self._world.fan(owed, self._patience, _at_once)
+
+    async def make(self) -> Link:
+        """Return a new link, or where wires are shared the one that others are making."""
+        return await (self._dial_once() if self._shared else self.dial())
+
+    def idle(self, patience: float) -> Link | None:
+        """Return a link that was made before, if there is one that works."""
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        while self._idle:
+            try:
+                link = self._idle[-1] if self._shared else self._idle.pop()
+            except IndexError:
+                break  # another thread was faster
+            now = self._now()
+            if (
+                now - link.used < IDLE_SECONDS
+                and link.wire.waiting_since is None
+                and link.wire.open
+                and not link.doubtful
+            ):
+                link.used = now  # the ordinary case of `usable`
+                return link
+            if self.usable(link, patience):
+                return link
+            self.drop(link)
+        return None
+
+    def usable(self, link: Link, patience: float) -> bool:
+        """Return whether a link works: one that has owed an answer for longer than we would wait is given up.
+
+        Not if it only is as slow as ever: another would be no faster, and others may have the patience to use this one.
+        """
+        wire, now = link.wire, self._now()
+        since = wire.waiting_since
+        if since is not None and now - since >= max(patience, 2 * wire.pace):
+            # The answer may be there: whoever had enough of them does not read the rest.
+            if not wire.alive():
+                return False
+            since = wire.waiting_since
+            if since is not None and now - since >= max(patience, 2 * wire.pace):
+                self.stuck = True
+                return False
+        if link.doubtful:
+            return False
+        idle, link.used = now - link.used, now
+        return wire.open if idle < IDLE_SECONDS else wire.alive()
+
+    def give(self, link: Link) -> None:
+        """Give a link back, for the next who needs one."""
+        if self._shared:
+            return
+        if not link.wire.open:
+            self.drop(link)
+            for other in list(self._idle):
+                other.used = -inf  # whatever broke this one may have broken them all: look before they are used
+        elif self._closed or len(self._idle) >= LINKS_KEPT:
+            self.drop(link)
+        else:
+            if link.calls:
+                link.calls.clear()
+            self._idle.append(link)
+
+    def drop(self, link: Link) -> None:
+        """Close a link for good."""
+        self._all.discard(link)
+        if self._shared and link in self._idle:
+            self._idle.remove(link)
+        link.wire.close()
+
+    async def _dial_once(self) -> Link:
+        """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
+        while (other := self._dialling) is not None:
+            await other.done.wait(None)
+            if other.error is not None:
+                raise type(other.error)(*other.error.args) from other.error
+            if self._idle and self._idle[-1].wire.open:
+                return self._idle[-1]
+        mine = self._dialling = Dialling(self._world.event())
+        try:
+            link = await self.dial()
+            self._idle[:] = [link]
+            return link
+        except FencelockError as error:
+            mine.error = error
+            raise
+        finally:
+            self._dialling = None
+            mine.done.set()
+
+    async def dial(self) -> Link:
+        """Connect, and see that the server is one that we can work with."""
+        link = Link(f"{self._namespace.replace(':', '/')}/call/{urandom(12).hex()}")
+        link.wire = await self._world.wire(self._dialer, link.heard, link.ended)
+        self._all.add(link)
+        try:
+            info = await greet(self._world, link, self.address, self._namespace, self._patience)
+            self.run_id = look_at(info, self.run_id, self.address)
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+        except BaseException:
+            self.drop(link)
+            raise
+        link.used = self._world.now()
+        self.stuck = False
+        return link
+
+    # ------------------------------------------------------------------ asking
+
+    async def run(
+        self,
+        script: Script,
+        command: bytes,
+        patience: float,
+        silent: float | None = None,
+    ) -> Any:
+        """Run a script, on any link; repeat it right away when a connection turns out to be broken, twice at most.
+
+        A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
+        """
+        again = 2
+        while True:
+            link = self.idle(patience) or await self.make()
+            if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
+                patience = min(patience, silent)
+            try:
+                answer = await link.wire.ask(command, patience)
+                return (
+                    answer
+                    if type(answer) is not ServerError
+                    else await self.mend(link, script, command, patience, answer)
+                )
+            except Unanswered:
+                self.doubt(link)
+                if not again or link.wire.open:
+                    raise
+                again -= 1  # an idle connection that the server had closed
+            finally:
+                self.give(link)
+
+    async def run_many(self, script: Script, calls: Sequence[tuple[Command, Command]], patience: float) -> list[Any]:
+        """Run a script several times, all sent at once."""
+        if len(calls) == 1:
+            return [await self.run(script, script.pack(*calls[0]), patience)]
+        again = True
+        while True:
+            link = await self.take(patience)
+            try:
+                return await self._run_on(link, script, calls, patience)
+            except Unanswered:
+                if not again or link.wire.open:
+                    raise
+                again = False  # an idle connection that the server had closed; everything may be repeated
+            finally:
+                self.give(link)
+
+    async def plain(self, command: Command, patience: float) -> Any:
+        """Send a command that may be repeated, on any link."""
+        again = True
+        while True:
+            link = await self.take(patience)
+            try:
+                answer = await link.wire.ask(command, patience)
+                self.check(answer, link)
+                return answer
+            except Unanswered:
+                if not again or link.wire.open:
+                    raise
+                again = False
+            finally:
+                self.give(link)
+
+    async def _run_on(
+        self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
+    ) -> list[Any]:
+        commands = [(link.wire, script.call(*call)) for call in calls]
+        answers = await self._world.fan(commands, patience, all_there)
+        for place, answer in enumerate(answers):
+            if type(answer) is ServerError and answer.kind == "NOSCRIPT":
+                answers[place] = answer = await link.wire.ask(script.teach(*calls[place]), patience)
+            self.check(answer, link)
+        return answers
+
+    def doubt(self, link: Link) -> None:
+        """Use no link again that was last used before this one went silent."""
+        for other in list(self._idle):
+            other.doubtful = other.doubtful or other.used < link.used
+
+    async def mend(self, link: Link, script: Script, command: bytes, patience: float, error: ServerError) -> Any:
+        """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
+        answer: Any = error
+        if error.kind == "NOSCRIPT":
+            answer = await link.wire.ask(script.teach_packed(command), patience)
+        self.check(answer, link)
+        return answer
+
+    async def scan(self, pattern: str, patience: float) -> set[str]:
+        """Return all keys that match a pattern."""
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            after, keys = await self.plain(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), patience)
+            found.update(key.decode() for key in keys)
+            cursor = int(after)
+            if not cursor:
+                return found
+
+    def check(self, answer: Any, link: Link) -> None:
+        """Raise what is to be raised for a server's error."""
+        if isinstance(answer, ServerError) and answer.kind in ANEW:
+            self.drop(link)
+        check(answer, self.address)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close all links; whoever waits on one learns of it."""
+        self._closed = True
+        for link in list(self._all):
+            link.wire.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child."""
+        for link in self._all:
+            link.wire.forget()
+        self._all, self._idle, self._dialling = set(), [], None
+        self.owed.clear()
+
+
+def _at_once(_: Sequence[Any]) -> bool:
+    return True
+
+
+def literally(text: str) -> str:
+    """Return a pattern that matches the text and nothing else."""
+    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)

@@ -1,0 +1,35 @@
+"""What a server's errors mean: the one place where they are translated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fencelock.backends.redis.dial import ServerError
+from fencelock.core.world import NO_ANSWER
+from fencelock.errors import EngineUnavailable, Unanswered
+
+HINTS = {
+    "LOADING": "it is still reading its data",
+    "READONLY": "it is a replica: connect to the master, or through Sentinel",
+    "MASTERDOWN": "it is a replica that has lost its master",
+    "OOM": "it is out of memory",
+    "MISCONF": "it cannot save its data",
+    "NOREPLICAS": "too few of its replicas are connected",
+    "BUSY": "it is busy with somebody's script",
+    "NOAUTH": "give the password in the URL",
+    "NOPERM": "the user needs `+@all -@dangerous +info`, and all keys and channels that begin with the namespace",
+    "MOVED": "it is a node of a Redis Cluster, which this release does not know",
+    "CROSSSLOT": "it is a node of a Redis Cluster, which this release does not know",
+}
+ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
+"""After these, connecting anew may lead to a server that can do it."""
+
+
+def check(answer: Any, address: str) -> None:
+    """Raise what is to be raised for a server's error, or for no answer."""
+    if answer is NO_ANSWER:
+        raise Unanswered(f"{address}: no answer")
+    if isinstance(answer, ServerError):
+        # What a user may not do inside a script is told as any other error of a script.
+        hint = HINTS.get("NOPERM" if "The user executing the script can't" in str(answer) else answer.kind)
+        raise EngineUnavailable(f"{address} refused: {answer}" + (f" ({hint})" if hint else "")) from answer
