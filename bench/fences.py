@@ -139,7 +139,7 @@ def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     ]
 
 
-def repeat(once: Callable[[], None]) -> Run:
+def repeat(once: Callable[[], object]) -> Run:
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             once()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Coroutine, Mapping
-from inspect import isawaitable, iscoroutinefunction
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, Generic, Never, Protocol, overload
 
 from fencelock.fences import Fenced
+from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
     Credentials,
     Mark,
@@ -24,11 +25,24 @@ from fencelock.fences.core import (
     tell_collected,
     tell_moved,
 )
+from fencelock.sqlio import finish, settled
 
 Json = dict[str, Any]
 
 
-class EtcdFence:
+class Blocking(Protocol):
+    """A client that blocks, for type checkers."""
+
+    def transaction(self, request: Any, /) -> Mapping[str, Any]: ...
+
+
+class Awaited(Protocol):
+    """A client of asyncio's, for type checkers."""
+
+    def transaction(self, request: Any, /) -> Coroutine[Any, Any, Mapping[str, Any]]: ...
+
+
+class EtcdFence(Generic[ClientT]):
     """Puts a compare into transactions that fails once somebody newer has entered.
 
     `client` has `transaction(request)`, as etcd3gw's has; if that is a coroutine function, every method that asks the server
@@ -42,14 +56,21 @@ class EtcdFence:
     ...     fence.transaction("stock", lease, {"success": [put]})            # StaleToken if somebody newer has entered
     """
 
-    def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
+    def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
         if not prefix:
             raise ValueError("the marks need a prefix of their own among etcd's keys")
-        self._client = client
+        self._client: Any = client
         self._prefix = prefix
-        self._awaited = iscoroutinefunction(client.transaction)
+        self._awaited = _is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
+
+    @overload
+    def enter(self: EtcdFence[Never], resource: str, lease: Fenced) -> Any: ...
+    @overload
+    def enter(self: EtcdFence[Blocking], resource: str, lease: Fenced) -> None: ...
+    @overload
+    def enter(self: EtcdFence[Awaited], resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
 
     def enter(self, resource: str, lease: Fenced) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
@@ -64,6 +85,15 @@ class EtcdFence:
         ('VALUE', 'EQUAL')
         """
         return _is(self.key(resource), "VALUE", value=coded(self.value(lease)))
+
+    @overload
+    def transaction(self: EtcdFence[Never], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any: ...
+    @overload
+    def transaction(self: EtcdFence[Blocking], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Json: ...
+    @overload
+    def transaction(
+        self: EtcdFence[Awaited], resource: str, lease: Fenced, request: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, Json]: ...
 
     def transaction(self, resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any:
         """Send a transaction with the compare in it; return its answer, or raise StaleToken.
@@ -92,14 +122,35 @@ class EtcdFence:
 
     # ------------------------------------------------------------------ what keepers of the fence do
 
+    @overload
+    def token(self: EtcdFence[Never], resource: str) -> Any: ...
+    @overload
+    def token(self: EtcdFence[Blocking], resource: str) -> int | None: ...
+    @overload
+    def token(self: EtcdFence[Awaited], resource: str) -> Coroutine[Any, Any, int | None]: ...
+
     def token(self, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
         return self._run(self._token(check_resource(resource)))
+
+    @overload
+    def rebase(self: EtcdFence[Never], resource: str, token: int, *, reason: str) -> Any: ...
+    @overload
+    def rebase(self: EtcdFence[Blocking], resource: str, token: int, *, reason: str) -> None: ...
+    @overload
+    def rebase(self: EtcdFence[Awaited], resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
 
     def rebase(self, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
         check_reason(check_resource(resource), reason)
         return self._run(self._rebase(resource, check_token(token), reason))
+
+    @overload
+    def collect(self: EtcdFence[Never], floor: int) -> Any: ...
+    @overload
+    def collect(self: EtcdFence[Blocking], floor: int) -> int: ...
+    @overload
+    def collect(self: EtcdFence[Awaited], floor: int) -> Coroutine[Any, Any, int]: ...
 
     def collect(self, floor: int) -> Any:
         """Forget every resource whose token is below the floor; return how many there were.
@@ -181,18 +232,12 @@ class EtcdFence:
         return bool((await self._ask({"compare": unchanged, "success": [put]})).get("succeeded"))
 
     async def _ask(self, request: Json) -> Json:
-        answer = self._client.transaction(request)
-        return dict(await answer if isawaitable(answer) else answer)
+        return dict(await settled(self._client.transaction(request)))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._awaited:
             return work
-        try:
-            work.send(None)
-        except StopIteration as stop:
-            return stop.value
-        work.close()
-        raise RuntimeError("the client's transaction() is to be awaited, but is no coroutine function")
+        return finish(work, "the client's transaction() is to be awaited, but is no coroutine function")
 
 
 def coded(text: str | bytes) -> str:
@@ -202,6 +247,10 @@ def coded(text: str | bytes) -> str:
     'YXBwbGVz'
     """
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _is_awaited(client: Any) -> bool:
+    return iscoroutinefunction(client.transaction)
 
 
 def _is(key: str, target: str, **what: Any) -> Json:

@@ -98,14 +98,17 @@ async def settled(value: Any) -> Any:
     return await value if hasattr(value, "__await__") else value
 
 
-def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run work on a connection that blocks to its end, and return what it returns."""
+def finish(
+    work: Coroutine[Any, Any, T],
+    suspended: str = "a statement on a blocking connection suspended: its driver is not what it seems to be",
+) -> T:
+    """Run work on what blocks to its end, and return what it returns; if it suspends all the same, say so."""
     try:
         work.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     work.close()
-    raise RuntimeError("a statement on a blocking connection suspended: its driver is not what it seems to be")
+    raise RuntimeError(suspended)
 
 
 @lru_cache(maxsize=256)
