@@ -16,14 +16,15 @@ from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
     Credentials,
     Mark,
+    admit,
     bearer,
     check_reason,
     check_resource,
     check_token,
     not_entered,
-    refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 from fencelock.sqlio import finish, settled
 
@@ -118,7 +119,7 @@ class EtcdFence(Generic[ClientT]):
         >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
         '34 b'
         """
-        return "{} {}".format(*bearer(lease))
+        return Mark(*bearer(lease)).text
 
     # ------------------------------------------------------------------ what keepers of the fence do
 
@@ -165,9 +166,7 @@ class EtcdFence(Generic[ClientT]):
         key = self.key(resource)
         while True:
             (mark, revision), (floor, floor_revision) = await self._look(key, self._prefix)
-            seen = mark or floor
-            if seen is not None and not seen.admits(mine):
-                raise refusal(resource, mine, seen)
+            admit(resource, mine, mark or floor)
             if mark is not None and mark.is_of(mine):
                 return
             unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
@@ -177,7 +176,7 @@ class EtcdFence(Generic[ClientT]):
     async def _transaction(self, resource: str, mine: Credentials, request: Mapping[str, Any]) -> Json:
         key, looks = self.key(resource), [_range(self.key(resource)), _range(self._prefix)]
         fenced = {
-            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(f"{mine.token} {mine.id}"))],
+            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(Mark(*mine).text))],
             "success": list(request.get("success", ())),
             "failure": [*request.get("failure", ()), *looks],
         }
@@ -186,19 +185,18 @@ class EtcdFence(Generic[ClientT]):
             return answer
         (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
         if mark is None or not mark.is_of(mine):
-            seen = mark or floor
-            raise not_entered(resource, mine) if seen is None or seen.admits(mine) else refusal(resource, mine, seen)
+            admit(resource, mine, mark or floor)
+            raise not_entered(resource, mine)
         return {**answer, "responses": answer["responses"][:-2]}
 
     async def _token(self, resource: str) -> int | None:
         (mark, _), (floor, _) = await self._look(self.key(resource), self._prefix)
-        seen = mark or floor
-        return None if seen is None else seen.token
+        return token_of(mark or floor)
 
     async def _rebase(self, resource: str, token: int, reason: str) -> None:
         ((before, _),) = await self._look(self.key(resource))
         await self._put([], self.key(resource), Mark(token, ""))
-        tell_moved(resource, None if before is None else before.token, token, reason)
+        tell_moved(resource, token_of(before), token, reason)
 
     async def _collect(self, floor: int) -> int:
         in_force = floor
@@ -228,7 +226,7 @@ class EtcdFence(Generic[ClientT]):
         return [_mark(one) for one in answer["responses"]]
 
     async def _put(self, unchanged: list[Json], key: str, mark: Mark) -> bool:
-        put = {"request_put": {"key": coded(key), "value": coded(f"{mark.token} {mark.id}")}}
+        put = {"request_put": {"key": coded(key), "value": coded(mark.text)}}
         return bool((await self._ask({"compare": unchanged, "success": [put]})).get("succeeded"))
 
     async def _ask(self, request: Json) -> Json:
@@ -272,5 +270,4 @@ def _mark(response: Json) -> tuple[Mark | None, int]:
 
 
 def _parse(value: str) -> Mark:
-    token, _, id_ = b64decode(value).decode().partition(" ")
-    return Mark(int(token), id_)
+    return Mark.parse(b64decode(value).decode())

@@ -76,7 +76,7 @@ class RedisFence(Generic[ClientT]):
             raise ValueError("the marks need a prefix of their own among Redis's keys")
         self._client: Any = client
         self._prefix = prefix
-        self._awaited = any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
+        self._awaited = is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
 
@@ -233,6 +233,11 @@ class RedisFence(Generic[ClientT]):
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return work if self._awaited else finish(work, "the client is to be awaited, but is none of redis.asyncio's")
+
+
+def is_awaited(client: object) -> bool:
+    """Return whether a client of redis-py's is one of asyncio's."""
+    return any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
 
 
 class _Script:

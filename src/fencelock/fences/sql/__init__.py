@@ -21,6 +21,7 @@ from fencelock.fences.core import (
     refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 from fencelock.fences.sql.column import FenceColumn
 from fencelock.fences.sql.statements import schema, statements
@@ -225,14 +226,13 @@ async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
 
 
 async def _token(to: Link, resource: str) -> int | None:
-    mark = await _seen(to, resource)
-    return None if mark is None else mark.token
+    return token_of(await _seen(to, resource))
 
 
 async def _rebase(to: Link, resource: str, token: int, reason: str) -> None:
     before = await _seen(to, resource)
     await _ask(to, "move", resource, {"resource": resource, "token": token})
-    tell_moved(resource, None if before is None else before.token, token, reason)
+    tell_moved(resource, token_of(before), token, reason)
 
 
 async def _collect(to: Link, floor: int) -> int:
