@@ -16,7 +16,7 @@ from tests.engines.leash import descendants
 from tests.engines.packages import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-pytestmark = pytest.mark.engine("redis", own=True)
+pytestmark = [pytest.mark.long, pytest.mark.engine("redis", own=True)]
 
 
 def command(folder: Path, *options: str) -> list[str]:
