@@ -546,7 +546,7 @@ async def test_many_names(locks: LocksView) -> None:
     """300 tasks hold 300 names at once, all renewed."""
 
     async def work(number: int) -> None:
-        async with locks.lock(f"name {number}", ttl=4) as lease:
+        async with locks.lock(f"name {number}", ttl=8) as lease:
             await renewed(lease)
 
     await asyncio.gather(*(work(number) for number in range(300)))
