@@ -162,4 +162,4 @@ def counted() -> Any:
 
 
 def ratio(timings: dict[str, Timing]) -> float:
-    return timings[FENCED].median / timings[BARE].median
+    return timings[FENCED].over(timings[BARE])
