@@ -10,6 +10,7 @@ import etcd3gw
 import psycopg
 import redis
 import redis.asyncio
+from redis.client import Pipeline
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
@@ -237,7 +238,7 @@ def fenced_redis(client: redis.Redis, lease: fencelock.Lease) -> None:
     assert_type(fence.collect(5), int)
     fence.rebase("x", 5, reason="why")
     with client.pipeline() as pipe:
-        assert_type(fence.enter("x", lease, on=pipe), redis.client.Pipeline)
+        assert_type(fence.enter("x", lease, on=pipe), Pipeline)
     fence.enter("x", lease, on=client)  # type: ignore[call-overload]
 
 
