@@ -42,6 +42,7 @@ torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 6
 	$(BIN)/python -m tests.torture $(ARGS)
 	$(BIN)/python -m fencelock.sim --engine redis --seeds 10000
 	$(BIN)/python -m fencelock.sim --engine redlock --seeds 10000
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup -m long
 	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k mysql_innodb
 	$(BIN)/python -m tests.fences.increments
 

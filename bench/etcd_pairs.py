@@ -25,7 +25,7 @@ def main(rounds: int) -> list[Goal]:
 
 
 def ratio(timings: dict[str, Timing], base: str) -> float:
-    return timings[OURS].median / timings[base].median
+    return timings[OURS].over(timings[base])
 
 
 def measure_blocking(server: Etcd, rounds: int) -> dict[str, Timing]:

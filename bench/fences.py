@@ -139,7 +139,7 @@ def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     ]
 
 
-def repeat(once: Callable[[], None]) -> Run:
+def repeat(once: Callable[[], object]) -> Run:
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             once()
@@ -162,4 +162,4 @@ def counted() -> Any:
 
 
 def ratio(timings: dict[str, Timing]) -> float:
-    return timings[FENCED].median / timings[BARE].median
+    return timings[FENCED].over(timings[BARE])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,17 @@ Run = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds for one repetition: the median round, the quartiles around it, and the best."""
+    """Microseconds for one repetition: the median round, the quartiles around it, the best, and all of them in order."""
 
     median: float
     low: float
     high: float
     best: float
+    rounds: Sequence[float]
+
+    def over(self, base: Timing) -> float:
+        """Return the ratio to another: the median of the rounds' own, as what slows a round down slows both."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,18 @@ def with_async_lock(lock: AbstractAsyncContextManager[Any], loop: asyncio.Abstra
 
 def timing(values: Sequence[float]) -> Timing:
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-    return Timing(median, low, high, min(values))
+    return Timing(median, low, high, min(values), values)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and whatever it starts, on one core: on many machines waking another is most of a round trip."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def progress(text: str) -> None:
@@ -95,7 +112,7 @@ def show(title: str, timings: Mapping[str, Timing], base: str) -> None:
     width = max(map(len, timings))
     print(f"  {'':{width}} {'median':>11} {'quartiles':>22} {'best':>11}   ratio to {base} (of the best)")
     for name, t in timings.items():
-        ratio, best = t.median / timings[base].median, t.best / timings[base].best
+        ratio, best = t.over(timings[base]), t.best / timings[base].best
         print(
             f"  {name:{width}} {t.median:8.1f} µs {t.low:8.1f} … {t.high:8.1f} µs {t.best:8.1f} µs {ratio:9.2f} ({best:.2f})"
         )

@@ -24,7 +24,7 @@ def main(rounds: int) -> list[Goal]:
 
 
 def ratio(timings: dict[str, Timing], name: str) -> float:
-    return timings[name].median / timings[BARE].median
+    return timings[name].over(timings[BARE])
 
 
 def measure(server: MariaDB, rounds: int) -> dict[str, Timing]:

@@ -35,4 +35,4 @@ def main(rounds: int) -> list[Goal]:
 
 
 def ratio(timings: dict[str, Timing], base: str) -> float:
-    return timings[OURS].median / timings[base].median
+    return timings[OURS].over(timings[base])

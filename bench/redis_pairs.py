@@ -1,9 +1,13 @@
-"""An uncontended acquire and release on Redis, beside the bare fenced scripts and beside the peers."""
+"""An uncontended acquire and release on Redis, beside the bare fenced scripts and beside the peers.
+
+Twice: client and server on one core, which shows what each of them does; and wherever the system puts them, where waking
+the other core is most of it for everybody.
+"""
 
 from __future__ import annotations
 
 from bench import redis_peers as peers
-from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with_lock
+from bench.harness import Goal, Timing, interleaved, one_core, show, with_async_lock, with_lock
 from tests.engines import Redis
 
 OURS = "fencelock"
@@ -12,21 +16,27 @@ REDIS_PY = "redis-py Lock (no token)"
 
 
 def main(rounds: int) -> list[Goal]:
+    with one_core():
+        goals = measure("one core", rounds)
+    return goals + measure("any core", rounds)
+
+
+def measure(where: str, rounds: int) -> list[Goal]:
     with Redis(settings=peers.SETTINGS) as server:
-        blocking = measure_blocking(server, rounds)
-        asyncio = measure_asyncio(server, rounds)
+        blocking = measure_blocking(server, where, rounds)
+        asyncio = measure_asyncio(server, where, rounds)
     return [
-        Goal("Redis: blocking pair ÷ redis-py's", ratio(blocking, REDIS_PY), 0.6),
-        Goal("Redis: blocking pair ÷ the bare scripts", ratio(blocking, BARE), 1.35),
-        Goal("Redis: asyncio pair ÷ redis-py's", ratio(asyncio, REDIS_PY), 0.8),
+        Goal(f"Redis, {where}: blocking pair ÷ redis-py's", ratio(blocking, REDIS_PY), 0.6),
+        Goal(f"Redis, {where}: blocking pair ÷ the bare scripts", ratio(blocking, BARE), 1.35),
+        Goal(f"Redis, {where}: asyncio pair ÷ redis-py's", ratio(asyncio, REDIS_PY), 0.8),
     ]
 
 
 def ratio(timings: dict[str, Timing], base: str) -> float:
-    return timings[OURS].median / timings[base].median
+    return timings[OURS].over(timings[base])
 
 
-def measure_blocking(server: Redis, rounds: int) -> dict[str, Timing]:
+def measure_blocking(server: Redis, where: str, rounds: int) -> dict[str, Timing]:
     locks = {
         "our scripts over a bare socket": peers.Bare(server.url),
         OURS: peers.ours(server.url),
@@ -37,12 +47,12 @@ def measure_blocking(server: Redis, rounds: int) -> dict[str, Timing]:
     }
     contestants = {"two PINGs over a bare socket": peers.pings(server.url), BARE: peers.bare(server)}
     contestants |= {name: with_lock(lock) for name, lock in locks.items()}
-    timings = interleaved(contestants, rounds, repetitions=100)
-    show("Redis, uncontended acquire + release, blocking", timings, base=REDIS_PY)
+    timings = interleaved(contestants, rounds * 4, repetitions=25)
+    show(f"Redis, uncontended acquire + release, blocking, {where}", timings, base=REDIS_PY)
     return timings
 
 
-def measure_asyncio(server: Redis, rounds: int) -> dict[str, Timing]:
+def measure_asyncio(server: Redis, where: str, rounds: int) -> dict[str, Timing]:
     aio = peers.Aio()
     locks = {
         OURS: aio.ours(server.url),
@@ -51,7 +61,7 @@ def measure_asyncio(server: Redis, rounds: int) -> dict[str, Timing]:
     }
     contestants = {BARE: aio.bare(server)}
     contestants |= {name: with_async_lock(lock, aio.loop) for name, lock in locks.items()}
-    timings = interleaved(contestants, rounds, repetitions=100)
+    timings = interleaved(contestants, rounds * 4, repetitions=25)
     aio.close()
-    show("Redis, uncontended acquire + release, asyncio", timings, base=REDIS_PY)
+    show(f"Redis, uncontended acquire + release, asyncio, {where}", timings, base=REDIS_PY)
     return timings

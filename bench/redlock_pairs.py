@@ -62,9 +62,9 @@ def measure(colour: str, contestants: dict[str, Run], proxy: Proxy, stopped: Red
     stopped.resume()
     proxy.heal()
     show(f"Redlock, uncontended acquire + release, {colour}", timings, base=ONE)
-    one = timings[ONE].median
+    one = timings[ONE]
     return [
-        Goal(f"Redlock, {colour}: pair on {NODES} nodes ÷ on one", timings[FIVE].median / one, 2.5),
-        Goal(f"Redlock, {colour}: pair with a node cut off ÷ on one node", timings[CUT_OFF].median / one, 3.0),
-        Goal(f"Redlock, {colour}: pair with a node stopped ÷ on one node", timings[STOPPED].median / one, 3.0),
+        Goal(f"Redlock, {colour}: pair on {NODES} nodes ÷ on one", timings[FIVE].over(one), 2.5),
+        Goal(f"Redlock, {colour}: pair with a node cut off ÷ on one node", timings[CUT_OFF].over(one), 3.0),
+        Goal(f"Redlock, {colour}: pair with a node stopped ÷ on one node", timings[STOPPED].over(one), 3.0),
     ]

@@ -55,11 +55,11 @@ def main(rounds: int) -> list[Goal]:
     with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
         timings = measure(folder, rounds)
     show("SQLite, uncontended acquire + release", timings, base="our statements, bare")
-    ours = timings["fencelock, blocking"].median
+    ours = timings["fencelock, blocking"]
     return [
-        Goal("SQLite: blocking pair ÷ our statements bare", ours / timings["our statements, bare"].median, 1.6),
-        Goal("SQLite: blocking pair ÷ filelock's", ours / timings["filelock (no token, no ttl)"].median, 1.0),
-        Goal("SQLite: asyncio pair ÷ blocking pair", timings["fencelock, asyncio"].median / ours, 2.0),
+        Goal("SQLite: blocking pair ÷ our statements bare", ours.over(timings["our statements, bare"]), 1.6),
+        Goal("SQLite: blocking pair ÷ filelock's", ours.over(timings["filelock (no token, no ttl)"]), 1.0),
+        Goal("SQLite: asyncio pair ÷ blocking pair", timings["fencelock, asyncio"].over(ours), 2.0),
     ]
 
 

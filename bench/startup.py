@@ -40,5 +40,5 @@ def main(rounds: int) -> list[Goal]:
             repetitions=3,
         )
     show("Start-up, by wall time", timings, base=base)
-    ratio = timings["fencelock run x -- true"].median / timings[base].median
+    ratio = timings["fencelock run x -- true"].over(timings[base])
     return [Goal("`fencelock run x -- true` ÷ `python -c 'import sqlite3, json'`", ratio, 3.0)]

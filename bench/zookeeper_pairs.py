@@ -25,7 +25,7 @@ def main(rounds: int) -> list[Goal]:
 
 
 def ratio(timings: dict[str, Timing], name: str, base: str) -> float:
-    return timings[name].median / timings[base].median
+    return timings[name].over(timings[base])
 
 
 def measure_blocking(url: str, rounds: int) -> dict[str, Timing]:

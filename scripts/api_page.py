@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,13 @@ def text_of(thing: object) -> str:
     )
 
 
+def home_of(thing: Any) -> str:
+    """Return the module that a name is to be imported from: the outermost package that offers it, or its own module."""
+    *packages, _ = accumulate(thing.__module__.split("."), "{}.{}".format)
+    offering = (name for name in packages if thing.__name__ in getattr(sys.modules[name], "__all__", ()))
+    return next(offering, thing.__module__)
+
+
 def signature_of(name: str, thing: Any) -> str:
     """Return a name with its parameters, as one would call it."""
     parameters = re.sub(r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(thing)))
@@ -150,7 +159,7 @@ def page() -> str:
             parts += entry(name, getattr(fencelock, name))
     parts.append("## Fences")
     for fence in FENCES:
-        parts.append(f"`from {fence.__module__} import {fence.__name__}`")
+        parts.append(f"`from {home_of(fence)} import {fence.__name__}`")
         parts += entry(fence.__name__, fence)
     parts.append("## Without a lock")
     for module, names in LOCKFREE.items():

@@ -18,6 +18,8 @@ TEST_SECONDS = 100.0
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take back that signals are ignored, as for the background jobs of a shell, or under nohup: all would inherit it."""
+    config.addinivalue_line("markers", "colour(name): is about one colour only")
+    config.addinivalue_line("markers", "long: takes long, and changes with our own tools only; `make torture` runs it")
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

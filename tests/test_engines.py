@@ -28,6 +28,7 @@ from tests.engines import (
 from tests.engines.leash import descendants
 from tests.engines.waiting import eventually, state
 
+pytestmark = pytest.mark.long
 Own = Callable[..., Any]
 
 

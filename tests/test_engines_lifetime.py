@@ -16,6 +16,7 @@ from tests.engines.leash import descendants
 from tests.engines.packages import ROOT
 from tests.engines.waiting import eventually, is_running, parent
 
+pytestmark = pytest.mark.long
 EVERY_ENGINE = pytest.mark.parametrize(
     "make",
     [

@@ -16,7 +16,7 @@ from tests.engines.leash import descendants
 from tests.engines.packages import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-pytestmark = pytest.mark.engine("redis", own=True)
+pytestmark = [pytest.mark.long, pytest.mark.engine("redis", own=True)]
 
 
 def command(folder: Path, *options: str) -> list[str]:
@@ -189,7 +189,7 @@ def test_it(redis_node, etcd3, zookeeper1, postgres, mariadb, own_postgres, prox
     )
     with tests:
         try:
-            until = time.monotonic() + 60.0
+            until = time.monotonic() + 100.0
             while not (tmp_path / "ready").exists():
                 assert tests.poll() is None
                 assert time.monotonic() < until
@@ -198,7 +198,7 @@ def test_it(redis_node, etcd3, zookeeper1, postgres, mariadb, own_postgres, prox
         finally:
             tests.send_signal(signal.SIGKILL)
     assert len(pids) > 20
-    until = time.monotonic() + 15.0
+    until = time.monotonic() + 60.0
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < until, left
         time.sleep(0.05)

@@ -39,9 +39,10 @@ class Clients:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a colour in both."""
+    """Run what asks for a colour in both, or in the one that a mark names."""
     if "colour" in metafunc.fixturenames:
-        metafunc.parametrize("colour", COLOURS)
+        mark = metafunc.definition.get_closest_marker("colour")
+        metafunc.parametrize("colour", mark.args if mark else COLOURS)
 
 
 def _swept(server: R) -> R:

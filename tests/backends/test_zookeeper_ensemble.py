@@ -16,6 +16,8 @@ from tests.contract.subject import SOON, eventually, take
 from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
 
 LONG = 60.0
+ONE_COLOUR = pytest.mark.colour("aio")
+"""A member's start costs seconds of a core, and what a session does without one is the same in both colours."""
 
 
 def member_of(ensemble: ZooKeeperCluster, link: Link) -> ZooKeeper:
@@ -83,6 +85,7 @@ async def test_restart_without_its_data(
     assert "its data were lost" in caplog.text
 
 
+@ONE_COLOUR
 @pytest.mark.parametrize("which", ["leader", "other"])
 async def test_member_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Clients, which: str) -> None:
     """With one of three killed, the leader even, leases live on and locks are granted; tokens rise."""
@@ -98,6 +101,7 @@ async def test_member_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Clie
     assert await take(locks, "x") > lease.token
 
 
+@ONE_COLOUR
 async def test_member_of_ours_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Clients) -> None:
     """When the very member that we are connected to is killed, another one goes on with the same session."""
     locks = clients.connect(chroot(zookeeper3))
@@ -111,6 +115,7 @@ async def test_member_of_ours_that_is_killed(zookeeper3: ZooKeeperCluster, clien
     assert await lease.release() is True
 
 
+@ONE_COLOUR
 async def test_majority_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Clients) -> None:
     """With two of three killed everything is refused in time, nothing lies, and it goes on when they are back."""
     locks = clients.connect(chroot(zookeeper3))
@@ -131,6 +136,7 @@ async def test_majority_that_is_killed(zookeeper3: ZooKeeperCluster, clients: Cl
     assert await goes_on(locks, "x") > lease.token
 
 
+@ONE_COLOUR
 async def test_majority_that_comes_back_in_time(zookeeper3: ZooKeeperCluster, clients: Clients) -> None:
     """A lease that is long enough outlives a majority that is gone for a while."""
     locks = clients.connect(chroot(zookeeper3))
@@ -144,6 +150,7 @@ async def test_majority_that_comes_back_in_time(zookeeper3: ZooKeeperCluster, cl
     assert await lease.release() is True
 
 
+@ONE_COLOUR
 async def test_cut_off_follower_is_not_believed(zookeeper3: ZooKeeperCluster, clients: Clients) -> None:
     """A member that stands still while the others go on costs those who hang on it their lease in time, never twice."""
     url = chroot(zookeeper3)

@@ -22,7 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared: is about readers, so for engines that have them")
     config.addinivalue_line("markers", "limit: is about permits, so for engines that have them")
     config.addinivalue_line("markers", "records: is about what is remembered beside locks, so for engines that keep it")
-    config.addinivalue_line("markers", "colour(name): is about one colour only")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,7 +14,7 @@ from fencelock.core.world import World
 from fencelock.worlds.aio import AioWorld
 from fencelock.worlds.blocking import BlockingWorld
 from tests.contract import colours
-from tests.contract.colours import LocksView, Threads
+from tests.contract.colours import LeaseView, LocksView, Threads, core_of
 from tests.contract.pace import AS_IT_IS, Pace
 from tests.contract.worker import Worker
 
@@ -94,6 +94,19 @@ async def nobody(locks: LocksView, name: str, within: float = SOON) -> None:
         return not seen.holders and not seen.waiters
 
     await eventually(free, f"nobody holds or waits for {name!r}", within)
+
+
+async def renewed(lease: LeaseView, times: int = 1) -> None:
+    """Wait until the lease is renewed so many times more: nothing else moves its deadline."""
+    core = core_of(lease)
+    for _ in range(times):
+        before = core.deadline
+
+        async def moved(before: float = before) -> bool:
+            lease.check()
+            return core.deadline > before
+
+        await eventually(moved, f"the lease on {lease.name!r} is renewed")
 
 
 @asynccontextmanager

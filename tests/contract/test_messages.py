@@ -14,7 +14,18 @@ from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.contract.colours import LocksView
 from tests.contract.faults import Faulty
 from tests.contract.pace import Pace
-from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, told_once, waiting
+from tests.contract.subject import (
+    SOON,
+    Subject,
+    background,
+    eventually,
+    is_free,
+    nobody,
+    renewed,
+    take,
+    told_once,
+    waiting,
+)
 
 
 async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
@@ -204,8 +215,7 @@ async def test_one_renewal_fails(locks: LocksView) -> None:
     lease = await locks.lock("x", ttl=3).acquire()
     faulty.refuse("renew")
     faulty.lose("renew", 2)
-    await asyncio.sleep(5)
-    lease.check()
+    await renewed(lease)
     assert faulty.calls["renew"] >= 4
     await lease.release()
 
@@ -241,12 +251,11 @@ async def test_renewal_that_hangs(subject: Subject, pace: Pace) -> None:
 
     await eventually(hangs, "the renewal is under way")
     other = await locks.lock("other", ttl=0.8).acquire()
-    await pace.sleep(1.1)
-    assert hung.lost.is_set()
+    await renewed(other)
+    assert await hung.lost.wait(SOON)
+    await told_once(told)
     assert told == [("hung", Reason.EXPIRED)]
-    other.check()
-    await pace.sleep(0.8)
-    other.check()
+    await renewed(other)
     await other.release()
 
 
@@ -294,9 +303,7 @@ async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
     assert calls == [1]
 
 
-async def test_renewal_raises_what_it_never_should(
-    locks: LocksView, pace: Pace, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """An engine's bug in a renewal is logged and tried again; the keeper does not die of it."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
@@ -309,8 +316,8 @@ async def test_renewal_raises_what_it_never_should(
         return await real(grants)
 
     faulty.renew = broken  # type: ignore[method-assign]
-    await pace.sleep(1.5)
-    lease.check()
+    await renewed(lease)
+    assert len(failures) == 2
     assert "never should" in caplog.text
     await lease.release()
 

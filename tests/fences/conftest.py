@@ -1,17 +1,65 @@
-"""The databases of the fences' tests."""
+"""The databases and the stocks of the fences' tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 
 from tests.engines.mariadb import MariaDB
 from tests.engines.postgres import Postgres
-from tests.fences.callers import Where
+from tests.fences.callers import Where, mysql_options, postgres_url
+from tests.fences.places import empty
+from tests.fences.servers import FENCE, SERVERS, Connect, run
 
 
 @pytest.fixture
 def where(postgres: Postgres, mariadb: MariaDB, tmp_path: Path) -> Where:
     """The servers that all tests share, and a folder for SQLite."""
     return Where(postgres, mariadb, tmp_path)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> str:
+    """A database server by its name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def connect(server: str, where: Where) -> Iterator[Connect]:
+    """Makes connections to an empty fence and a stock of 100."""
+    with ExitStack() as stack:
+
+        def connect(**options: Any) -> Any:
+            if server == "postgres":
+                connection: Any = psycopg.connect(postgres_url(where))
+            else:
+                connection = pymysql.connect(**mysql_options(where), **options)
+            stack.callback(connection.close)
+            return connection
+
+        first = connect()
+        run(first, "DROP TABLE IF EXISTS fencelock_fence")
+        run(first, "DROP TABLE IF EXISTS stock")
+        text = "VARCHAR(255)" if server == "postgres" else "VARBINARY(255)"
+        run(first, f"CREATE TABLE stock (n INT NOT NULL, fence BIGINT DEFAULT 0, fence_id {text} DEFAULT '')")
+        run(first, "INSERT INTO stock (n) VALUES (100)")
+        FENCE.create(first)
+        first.commit()
+        yield connect
+        stack.close()  # whatever they hold
+        last = connect()
+        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a floor would be in the way of others' tests
+        last.commit()
+
+
+@pytest.fixture
+def address(kind: str, engines: Any, tmp_path: Path) -> Iterator[str]:
+    """Where an empty stock of the kind is."""
+    with ExitStack() as stack:
+        yield empty(kind, engines, tmp_path, stack)

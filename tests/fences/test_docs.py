@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fences.test_stopped import object_store
+from tests.fences.places import object_store
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "fences").glob("*.md"))
 SERVERS = {"sql": "postgres", "redis": "redis", "etcd": "etcd", "zookeeper": "zookeeper"}

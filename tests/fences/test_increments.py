@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.fences.increments import mistakes
-from tests.fences.test_stopped import address, kinds  # noqa: F401
+from tests.fences.places import kinds
 
 GOAL = 100
 
 
 @pytest.mark.parametrize("kind", kinds("postgres", "mariadb", "sqlite", "redis"))
-def test_not_one_is_lost_and_none_is_done_twice(kind: str, address: str, tmp_path: Path) -> None:  # noqa: F811
+def test_not_one_is_lost_and_none_is_done_twice(kind: str, address: str, tmp_path: Path) -> None:
     """Every increment that the resource has accepted was made from the one before it."""
     command = [sys.executable, "-m", "tests.fences.increments", kind, address, str(tmp_path), str(GOAL), "1"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=110)

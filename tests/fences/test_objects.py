@@ -15,7 +15,7 @@ import pytest
 from fencelock import GuaranteeUnavailable, StaleToken, VersionConflict
 from fencelock.fences.objects import ObjectFence
 from tests.fences.bearers import bearer
-from tests.fences.test_stopped import object_store
+from tests.fences.places import object_store
 
 CONDITIONS = ("if-match", "if-none-match")
 

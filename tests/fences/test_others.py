@@ -15,7 +15,7 @@ from fencelock.fences.etcd import EtcdFence, coded
 from fencelock.fences.objects import ObjectFence
 from fencelock.fences.zookeeper import ZooKeeperFence
 from tests.fences.bearers import bearer
-from tests.fences.test_stopped import kinds, object_store
+from tests.fences.places import kinds, object_store
 
 # ---------------------------------------------------------------------- the same for all that enter
 

@@ -11,9 +11,7 @@ from fencelock import StaleToken
 from fencelock.fences.sql.door import SqlDoor
 from tests.fences.bearers import bearer
 from tests.fences.callers import Where
-from tests.fences.test_sql_servers import FENCE, Connect, connect, run, server
-
-__all__ = ["connect", "server"]
+from tests.fences.servers import FENCE, Connect, run
 
 
 def idle_bound(connection: Any) -> int:

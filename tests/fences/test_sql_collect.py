@@ -6,9 +6,7 @@ import pytest
 
 from fencelock import StaleToken
 from tests.fences.bearers import bearer
-from tests.fences.test_sql_servers import FENCE, Beside, Connect, connect, run, server, stock
-
-__all__ = ["connect", "server"]
+from tests.fences.servers import FENCE, Beside, Connect, run, stock
 
 
 @pytest.mark.parametrize("resource", ["stock", "never seen"])

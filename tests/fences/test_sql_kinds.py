@@ -8,6 +8,7 @@ import pytest
 
 from fencelock import FencelockError, StaleToken
 from fencelock.fences.sql import SqlFence
+from fencelock.sqlio import link
 from tests.fences.bearers import bearer
 from tests.fences.callers import RECIPES, Where, caller
 
@@ -73,6 +74,14 @@ def test_autocommit_is_refused_with_a_way_out(kind: str, where: Where, resource:
     advice = [words for name, words in ADVICE.items() if name in kind] or ["turn autocommit off"]
     with caller(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
         one.do(SqlFence().check(one.handed, resource, bearer(34, "a")))
+
+
+def test_only_what_is_awaited_can_refuse(kind: str, where: Where) -> None:
+    """A check that blocks cannot be forgotten, so only a connection of asyncio's has a way to take no more statements."""
+    with caller(kind, where) as one:
+        to = link(one.handed)
+        assert to.awaited == ("async" in kind or "aio" in kind)
+        assert hasattr(to, "refuse") == to.awaited
 
 
 def test_all_of_djangos_connections_are_not_one() -> None:

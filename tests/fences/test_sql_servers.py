@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 import pymysql
@@ -18,86 +15,7 @@ from fencelock import FencelockError, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.sql import FenceColumn, SqlFence
 from tests.fences.bearers import bearer
-from tests.fences.callers import Where, mysql_options, postgres_url
-
-SERVERS = ("postgres", "mariadb")
-FENCE = SqlFence()
-
-
-class Connect(Protocol):
-    """Makes a connection of a kind that has no types."""
-
-    def __call__(self, **options: Any) -> Any: ...
-
-
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest) -> str:
-    """A database server by its name."""
-    return str(request.param)
-
-
-@pytest.fixture
-def connect(server: str, where: Where) -> Iterator[Connect]:
-    """Makes connections to an empty fence and a stock of 100."""
-    with ExitStack() as stack:
-
-        def connect(**options: Any) -> Any:
-            if server == "postgres":
-                connection: Any = psycopg.connect(postgres_url(where))
-            else:
-                connection = pymysql.connect(**mysql_options(where), **options)
-            stack.callback(connection.close)
-            return connection
-
-        first = connect()
-        run(first, "DROP TABLE IF EXISTS fencelock_fence")
-        run(first, "DROP TABLE IF EXISTS stock")
-        text = "VARCHAR(255)" if server == "postgres" else "VARBINARY(255)"
-        run(first, f"CREATE TABLE stock (n INT NOT NULL, fence BIGINT DEFAULT 0, fence_id {text} DEFAULT '')")
-        run(first, "INSERT INTO stock (n) VALUES (100)")
-        FENCE.create(first)
-        first.commit()
-        yield connect
-        stack.close()  # whatever they hold
-        last = connect()
-        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a floor would be in the way of others' tests
-        last.commit()
-
-
-def run(connection: Any, sql: str, *args: Any) -> list[Any]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, args)
-        return [] if cursor.description is None else list(cursor.fetchall())
-
-
-def stock(connection: Any) -> int:
-    ((n,),) = run(connection, "SELECT n FROM stock")
-    return int(n)
-
-
-class Beside:
-    """Something that goes on in a thread."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.outcome: Any = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.outcome = self._work()
-        except BaseException as error:
-            self.outcome = error
-
-    def waits(self) -> bool:
-        self._thread.join(0.3)
-        return self._thread.is_alive()
-
-    def result(self) -> Any:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self.outcome
+from tests.fences.servers import FENCE, Beside, Connect, run, stock
 
 
 def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Connect) -> None:

@@ -82,6 +82,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_variant_is_unsound(variant: Variant) -> None:
     """A run that breaks each promise is found; it is one by what a bystander sees, and the real rules do not allow it."""
@@ -116,6 +117,7 @@ def possible(trace: Trace, rules: Rules) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rules",
     [Rules(heal_above_last=False), Rules(heal_if_free=False), Rules(revive=True), Rules(undo_raises_last=False)],
@@ -176,6 +178,7 @@ CLOCKED = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("instance", "until"), CLOCKED, ids=[instance.name for instance, _ in CLOCKED])
 def test_the_model_has_all_that_clocks_allow(instance: Instance, until: int) -> None:
     """With send times, deadlines and expiries on a clock nothing happens that the model without clocks leaves out."""

@@ -5,11 +5,20 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, assert_type
 
+import aiosqlite
+import etcd3gw
 import psycopg
-from sqlalchemy.ext.asyncio import AsyncSession
+import redis
+import redis.asyncio
+from redis.client import Pipeline
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
 
 import fencelock
 from fencelock import aio
+from fencelock.fences.etcd import EtcdFence
+from fencelock.fences.redis import RedisFence
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.crdt import GCounter, HybridClock, LWWRegister, ORSet
 from fencelock.lockfree.idempotency import Run, collect, idempotent, idempotent_by
@@ -174,23 +183,111 @@ async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]]
     assert_type(await collect(connection), int)
     await Outbox("x").append(connection, "key", None)
     assert_type(await Outbox("x").pending(connection), int)
+    Outbox("x").append(connection.cursor(), "key", None)  # type: ignore[unused-coroutine]
 
 
-def fenced(db: sqlite3.Connection, lease: fencelock.Lease) -> None:
+def fenced(
+    db: sqlite3.Connection,
+    server: psycopg.Connection[tuple[int]],
+    bind: Connection,
+    session: Session,
+    lease: fencelock.Lease,
+) -> None:
     """A fence, on a connection that blocks."""
     assert_type(SqlFence().token(db, "x"), int | None)
+    assert_type(SqlFence().token(db.cursor(), "x"), int | None)
+    assert_type(SqlFence().token(server, "x"), int | None)
+    assert_type(SqlFence().token(server.cursor(), "x"), int | None)
+    assert_type(SqlFence().token(bind, "x"), int | None)
+    assert_type(SqlFence().token(session, "x"), int | None)
     assert_type(SqlFence().collect(db, 5), int)
     SqlFence().check(db, "x", lease)
-    SqlFence().check(db.cursor(), "x", lease)
+    SqlFence().check("app.db", "x", lease)  # type: ignore[call-overload]
+
+
+def fenced_with_an_engine(engine: Engine, lease: fencelock.Lease) -> None:
+    """What has no transaction is no connection."""
+    SqlFence().check(engine, "x", lease)  # type: ignore[call-overload]
 
 
 async def fenced_awaited(
-    connection: psycopg.AsyncConnection[tuple[int]], session: AsyncSession, lease: aio.Lease
+    connection: psycopg.AsyncConnection[tuple[int]],
+    bind: AsyncConnection,
+    session: AsyncSession,
+    lite: aiosqlite.Connection,
+    lease: aio.Lease,
 ) -> None:
     """The same, awaited; a forgotten `await` is seen."""
     assert_type(await SqlFence().token(connection, "x"), int | None)
+    assert_type(await SqlFence().token(bind, "x"), int | None)
+    assert_type(await SqlFence().token(lite, "x"), int | None)
+    assert_type(await SqlFence().token(await lite.cursor(), "x"), int | None)
     await SqlFence().check(connection, "x", lease)
     SqlFence().check(connection, "x", lease)  # type: ignore[unused-coroutine]
     SqlFence().check(connection.cursor(), "x", lease)  # type: ignore[unused-coroutine]
     SqlFence().check(session, "x", lease)  # type: ignore[unused-coroutine]
     SqlFence().rebase(connection, "x", 5, reason="why")  # type: ignore[unused-coroutine]
+
+
+def fenced_redis(client: redis.Redis, lease: fencelock.Lease) -> None:
+    """The fences that are made with a client have its colour."""
+    fence = RedisFence(client)
+    assert_type(fence, RedisFence[redis.Redis])
+    assert_type(fence.enter("x", lease), None)
+    assert_type(fence.token("x"), int | None)
+    assert_type(fence.collect(5), int)
+    fence.rebase("x", 5, reason="why")
+    with client.pipeline() as pipe:
+        assert_type(fence.enter("x", lease, on=pipe), Pipeline)
+    fence.enter("x", lease, on=client)  # type: ignore[call-overload]
+
+
+async def fenced_redis_awaited(client: redis.asyncio.Redis, lease: aio.Lease) -> None:
+    """A forgotten `await` is seen, but not in a pipeline, which is to be executed."""
+    fence = RedisFence(client)
+    await fence.enter("x", lease)
+    fence.enter("x", lease)  # type: ignore[unused-coroutine]
+    fence.rebase("x", 5, reason="why")  # type: ignore[unused-coroutine]
+    assert_type(await fence.token("x"), int | None)
+    assert_type(await fence.collect(5), int)
+    async with client.pipeline() as pipe:
+        fence.enter("x", lease, on=pipe)
+
+
+def fenced_etcd(client: etcd3gw.Etcd3Client, lease: fencelock.Lease) -> None:
+    """etcd's, on a client that blocks."""
+    fence = EtcdFence(client)
+    fence.enter("x", lease)
+    fence.rebase("x", 5, reason="why")
+    assert_type(fence.transaction("x", lease, {}), dict[str, Any])
+    assert_type(fence.token("x"), int | None)
+    assert_type(fence.collect(5), int)
+
+
+class AwaitedEtcd:
+    """A client of somebody's own."""
+
+    async def transaction(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send it."""
+        return request
+
+
+async def fenced_etcd_awaited(lease: aio.Lease) -> None:
+    """The same, awaited."""
+    fence = EtcdFence(AwaitedEtcd())
+    await fence.enter("x", lease)
+    fence.enter("x", lease)  # type: ignore[unused-coroutine]
+    fence.transaction("x", lease, {})  # type: ignore[unused-coroutine]
+    assert_type(await fence.transaction("x", lease, {}), dict[str, Any])
+    assert_type(await fence.token("x"), int | None)
+    assert_type(await fence.collect(5), int)
+
+
+async def fenced_by_whatever(client: Any, on_redis: RedisFence, on_etcd: EtcdFence, lease: fencelock.Lease) -> None:
+    """Of a client whose type is not known, or not told, nothing is known: it may be of either colour."""
+    assert_type(RedisFence(client), RedisFence[Any])
+    assert_type(RedisFence(client).enter("x", lease), Any)
+    assert_type(EtcdFence(client).enter("x", lease), Any)
+    assert_type(on_redis.token("x"), Any)
+    assert_type(on_etcd.token("x"), Any)
+    on_redis.enter("x")  # type: ignore[call-overload]

@@ -48,6 +48,35 @@ class Mark(NamedTuple):
         """Return whether this bearer was the last to pass."""
         return tuple(self) == tuple(bearer)
 
+    @property
+    def text(self) -> str:
+        """How it is kept where there is nothing but text."""
+        return f"{self.token} {self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        """Return the mark that a text stands for.
+
+        >>> Mark.parse(Mark(34, "worker 7").text)
+        Mark(token=34, id='worker 7')
+        """
+        token, _, id_ = text.partition(" ")
+        return cls(int(token), id_)
+
+
+def token_of(mark: Mark | None) -> int | None:
+    """Return the token of a mark, or None if there is no mark."""
+    return None if mark is None else mark.token
+
+
+def admit(resource: str, mine: Credentials, seen: Mark | None) -> None:
+    """Raise StaleToken unless a bearer may pass what it is compared with.
+
+    >>> admit("order:42", Credentials(33, "a"), None)
+    """
+    if seen is not None and not seen.admits(mine):
+        raise refusal(resource, mine, seen)
+
 
 def bearer(lease: object) -> Credentials:
     """Return a lease's credentials, or those of anything else that has a token and an id.
@@ -132,7 +161,7 @@ def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
     else:
         said = f"a holder with token {seen.token} has been here"
     message = f"{resource!r} refused token {mine.token}: {said}. Stop, and acquire anew"
-    return StaleToken(message, resource, token=mine.token, seen=None if seen is None else seen.token)
+    return StaleToken(message, resource, token=mine.token, seen=token_of(seen))
 
 
 def not_entered(resource: str, mine: Credentials) -> StaleToken:

@@ -8,27 +8,42 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Coroutine, Mapping
-from inspect import isawaitable, iscoroutinefunction
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, Generic, Never, Protocol, overload
 
 from fencelock.fences import Fenced
+from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
     Credentials,
     Mark,
+    admit,
     bearer,
     check_reason,
     check_resource,
     check_token,
     not_entered,
-    refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
+from fencelock.sqlio import finish, settled
 
 Json = dict[str, Any]
 
 
-class EtcdFence:
+class Blocking(Protocol):
+    """A client that blocks, for type checkers."""
+
+    def transaction(self, request: Any, /) -> Mapping[str, Any]: ...
+
+
+class Awaited(Protocol):
+    """A client of asyncio's, for type checkers."""
+
+    def transaction(self, request: Any, /) -> Coroutine[Any, Any, Mapping[str, Any]]: ...
+
+
+class EtcdFence(Generic[ClientT]):
     """Puts a compare into transactions that fails once somebody newer has entered.
 
     `client` has `transaction(request)`, as etcd3gw's has; if that is a coroutine function, every method that asks the server
@@ -42,14 +57,21 @@ class EtcdFence:
     ...     fence.transaction("stock", lease, {"success": [put]})            # StaleToken if somebody newer has entered
     """
 
-    def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
+    def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
         if not prefix:
             raise ValueError("the marks need a prefix of their own among etcd's keys")
-        self._client = client
+        self._client: Any = client
         self._prefix = prefix
-        self._awaited = iscoroutinefunction(client.transaction)
+        self._awaited = _is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
+
+    @overload
+    def enter(self: EtcdFence[Never], resource: str, lease: Fenced) -> Any: ...
+    @overload
+    def enter(self: EtcdFence[Blocking], resource: str, lease: Fenced) -> None: ...
+    @overload
+    def enter(self: EtcdFence[Awaited], resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
 
     def enter(self, resource: str, lease: Fenced) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
@@ -64,6 +86,15 @@ class EtcdFence:
         ('VALUE', 'EQUAL')
         """
         return _is(self.key(resource), "VALUE", value=coded(self.value(lease)))
+
+    @overload
+    def transaction(self: EtcdFence[Never], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any: ...
+    @overload
+    def transaction(self: EtcdFence[Blocking], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Json: ...
+    @overload
+    def transaction(
+        self: EtcdFence[Awaited], resource: str, lease: Fenced, request: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, Json]: ...
 
     def transaction(self, resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any:
         """Send a transaction with the compare in it; return its answer, or raise StaleToken.
@@ -88,18 +119,39 @@ class EtcdFence:
         >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
         '34 b'
         """
-        return "{} {}".format(*bearer(lease))
+        return Mark(*bearer(lease)).text
 
     # ------------------------------------------------------------------ what keepers of the fence do
+
+    @overload
+    def token(self: EtcdFence[Never], resource: str) -> Any: ...
+    @overload
+    def token(self: EtcdFence[Blocking], resource: str) -> int | None: ...
+    @overload
+    def token(self: EtcdFence[Awaited], resource: str) -> Coroutine[Any, Any, int | None]: ...
 
     def token(self, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
         return self._run(self._token(check_resource(resource)))
 
+    @overload
+    def rebase(self: EtcdFence[Never], resource: str, token: int, *, reason: str) -> Any: ...
+    @overload
+    def rebase(self: EtcdFence[Blocking], resource: str, token: int, *, reason: str) -> None: ...
+    @overload
+    def rebase(self: EtcdFence[Awaited], resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
+
     def rebase(self, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
         check_reason(check_resource(resource), reason)
         return self._run(self._rebase(resource, check_token(token), reason))
+
+    @overload
+    def collect(self: EtcdFence[Never], floor: int) -> Any: ...
+    @overload
+    def collect(self: EtcdFence[Blocking], floor: int) -> int: ...
+    @overload
+    def collect(self: EtcdFence[Awaited], floor: int) -> Coroutine[Any, Any, int]: ...
 
     def collect(self, floor: int) -> Any:
         """Forget every resource whose token is below the floor; return how many there were.
@@ -114,9 +166,7 @@ class EtcdFence:
         key = self.key(resource)
         while True:
             (mark, revision), (floor, floor_revision) = await self._look(key, self._prefix)
-            seen = mark or floor
-            if seen is not None and not seen.admits(mine):
-                raise refusal(resource, mine, seen)
+            admit(resource, mine, mark or floor)
             if mark is not None and mark.is_of(mine):
                 return
             unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
@@ -126,7 +176,7 @@ class EtcdFence:
     async def _transaction(self, resource: str, mine: Credentials, request: Mapping[str, Any]) -> Json:
         key, looks = self.key(resource), [_range(self.key(resource)), _range(self._prefix)]
         fenced = {
-            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(f"{mine.token} {mine.id}"))],
+            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(Mark(*mine).text))],
             "success": list(request.get("success", ())),
             "failure": [*request.get("failure", ()), *looks],
         }
@@ -135,19 +185,18 @@ class EtcdFence:
             return answer
         (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
         if mark is None or not mark.is_of(mine):
-            seen = mark or floor
-            raise not_entered(resource, mine) if seen is None or seen.admits(mine) else refusal(resource, mine, seen)
+            admit(resource, mine, mark or floor)
+            raise not_entered(resource, mine)
         return {**answer, "responses": answer["responses"][:-2]}
 
     async def _token(self, resource: str) -> int | None:
         (mark, _), (floor, _) = await self._look(self.key(resource), self._prefix)
-        seen = mark or floor
-        return None if seen is None else seen.token
+        return token_of(mark or floor)
 
     async def _rebase(self, resource: str, token: int, reason: str) -> None:
         ((before, _),) = await self._look(self.key(resource))
         await self._put([], self.key(resource), Mark(token, ""))
-        tell_moved(resource, None if before is None else before.token, token, reason)
+        tell_moved(resource, token_of(before), token, reason)
 
     async def _collect(self, floor: int) -> int:
         in_force = floor
@@ -177,22 +226,16 @@ class EtcdFence:
         return [_mark(one) for one in answer["responses"]]
 
     async def _put(self, unchanged: list[Json], key: str, mark: Mark) -> bool:
-        put = {"request_put": {"key": coded(key), "value": coded(f"{mark.token} {mark.id}")}}
+        put = {"request_put": {"key": coded(key), "value": coded(mark.text)}}
         return bool((await self._ask({"compare": unchanged, "success": [put]})).get("succeeded"))
 
     async def _ask(self, request: Json) -> Json:
-        answer = self._client.transaction(request)
-        return dict(await answer if isawaitable(answer) else answer)
+        return dict(await settled(self._client.transaction(request)))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._awaited:
             return work
-        try:
-            work.send(None)
-        except StopIteration as stop:
-            return stop.value
-        work.close()
-        raise RuntimeError("the client's transaction() is to be awaited, but is no coroutine function")
+        return finish(work, "the client's transaction() is to be awaited, but is no coroutine function")
 
 
 def coded(text: str | bytes) -> str:
@@ -202,6 +245,10 @@ def coded(text: str | bytes) -> str:
     'YXBwbGVz'
     """
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _is_awaited(client: Any) -> bool:
+    return iscoroutinefunction(client.transaction)
 
 
 def _is(key: str, target: str, **what: Any) -> Json:
@@ -223,5 +270,4 @@ def _mark(response: Json) -> tuple[Mark | None, int]:
 
 
 def _parse(value: str) -> Mark:
-    token, _, id_ = b64decode(value).decode().partition(" ")
-    return Mark(int(token), id_)
+    return Mark.parse(b64decode(value).decode())

@@ -18,12 +18,13 @@ from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Credentials,
     Mark,
+    admit,
     bearer,
     check_reason,
     check_token,
-    refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 
 Path = str | os.PathLike[str]
@@ -83,8 +84,7 @@ class FileFence:
 
         >>> FileFence().token("/no/such/file")
         """
-        mark = _Place.of(path).mark()
-        return None if mark is None else mark.token
+        return token_of(_Place.of(path).mark())
 
     def rebase(self, path: Path, token: int, *, reason: str) -> None:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
@@ -93,7 +93,7 @@ class FileFence:
         with place.locked():
             before = place.mark()
             place.set_mark(Mark(to, ""))
-        tell_moved(place.path, None if before is None else before.token, to, reason)
+        tell_moved(place.path, token_of(before), to, reason)
 
     def collect(self, folder: Path, floor: int) -> int:
         """Forget the marks below the floor of the files in a folder, also of files that are gone; return how many.
@@ -163,13 +163,12 @@ class _Place:
     def own_mark(self) -> Mark | None:
         try:
             with open(self._mark, encoding="utf-8", newline="") as file:
-                text = file.read()
+                text = file.read().removesuffix("\n")
         except FileNotFoundError:
             return None
-        token, _, id_ = text.removesuffix("\n").partition(" ")
-        if not token.isdigit():
+        if not text.partition(" ")[0].isdigit():
             raise FencelockError(f"{self._mark} is not the mark of a fence; find out what wrote to it", self.path)
-        return Mark(int(token), id_)
+        return Mark.parse(text)
 
     def forget(self, floor: int) -> bool:
         """Remove a mark below the floor, and the lock with it; return whether it was."""
@@ -184,14 +183,13 @@ class _Place:
     def raise_mark(self, mine: Credentials) -> None:
         """Let a bearer pass; the lock is held."""
         mark = self.mark()
-        if mark is not None and not mark.admits(mine):
-            raise refusal(self.path, mine, mark)
+        admit(self.path, mine, mark)
         if mark is None or not mark.is_of(mine):
             self.set_mark(Mark(*mine))
 
     def set_mark(self, mark: Mark) -> None:
         with self.fresh(at_least=stat.S_IRUSR | stat.S_IWUSR) as (file, temporary):
-            file.write(f"{mark.token} {mark.id}\n".encode())
+            file.write(f"{mark.text}\n".encode())
             _to_disk(file)
             self.put(temporary, self._mark)
 

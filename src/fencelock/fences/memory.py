@@ -10,13 +10,14 @@ from fencelock.errors import FencelockError
 from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Mark,
+    admit,
     bearer,
     check_reason,
     check_resource,
     check_token,
-    refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 
 
@@ -93,8 +94,7 @@ class MemoryFence:
         >>> MemoryFence().token("report")
         """
         with self._mutex:
-            mark = self._marks.get(resource, self._floor)
-            return None if mark is None else mark.token
+            return token_of(self._marks.get(resource, self._floor))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
@@ -113,7 +113,7 @@ class MemoryFence:
         with self._mutex:
             before = self._marks.get(resource)
             self._marks[resource] = mark
-        tell_moved(resource, None if before is None else before.token, token, reason)
+        tell_moved(resource, token_of(before), token, reason)
 
     def collect(self, floor: int) -> int:
         """Forget every resource whose token is below the floor; return how many there were.
@@ -137,9 +137,7 @@ class MemoryFence:
 
     def _pass(self, resource: str, lease: Fenced) -> None:
         mine = bearer(lease)
-        mark = self._marks.get(check_resource(resource), self._floor)
-        if mark is not None and not mark.admits(mine):
-            raise refusal(resource, mine, mark)
+        admit(resource, mine, self._marks.get(check_resource(resource), self._floor))
         writing = self._open.get(resource)
         if writing and not writing[0].is_of(mine):
             raise FencelockError(

@@ -19,12 +19,13 @@ from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Credentials,
     Mark,
+    admit,
     bearer,
     check_reason,
     check_resource,
     check_token,
-    refusal,
     tell_moved,
+    token_of,
 )
 
 METADATA = "fencelock"
@@ -91,8 +92,7 @@ class ObjectFence:
     def read(self, key: str, lease: Fenced) -> Stored:
         """Return an object as it is, or raise StaleToken if somebody newer has written it. No ETag: there is none."""
         seen, mine = self._get(check_resource(key)), bearer(lease)
-        if seen.mark is not None and not seen.mark.admits(mine):
-            raise refusal(key, mine, seen.mark)
+        admit(key, mine, seen.mark)
         return seen
 
     def write(self, key: str, lease: Fenced, body: bytes, seen: Stored | None = None) -> bool:
@@ -110,8 +110,7 @@ class ObjectFence:
 
     def token(self, key: str) -> int | None:
         """Return the highest token that was let through, or None."""
-        mark = self._get(check_resource(key)).mark
-        return None if mark is None else mark.token
+        return token_of(self._get(check_resource(key)).mark)
 
     def rebase(self, key: str, token: int, *, reason: str) -> None:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
@@ -132,7 +131,7 @@ class ObjectFence:
             if self._put(key, to, seen.body, seen):
                 break
             tried = _again(key, tried)
-        tell_moved(key, None if seen.mark is None else seen.mark.token, token, reason)
+        tell_moved(key, token_of(seen.mark), token, reason)
 
     def _get(self, key: str) -> Stored:
         try:

@@ -6,15 +6,16 @@ older is written. A client of redis-py's is handed in, of either colour, or a pi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Never, Protocol, TypeVar, overload
 
 from fencelock.errors import StaleToken
 from fencelock.fences import Fenced
+from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
     Credentials,
     Mark,
@@ -26,6 +27,7 @@ from fencelock.fences.core import (
     tell_collected,
     tell_moved,
 )
+from fencelock.sqlio import finish, settled
 
 REFUSED = "FENCED"
 """What comes in the script's error before the mark that it saw."""
@@ -33,7 +35,28 @@ REFUSED = "FENCED"
 SCAN_COUNT = 500
 
 
-class RedisFence:
+class Blocking(Protocol):
+    """A client that blocks, for type checkers."""
+
+    def close(self) -> None: ...
+
+
+class Awaited(Protocol):
+    """A client of asyncio's, for type checkers."""
+
+    def aclose(self) -> Coroutine[Any, Any, None]: ...
+
+
+class Pipeline(Protocol):
+    """A pipeline of either colour, for type checkers."""
+
+    def execute(self, raise_on_error: bool = ...) -> Any: ...
+
+
+PipelineT = TypeVar("PipelineT", bound=Pipeline)
+
+
+class RedisFence(Generic[ClientT]):
     """Fenced SET, HSET and DEL, and scripts of your own, run fenced.
 
     `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are keys that
@@ -48,18 +71,31 @@ class RedisFence:
     ...     fence.set("stock", lease, "apples", left)                 # StaleToken if somebody newer has entered
     """
 
-    def __init__(self, client: Any, *, prefix: str = "fencelock:fence:") -> None:
+    def __init__(self, client: ClientT, *, prefix: str = "fencelock:fence:") -> None:
         if not prefix:
             raise ValueError("the marks need a prefix of their own among Redis's keys")
-        self._client = client
+        self._client: Any = client
         self._prefix = prefix
-        self._awaited = any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
+        self._awaited = is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
 
+    @overload
+    def enter(self: RedisFence[Never], resource: str, lease: Fenced, *, on: Any = None) -> Any: ...
+    @overload
+    def enter(
+        self: RedisFence[Awaited], resource: str, lease: Fenced, *, on: None = None
+    ) -> Coroutine[Any, Any, None]: ...
+    @overload
+    def enter(self: RedisFence[Blocking], resource: str, lease: Fenced, *, on: None = None) -> None: ...
+    @overload
+    def enter(self, resource: str, lease: Fenced, *, on: PipelineT) -> PipelineT: ...
+
     def enter(self, resource: str, lease: Fenced, *, on: Any = None) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        return self.run(resource, lease, "return 1", on=on)
+        return self.run(resource, lease, "return 1", on=on)  # a 1 that tells nothing: the types say None
+
+    # What is written has the server's own answer, which may be anything, in a pipeline, too: not told by types.
 
     def set(
         self, resource: str, lease: Fenced, key: str | bytes, value: Any, *, px: int | None = None, on: Any = None
@@ -98,7 +134,10 @@ class RedisFence:
         name, mine = check_resource(resource), bearer(lease)
         places = [*keys, self._prefix + name, self._prefix]
         words = [*args, mine.token, mine.id]
-        return self._call(on, _fenced(script), places, words, _Refusal(name, mine))
+        if on is not None:
+            # By its text: redis-py would ask the server first which digests it knows, in a round trip of its own.
+            return on.eval(_fenced(script).text, len(places), *places, *words)
+        return self._run(self._write(_fenced(script), places, words, _Refusal(name, mine)))
 
     @contextmanager
     def refusals(self, resource: str, lease: Fenced) -> Iterator[None]:
@@ -116,98 +155,89 @@ class RedisFence:
         try:
             yield
         except Exception as error:
-            stale = _Refusal(check_resource(resource), bearer(lease)).of(error)
-            if stale is None:
-                raise
-            raise stale from error
+            _Refusal(check_resource(resource), bearer(lease)).raise_for(error)
+            raise
 
     # ------------------------------------------------------------------ what keepers of the fence do
 
+    @overload
+    def token(self: RedisFence[Never], resource: str) -> Any: ...
+    @overload
+    def token(self: RedisFence[Awaited], resource: str) -> Coroutine[Any, Any, int | None]: ...
+    @overload
+    def token(self: RedisFence[Blocking], resource: str) -> int | None: ...
+
     def token(self, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
-        places = [self._prefix + check_resource(resource), self._prefix]
-        return self._call(None, _script("seen"), places, (), None, _token_of)
+        return self._run(self._token(check_resource(resource)))
+
+    @overload
+    def rebase(self: RedisFence[Never], resource: str, token: int, *, reason: str) -> Any: ...
+    @overload
+    def rebase(self: RedisFence[Awaited], resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
+    @overload
+    def rebase(self: RedisFence[Blocking], resource: str, token: int, *, reason: str) -> None: ...
 
     def rebase(self, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
         to, why = check_token(token), check_reason(check_resource(resource), reason)
+        return self._run(self._rebase(resource, to, why))
 
-        def moved(before: Any) -> None:
-            tell_moved(resource, _token_of(before), to, why)
-
-        return self._call(None, _script("move"), [self._prefix + resource], [to], None, moved)
+    @overload
+    def collect(self: RedisFence[Never], floor: int) -> Any: ...
+    @overload
+    def collect(self: RedisFence[Awaited], floor: int) -> Coroutine[Any, Any, int]: ...
+    @overload
+    def collect(self: RedisFence[Blocking], floor: int) -> int: ...
 
     def collect(self, floor: int) -> Any:
         """Forget every resource whose token is below the floor; return how many there were.
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
         """
-        check_token(floor)
-        return self._collect_awaited(floor) if self._awaited else self._collect(floor)
+        return self._run(self._collect(check_token(floor)))
 
-    def _collect(self, floor: int) -> int:
-        in_force = self._call(None, _script("raise"), [self._prefix], [floor], None, _token_of)
+    # ------------------------------------------------------------------ how
+
+    async def _token(self, resource: str) -> int | None:
+        return _token_of(await self._ask(_script("seen"), [self._prefix + resource, self._prefix]))
+
+    async def _rebase(self, resource: str, to: int, why: str) -> None:
+        before = await self._ask(_script("move"), [self._prefix + resource], [to])
+        tell_moved(resource, _token_of(before), to, why)
+
+    async def _collect(self, floor: int) -> int:
+        in_force = _token_of(await self._ask(_script("raise"), [self._prefix], [floor]))
         found = self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT)
-        count: int = sum(self._call(None, _script("forget"), [key], [floor], None) for key in found)
-        tell_collected(count, in_force)
-        return count
-
-    async def _collect_awaited(self, floor: int) -> int:
-        in_force = await self._call(None, _script("raise"), [self._prefix], [floor], None, _token_of)
         count = 0
-        async for key in self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT):
-            count += await self._call(None, _script("forget"), [key], [floor], None)
-        tell_collected(count, in_force)
+        async for key in _each(found):
+            count += await self._ask(_script("forget"), [key], [floor])
+        tell_collected(count, floor if in_force is None else in_force)
         return count
 
-    # ------------------------------------------------------------------ one call
+    async def _write(self, script: _Script, keys: list[Any], args: list[Any], refused: _Refusal) -> Any:
+        try:
+            return await self._ask(script, keys, args)
+        except Exception as error:
+            refused.raise_for(error)
+            raise
 
-    def _call(
-        self,
-        on: Any,
-        script: _Script,
-        keys: list[Any],
-        args: Iterable[Any],
-        refused: _Refusal | None,
-        then: Callable[[Any], Any] = lambda answer: answer,
-    ) -> Any:
+    async def _ask(self, script: _Script, keys: list[Any], args: Iterable[Any] = ()) -> Any:
         words = (len(keys), *keys, *args)
-        if on is not None:
-            # By its text: redis-py would ask the server first which digests it knows, in a round trip of its own.
-            return on.eval(script.text, *words)
-        return (self._ask_awaited if self._awaited else self._ask)(script, words, refused, then)
-
-    def _ask(
-        self, script: _Script, words: tuple[Any, ...], refused: _Refusal | None, then: Callable[[Any], Any]
-    ) -> Any:
         try:
-            try:
-                return then(self._client.evalsha(script.digest, *words))
-            except Exception as error:
-                if not _unknown_script(error):
-                    raise
-            return then(self._client.eval(script.text, *words))
+            return await settled(self._client.evalsha(script.digest, *words))
         except Exception as error:
-            stale = None if refused is None else refused.of(error)
-            if stale is None:
+            if type(error).__name__ != "NoScriptError":
                 raise
-            raise stale from error
+        return await settled(self._client.eval(script.text, *words))
 
-    async def _ask_awaited(
-        self, script: _Script, words: tuple[Any, ...], refused: _Refusal | None, then: Callable[[Any], Any]
-    ) -> Any:
-        try:
-            try:
-                return then(await self._client.evalsha(script.digest, *words))
-            except Exception as error:
-                if not _unknown_script(error):
-                    raise
-            return then(await self._client.eval(script.text, *words))
-        except Exception as error:
-            stale = None if refused is None else refused.of(error)
-            if stale is None:
-                raise
-            raise stale from error
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return work if self._awaited else finish(work, "the client is to be awaited, but is none of redis.asyncio's")
+
+
+def is_awaited(client: object) -> bool:
+    """Return whether a client of redis-py's is one of asyncio's."""
+    return any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
 
 
 class _Script:
@@ -227,7 +257,13 @@ class _Refusal:
         self._resource = resource
         self._mine = mine
 
-    def of(self, error: Exception) -> StaleToken | None:
+    def raise_for(self, error: Exception) -> None:
+        """Raise StaleToken if that is what an error of redis-py's says."""
+        stale = self._of(error)
+        if stale is not None:
+            raise stale from error
+
+    def _of(self, error: Exception) -> StaleToken | None:
         """Return the refusal that an error of redis-py's is, or None; a pipeline puts words of its own before it."""
         if type(error).__module__.partition(".")[0] != "redis":
             return None
@@ -248,8 +284,14 @@ def _fenced(script: str) -> _Script:
     return _Script((f"{flags}\n" if flags else "") + _script("check").text + rest)
 
 
-def _unknown_script(error: Exception) -> bool:
-    return type(error).__name__ == "NoScriptError"
+async def _each(found: Any) -> AsyncIterator[Any]:
+    """Yield what an iterator of either colour gives."""
+    if hasattr(found, "__aiter__"):
+        async for one in found:
+            yield one
+    else:
+        for one in found:
+            yield one
 
 
 def _token_of(mark: Any) -> int | None:

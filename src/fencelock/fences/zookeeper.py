@@ -14,14 +14,15 @@ from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Credentials,
     Mark,
+    admit,
     bearer,
     check_reason,
     check_resource,
     check_token,
     not_entered,
-    refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 
 
@@ -52,9 +53,7 @@ class ZooKeeperFence:
             self._client.ensure_path(self._root)
             floor, floor_version = self._mark(self._root)
             mark, version = self._mark(self._place(name))
-            seen = mark or floor
-            if seen is not None and not seen.admits(mine):
-                raise refusal(name, mine, seen)
+            admit(name, mine, mark or floor)
             if mark is not None and mark.is_of(mine) and self._client.exists(self._permit(name, mine)) is not None:
                 return
             if self._replace(name, Mark(*mine), version, floor_version, permit=self._permit(name, mine)):
@@ -73,8 +72,9 @@ class ZooKeeperFence:
         transaction.operations.insert(0, transaction.operations.pop())
         checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
-            mine, seen = bearer(lease), self._seen(resource)
-            raise not_entered(resource, mine) if seen is None or seen.admits(mine) else refusal(resource, mine, seen)
+            mine = bearer(lease)
+            admit(resource, mine, self._seen(resource))
+            raise not_entered(resource, mine)
         for result in (checked, *results):
             if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
@@ -84,8 +84,7 @@ class ZooKeeperFence:
 
     def token(self, resource: str) -> int | None:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
-        seen = self._seen(check_resource(resource))
-        return None if seen is None else seen.token
+        return token_of(self._seen(check_resource(resource)))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
@@ -96,7 +95,7 @@ class ZooKeeperFence:
             before, version = self._mark(self._place(resource))
             if self._replace(resource, Mark(to, ""), version, None, permit=None):
                 break
-        tell_moved(resource, None if before is None else before.token, to, reason)
+        tell_moved(resource, token_of(before), to, reason)
 
     def collect(self, floor: int) -> int:
         """Forget every resource whose token is below the floor; return how many there were.
@@ -113,7 +112,7 @@ class ZooKeeperFence:
                 in_force = before.token
                 break
             try:
-                self._client.set(self._root, f"{floor} ".encode(), version)
+                self._client.set(self._root, Mark(floor, "").text.encode(), version)
                 break
             except BadVersionError:
                 continue
@@ -125,7 +124,7 @@ class ZooKeeperFence:
                 top, top_version = self._mark(self._root)
                 transaction = self._client.transaction()
                 # Who has looked at this mark has to look again: its version would come back with a node that is made anew.
-                transaction.set_data(self._root, f"{floor if top is None else top.token} ".encode(), top_version)
+                transaction.set_data(self._root, (top or Mark(floor, "")).text.encode(), top_version)
                 for permit in self._children(place):
                     transaction.delete(f"{place}/{permit}")
                 transaction.delete(place, version)
@@ -149,8 +148,7 @@ class ZooKeeperFence:
             data, stat = self._client.get(path)
         except NoNodeError:
             return None, None
-        token, _, id_ = data.decode().partition(" ")
-        return (Mark(int(token), id_) if token else None), stat.version
+        return (Mark.parse(data.decode()) if data else None), stat.version
 
     def _seen(self, resource: str) -> Mark | None:
         return self._mark(self._place(resource))[0] or self._mark(self._root)[0]
@@ -167,7 +165,7 @@ class ZooKeeperFence:
         self, resource: str, mark: Mark, version: int | None, floor_version: int | None, permit: str | None
     ) -> bool:
         """Set the mark and put the permit in place of the others, if nothing has changed since it was looked at."""
-        place, data = self._place(resource), f"{mark.token} {mark.id}".encode()
+        place, data = self._place(resource), mark.text.encode()
         transaction = self._client.transaction()
         if floor_version is not None:
             transaction.check(self._root, floor_version)

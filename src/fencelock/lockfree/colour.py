@@ -7,7 +7,7 @@ awaited.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fencelock.sqlio import settled as settled
 from fencelock.worlds.blocking import BlockingWorld, drive
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from fencelock.core.world import World
 
 T = TypeVar("T")
-
-
-class Awaited(Protocol):
-    """A connection or session whose commit is awaited."""
-
-    def commit(self) -> Coroutine[Any, Any, None]: ...
 
 
 def world_of(*, awaited: bool) -> World:

@@ -18,10 +18,10 @@ from fencelock.core.names import LONGEST, check_name
 from fencelock.errors import FencelockError, InvalidName, KeyInProgress, KeyReused
 from fencelock.lockfree import idempotency_sql
 from fencelock.lockfree.canonical import Json, canonical, written
-from fencelock.lockfree.colour import Awaited, check_colour
+from fencelock.lockfree.colour import check_colour
 from fencelock.lockfree.idempotency_sql import Done, SqlStore
 from fencelock.primitives.locked import naming
-from fencelock.sqlio import link, run
+from fencelock.sqlio import Awaited, Blocking, link, run
 from fencelock.worlds.blocking import drive
 
 __all__ = ["Idempotent", "KeyInProgress", "KeyReused", "Run", "collect", "idempotent", "idempotent_by"]
@@ -283,13 +283,13 @@ def idempotent_by(
 
 
 @overload
-def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]:  # type: ignore[overload-overlap]
-    """Do it on a connection of asyncio's, to be awaited."""
+def collect(connection: Blocking, limit: int = 1000) -> int:
+    """Do it on a connection that blocks."""
 
 
 @overload
-def collect(connection: object, limit: int = 1000) -> int:
-    """Do it on a connection that blocks."""
+def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]:
+    """Do it on a connection of asyncio's, to be awaited."""
 
 
 def collect(connection: Any, limit: int = 1000) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
 from fencelock.errors import EngineUnavailable, StaleToken
+from fencelock.fences.etcd import coded
+from fencelock.fences.redis import is_awaited as is_awaited_redis
 from fencelock.lockfree.cell import Cell, Seen
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.idempotency_locks import is_awaited, records_of
@@ -28,7 +29,7 @@ class RedisKey(Cell["bytes | None"]):
         self._client = client
         self._ttl = "" if ttl is None else str(max(1, round(ttl * 1000)))
         self.name = key
-        self.awaited = any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
+        self.awaited = is_awaited_redis(client)
 
     async def _read(self) -> Seen[bytes | None]:
         value = await settled(self._client.get(self.name))
@@ -60,8 +61,8 @@ class EtcdKey(Cell["bytes | None"]):
         return Seen(value, int(about["mod_revision"]))
 
     async def _write(self, value: bytes | None, version: int) -> bool:
-        key = b64encode(self.name.encode()).decode()
-        put = {"key": key, "value": b64encode(value or b"").decode()}
+        key = coded(self.name)
+        put = {"key": key, "value": coded(value or b"")}
         compare = {"key": key, "result": "EQUAL", "target": "MOD", "mod_revision": version}
         answer = self._client.transaction(
             {"compare": [compare], "success": [{"request_put": put}], "failure": []}

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, overload
 from fencelock.core.names import check_name
 from fencelock.errors import FencelockError, InvalidName
 from fencelock.lockfree.canonical import Json, written
-from fencelock.lockfree.colour import Awaited
 from fencelock.lockfree.schema import explain
-from fencelock.sqlio import MYSQL, POSTGRESQL, Answer, Link, link, run
+from fencelock.sqlio import MYSQL, POSTGRESQL, Answer, Awaited, Blocking, Link, link, run
 
 __all__ = ["Message", "Outbox"]
 
@@ -86,9 +85,9 @@ class Outbox:
             )
 
     @overload
-    def append(self, connection: Awaited, key: str, payload: Json) -> Coroutine[Any, Any, None]: ...
+    def append(self, connection: Blocking, key: str, payload: Json) -> None: ...
     @overload
-    def append(self, connection: object, key: str, payload: Json) -> None: ...
+    def append(self, connection: Awaited, key: str, payload: Json) -> Coroutine[Any, Any, None]: ...
 
     def append(self, connection: Any, key: str, payload: Json) -> Any:
         """Write a message in the caller's transaction. The messages of a key are delivered in the order of their commits.
@@ -107,9 +106,9 @@ class Outbox:
         return run(to, self._append(to, key, written(payload, f"the payload of a message of {key!r}")))
 
     @overload
-    def pending(self, connection: Awaited) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+    def pending(self, connection: Blocking) -> int: ...
     @overload
-    def pending(self, connection: object) -> int: ...
+    def pending(self, connection: Awaited) -> Coroutine[Any, Any, int]: ...
 
     def pending(self, connection: Any) -> Any:
         """Return how many messages wait to be delivered: for an alarm when they only become more.

@@ -8,8 +8,8 @@ from typing import Any, overload
 
 from fencelock.errors import FencelockError
 from fencelock.fences.sql import schema as fence_schema
-from fencelock.lockfree.colour import Awaited, settled
-from fencelock.sqlio import Link, link, misses_table, run
+from fencelock.lockfree.colour import settled
+from fencelock.sqlio import Awaited, Blocking, Link, link, misses_table, run
 
 
 def schema_text(dialect: str) -> str:
@@ -26,13 +26,13 @@ def schema_text(dialect: str) -> str:
 
 
 @overload
-def create_tables(connection: Awaited) -> Coroutine[Any, Any, None]:  # type: ignore[overload-overlap]
-    """Do it on a connection of asyncio's, to be awaited."""
+def create_tables(connection: Blocking) -> None:
+    """Do it on a connection that blocks."""
 
 
 @overload
-def create_tables(connection: object) -> None:
-    """Do it on a connection that blocks."""
+def create_tables(connection: Awaited) -> Coroutine[Any, Any, None]:
+    """Do it on a connection of asyncio's, to be awaited."""
 
 
 def create_tables(connection: Any) -> Any:

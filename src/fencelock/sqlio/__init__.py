@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Coroutine, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -25,6 +25,12 @@ class Answer(NamedTuple):
 
     rows: list[tuple[Any, ...]]
     touched: int
+
+
+class Blocking(Protocol):
+    """A connection, session or cursor that blocks, for type checkers."""
+
+    def close(self) -> None: ...
 
 
 class Awaited(Protocol):
@@ -59,8 +65,26 @@ class Link(Protocol):
         """Return whether each statement commits by itself: there is no transaction, and none begins with the next."""
         ...
 
+
+class BlockingLink(Link, Protocol):
+    """A connection that has done its work when it returns."""
+
+    @property
+    def awaited(self) -> Literal[False]:
+        """No."""
+        ...
+
+
+class AwaitedLink(Link, Protocol):
+    """A connection of asyncio's, where work can be forgotten."""
+
+    @property
+    def awaited(self) -> Literal[True]:
+        """Yes."""
+        ...
+
     def refuse(self, why: str, /) -> None:
-        """Have the connection take no more statements, and commit nothing, at once: only for one that is awaited."""
+        """Have the connection take no more statements, and commit nothing, at once."""
         ...
 
 
@@ -74,14 +98,17 @@ async def settled(value: Any) -> Any:
     return await value if hasattr(value, "__await__") else value
 
 
-def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run work on a connection that blocks to its end, and return what it returns."""
+def finish(
+    work: Coroutine[Any, Any, T],
+    suspended: str = "a statement on a blocking connection suspended: its driver is not what it seems to be",
+) -> T:
+    """Run work on what blocks to its end, and return what it returns; if it suspends all the same, say so."""
     try:
         work.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     work.close()
-    raise RuntimeError("a statement on a blocking connection suspended: its driver is not what it seems to be")
+    raise RuntimeError(suspended)
 
 
 @lru_cache(maxsize=256)
@@ -111,7 +138,13 @@ def render(sql: str, paramstyle: str) -> tuple[str, tuple[str, ...]]:
     return _ARGUMENT.sub(place, sql), tuple(names)
 
 
-def link(connection: Any) -> Link:
+def bind(sql: str, args: Mapping[str, Any], paramstyle: str) -> tuple[str, tuple[Any, ...]]:
+    """Return a statement as a driver wants it, and its arguments in the order of their places."""
+    text, names = render(sql, paramstyle)
+    return text, tuple(args[name] for name in names)
+
+
+def link(connection: Any) -> BlockingLink | AwaitedLink:
     """Return what runs SQL on this connection; raise TypeError for what is not one that we know."""
     from fencelock.sqlio.drivers import find
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, AwaitedLink, BlockingLink, bind
 from fencelock.sqlio.drivers import DRIVERS, NOTHING, aiosqlite_commits, find, kind_of, modules_of
 
 DIALECTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
 
-def alchemy(thing: Any, modules: list[str]) -> Link:
+def alchemy(thing: Any, modules: list[str]) -> BlockingLink | AwaitedLink:
     """Return the link for a Connection or a Session of either colour; an Engine has no transaction and is refused."""
     if hasattr(thing, "dbapi_connection"):  # straight from a pool: a connection of the driver's in a wrapper
         return find(thing.dbapi_connection)
@@ -34,8 +33,7 @@ def alchemy(thing: Any, modules: list[str]) -> Link:
 BEGIN = 'take the connection of `engine.begin()`, or a session, without isolation_level="AUTOCOMMIT"'
 
 
-class _BlockingAlchemy:
-    awaited = False
+class _Alchemy:
     begin = BEGIN
 
     def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
@@ -43,9 +41,13 @@ class _BlockingAlchemy:
         self._paramstyle = paramstyle
         self.dialect = dialect
 
+
+class _BlockingAlchemy(_Alchemy):
+    awaited: Literal[False] = False
+
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, self._paramstyle)
-        return _answer(self._connection().exec_driver_sql(text, tuple(args[name] for name in names)))
+        text, values = bind(sql, args, self._paramstyle)
+        return _answer(self._connection().exec_driver_sql(text, values))
 
     async def commits_each(self) -> bool:
         connection = self._connection()
@@ -53,26 +55,17 @@ class _BlockingAlchemy:
             connection.begin()  # as the first statement would, with whatever the application does on that occasion
         return _commits_each(connection)
 
-    def refuse(self, _why: str, /) -> None:
-        raise NotImplementedError("a connection that blocks has done its work when it returns")
-
     def _connection(self) -> Any:
         return self._thing if hasattr(self._thing, "exec_driver_sql") else self._thing.connection()
 
 
-class _AwaitedAlchemy:
-    awaited = True
-    begin = BEGIN
-
-    def __init__(self, thing: Any, dialect: str, paramstyle: str) -> None:
-        self._thing = thing
-        self._paramstyle = paramstyle
-        self.dialect = dialect
+class _AwaitedAlchemy(_Alchemy):
+    awaited: Literal[True] = True
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, self._paramstyle)
+        text, values = bind(sql, args, self._paramstyle)
         connection = await self._connection()
-        return _answer(await connection.exec_driver_sql(text, tuple(args[name] for name in names)))
+        return _answer(await connection.exec_driver_sql(text, values))
 
     async def commits_each(self) -> bool:
         connection = await self._connection()
@@ -119,19 +112,27 @@ def _commits_each(connection: Any) -> bool:
             return driver.idle(pooled.driver_connection)
     # asyncpg, aiomysql and others: SQLAlchemy knows how to ask, or its adapter does, by one name or another.
     adapter = pooled.dbapi_connection
-    for asked in (getattr(connection.dialect, "detect_autocommit_setting", None), _ask_adapter):
-        with suppress(NotImplementedError):
-            if asked is not None:
-                return bool(asked(adapter))
-    return True  # nobody knows: better refused than written without a fence
+    told = _told_by_dialect(connection.dialect, adapter)
+    if told is None:
+        told = _told_by_adapter(adapter)
+    return told is not False  # where nobody knows: better refused than written without a fence
 
 
-def _ask_adapter(adapter: Any) -> bool:
+def _told_by_dialect(dialect: Any, adapter: Any) -> bool | None:
+    """Return whether SQLAlchemy takes it for one that commits each statement; None is for: it cannot tell."""
+    if not hasattr(dialect, "detect_autocommit_setting"):
+        return None
+    try:
+        return bool(dialect.detect_autocommit_setting(adapter))
+    except NotImplementedError:  # SQLAlchemy's word for it
+        return None
+
+
+def _told_by_adapter(adapter: Any) -> bool | None:
+    """Return whether SQLAlchemy's adapter of a driver says that it commits each statement, or None."""
     if hasattr(adapter, "get_autocommit"):
         return bool(adapter.get_autocommit())
     autocommit, level = getattr(adapter, "autocommit", None), getattr(adapter, "isolation_level", None)
     if isinstance(autocommit, bool):
         return autocommit
-    if isinstance(level, str):
-        return level.lower() == "autocommit"
-    raise NotImplementedError
+    return level.lower() == "autocommit" if isinstance(level, str) else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Link, render
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, AwaitedLink, BlockingLink, bind
 
 BEGIN = {
     POSTGRESQL: "turn autocommit off, or begin a transaction first",
@@ -100,7 +100,7 @@ def modules_of(thing: object) -> list[str]:
     return [kind.__module__ for kind in type(thing).__mro__]
 
 
-def find(thing: Any) -> Link:
+def find(thing: Any) -> BlockingLink | AwaitedLink:
     """Return the link for a connection or a cursor; raise TypeError for anything else."""
     modules = modules_of(thing)
     packages = [module.partition(".")[0] for module in modules]
@@ -124,7 +124,7 @@ def find(thing: Any) -> Link:
     )
 
 
-def _of_driver(thing: Any, package: str) -> Link:
+def _of_driver(thing: Any, package: str) -> BlockingLink | AwaitedLink:
     connection = thing
     if not hasattr(connection, "commit"):
         # A cursor of aiosqlite's has a `connection`, too: sqlite3's own, which belongs to another thread.
@@ -139,10 +139,8 @@ def _of_driver(thing: Any, package: str) -> Link:
     return _Blocking(connection, driver)
 
 
-class _Blocking:
-    """A connection of a DB-API driver."""
-
-    awaited = False
+class _Connection:
+    """A connection and the line of the table that it is asked by."""
 
     def __init__(self, connection: Any, driver: Driver) -> None:
         self._connection = connection
@@ -150,13 +148,17 @@ class _Blocking:
         self.dialect = driver.dialect
         self.begin = BEGIN[driver.dialect]
 
+
+class _Blocking(_Connection):
+    """A connection of a DB-API driver."""
+
+    awaited: Literal[False] = False
+
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, self._driver.paramstyle)
+        text, values = bind(sql, args, self._driver.paramstyle)
         cursor = self._driver.fresh(self._connection)
         try:
-            cursor.execute(text, [args[name] for name in names])
-            rows = [] if cursor.description is None else cursor.fetchall()
-            return Answer([tuple(row) for row in rows], cursor.rowcount)
+            return _ask(cursor, text, values)
         finally:
             cursor.close()
 
@@ -171,27 +173,16 @@ class _Blocking:
         except Exception:
             return True
 
-    def refuse(self, _why: str, /) -> None:
-        raise NotImplementedError("a connection that blocks has done its work when it returns")
 
-
-class _Awaited:
+class _Awaited(_Connection):
     """A connection of psycopg's asyncio half."""
 
-    awaited = True
-
-    def __init__(self, connection: Any, driver: Driver) -> None:
-        self._connection = connection
-        self._driver = driver
-        self.dialect = driver.dialect
-        self.begin = BEGIN[driver.dialect]
+    awaited: Literal[True] = True
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, self._driver.paramstyle)
+        text, values = bind(sql, args, self._driver.paramstyle)
         async with self._driver.fresh(self._connection) as cursor:
-            await cursor.execute(text, [args[name] for name in names])
-            rows = [] if cursor.description is None else await cursor.fetchall()
-            return Answer(rows, cursor.rowcount)
+            return await _ask_awaited(cursor, text, values)
 
     async def commits_each(self) -> bool:
         return self._driver.idle(self._connection)
@@ -200,25 +191,17 @@ class _Awaited:
         self._connection.pgconn.finish()  # the server rolls back
 
 
-class _Aiosqlite:
+class _Aiosqlite(_Connection):
     """A connection of aiosqlite's: sqlite3 in a thread of its own."""
 
-    awaited = True
-    dialect = SQLITE
-    begin = BEGIN[SQLITE]
-
-    def __init__(self, connection: Any, driver: Driver) -> None:
-        self._connection = connection
-        self._driver = driver
+    awaited: Literal[True] = True
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, self._driver.paramstyle)
+        text, values = bind(sql, args, self._driver.paramstyle)
         cursor = await self._connection.cursor()
         try:
             cursor.row_factory = None
-            await cursor.execute(text, [args[name] for name in names])
-            rows = [] if cursor.description is None else await cursor.fetchall()
-            return Answer([tuple(row) for row in rows], cursor.rowcount)
+            return await _ask_awaited(cursor, text, values)
         finally:
             await cursor.close()
 
@@ -234,7 +217,7 @@ class _Aiosqlite:
 class _Django:
     """What `django.db.connection` is, or one of `django.db.connections`: it speaks `%s` to every database."""
 
-    awaited = False
+    awaited: Literal[False] = False
     begin = "do both inside `with transaction.atomic():`"
 
     def __init__(self, connection: Any) -> None:
@@ -244,14 +227,21 @@ class _Django:
             raise TypeError(f"Django's {self.dialect} is none of the databases that we know: PostgreSQL, MySQL, SQLite")
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, names = render(sql, "format")
+        text, values = bind(sql, args, "format")
         with self._connection.cursor() as cursor:
-            cursor.execute(text, [args[name] for name in names])
-            rows = [] if cursor.description is None else cursor.fetchall()
-            return Answer([tuple(row) for row in rows], cursor.rowcount)
+            return _ask(cursor, text, values)
 
     async def commits_each(self) -> bool:
         return bool(self._connection.get_autocommit())
 
-    def refuse(self, _why: str, /) -> None:
-        raise NotImplementedError("a connection that blocks has done its work when it returns")
+
+def _ask(cursor: Any, text: str, values: tuple[Any, ...]) -> Answer:
+    cursor.execute(text, values)
+    rows = [] if cursor.description is None else cursor.fetchall()
+    return Answer([tuple(row) for row in rows], cursor.rowcount)
+
+
+async def _ask_awaited(cursor: Any, text: str, values: tuple[Any, ...]) -> Answer:
+    await cursor.execute(text, values)
+    rows = [] if cursor.description is None else await cursor.fetchall()
+    return Answer([tuple(row) for row in rows], cursor.rowcount)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from fencelock.sqlio import Link
+from fencelock.sqlio import AwaitedLink
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class Promised(Coroutine[Any, Any, T]):
     A forgotten `await` drops it at once, before the statement that follows: so that one fails, instead of going past.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T], to: Link, what: str) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], to: AwaitedLink, what: str) -> None:
         self._work = work
         self._to = to
         self._what = what

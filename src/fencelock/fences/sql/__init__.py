@@ -21,10 +21,11 @@ from fencelock.fences.core import (
     refusal,
     tell_collected,
     tell_moved,
+    token_of,
 )
 from fencelock.fences.sql.column import FenceColumn
 from fencelock.fences.sql.statements import schema, statements
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Awaited, Link, link, misses_table, run
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, Awaited, Blocking, Link, link, misses_table, run
 from fencelock.sqlio.promised import Promised
 
 __all__ = ["FenceColumn", "SqlFence", "schema"]
@@ -72,9 +73,9 @@ class SqlFence:
         self._bound_idle = bound_idle
 
     @overload
-    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    def check(self, connection: Blocking, resource: str, lease: Fenced) -> None: ...
     @overload
-    def check(self, connection: object, resource: str, lease: Fenced) -> None: ...
+    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
 
     def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
         """Raise StaleToken unless the lease is the newest that this resource has seen.
@@ -98,9 +99,9 @@ class SqlFence:
         return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
 
     @overload
-    def token(self, connection: Awaited, resource: str) -> Coroutine[Any, Any, int | None]: ...  # type: ignore[overload-overlap]
+    def token(self, connection: Blocking, resource: str) -> int | None: ...
     @overload
-    def token(self, connection: object, resource: str) -> int | None: ...
+    def token(self, connection: Awaited, resource: str) -> Coroutine[Any, Any, int | None]: ...
 
     def token(self, connection: Any, resource: str) -> Any:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -112,9 +113,9 @@ class SqlFence:
         return run(to, _token(to, check_resource(resource)))
 
     @overload
-    def rebase(self, connection: Awaited, resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    def rebase(self, connection: Blocking, resource: str, token: int, *, reason: str) -> None: ...
     @overload
-    def rebase(self, connection: object, resource: str, token: int, *, reason: str) -> None: ...
+    def rebase(self, connection: Awaited, resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
 
     def rebase(self, connection: Any, resource: str, token: int, *, reason: str) -> Any:
         """Move the fence on purpose, down or up, in the caller's transaction: every token from this one on is let in.
@@ -131,9 +132,9 @@ class SqlFence:
         return run(to, _rebase(to, check_resource(resource), check_token(token), check_reason(resource, reason)))
 
     @overload
-    def collect(self, connection: Awaited, floor: int) -> Coroutine[Any, Any, int]: ...  # type: ignore[overload-overlap]
+    def collect(self, connection: Blocking, floor: int) -> int: ...
     @overload
-    def collect(self, connection: object, floor: int) -> int: ...
+    def collect(self, connection: Awaited, floor: int) -> Coroutine[Any, Any, int]: ...
 
     def collect(self, connection: Any, floor: int) -> Any:
         """Forget every resource whose token is below the floor, in the caller's transaction; return how many there were.
@@ -153,9 +154,9 @@ class SqlFence:
         return run(to, _collect(to, check_token(floor)))
 
     @overload
-    def create(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    def create(self, connection: Blocking) -> None: ...
     @overload
-    def create(self, connection: object) -> None: ...
+    def create(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...
 
     def create(self, connection: Any) -> Any:
         """Make the table, unless it is there. On MySQL that commits whatever transaction is open: do it at deployment.
@@ -167,9 +168,9 @@ class SqlFence:
         return run(to, _create(to))
 
     @overload
-    def restore(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...  # type: ignore[overload-overlap]
+    def restore(self, connection: Blocking) -> None: ...
     @overload
-    def restore(self, connection: object) -> None: ...
+    def restore(self, connection: Awaited) -> Coroutine[Any, Any, None]: ...
 
     def restore(self, connection: Any) -> Any:
         """Put back, on MariaDB, what checks have set on this connection to bound idle transactions; elsewhere do nothing.
@@ -225,14 +226,13 @@ async def _need_transaction(to: Link, what: str, resource: str | None) -> None:
 
 
 async def _token(to: Link, resource: str) -> int | None:
-    mark = await _seen(to, resource)
-    return None if mark is None else mark.token
+    return token_of(await _seen(to, resource))
 
 
 async def _rebase(to: Link, resource: str, token: int, reason: str) -> None:
     before = await _seen(to, resource)
     await _ask(to, "move", resource, {"resource": resource, "token": token})
-    tell_moved(resource, None if before is None else before.token, token, reason)
+    tell_moved(resource, token_of(before), token, reason)
 
 
 async def _collect(to: Link, floor: int) -> int:
