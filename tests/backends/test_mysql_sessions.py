@@ -21,7 +21,7 @@ async def test_killed_while_holding(mariadb: MariaDB, clients: Clients) -> None:
     """A holder whose session is killed is told by its next renewal, and its release says that it was gone."""
     url = own_database(mariadb)
     locks = clients.connect(url)
-    lease = await locks.lock("x", ttl=2).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     kill(mariadb, holder_of(mariadb, url, "x"))
     assert await lease.lost.wait(SOON)
     assert lease.reason is Reason.GONE
@@ -201,7 +201,7 @@ async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
         locks = clients.connect(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2])
         stuck = await locks.lock("stuck", ttl=6).acquire()
         path.freeze()
-        short = await locks.lock("short", ttl=2).acquire()
+        short = await locks.lock("short", ttl=5).acquire()
         assert await stuck.lost.wait(SOON)
         short.check()
         await short.release()
