@@ -107,7 +107,7 @@ async def test_lines_of_the_dead(mariadb: MariaDB, clients: Clients) -> None:
     locks = clients.connect(url)
     kept = await locks.lock("kept", ttl=30).acquire()
     for _ in range(3):
-        lease = await locks.lock("x", ttl=30).acquire()
+        lease = await locks.lock("x", ttl=9).acquire()
         kill(mariadb, holder_of(mariadb, url, "x"))
         assert await lease.lost.wait(SOON)
     assert mariadb.query(f"SELECT COUNT(*) FROM {table} WHERE connection > 0") == "4"
