@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 STORY = ROOT / "demo" / "story.py"
 WORKERS = ("alice", "bob", "carol")
 
+pytestmark = pytest.mark.xdist_group("demo")  # all look at one and the same run
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:

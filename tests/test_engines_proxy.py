@@ -264,6 +264,8 @@ def test_holding_the_gil_does_not_hold_up_the_network(through: Proxy) -> None:
             began = time.monotonic()
             assert wire.recv(100) == b"+PONG\r\n"
             waits.append(time.monotonic() - began)
+            if waits[-1] < 0.2:
+                break
         assert min(waits) < 0.2
 
 

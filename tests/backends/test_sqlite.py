@@ -723,11 +723,11 @@ def test_without_bells(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_does_not_grow(url: str, path: Path) -> None:
-    """Over 20,000 pairs the log stays small."""
+    """Over 10,000 pairs the log stays small."""
     largest = 0
     with fencelock.connect(url) as locks:
         lock = locks.lock("x")
-        for number in range(20_000):
+        for number in range(10_000):
             with lock:
                 pass
             if number % 1000 == 0:

@@ -107,7 +107,7 @@ class Cli:
         """Wait until the holder has renewed its lease twice: once might have been under way."""
         for _ in range(2):
             before = self.deadline(name)
-            eventually(lambda before=before: self.deadline(name) > before)
+            eventually(lambda: self.deadline(name) > before)  # noqa: B023
 
     def file(self, name: str) -> Path:
         return self.folder / name

@@ -124,7 +124,7 @@ def test_not_acquired(cli: Cli) -> None:
     assert cli.json("show", "x")["waiters"] == []
     assert not cli.file("ran").exists()
     for process in cli.started[1:]:
-        eventually(lambda process=process: session_members(process.pid) == [])
+        eventually(lambda: session_members(process.pid) == [])  # noqa: B023
 
 
 def test_waits_for_its_turn(cli: Cli) -> None:
