@@ -163,7 +163,7 @@ def test_longer_than_its_ttl(cli: Cli) -> None:
     """A command that runs for longer than its ttl holds its lock all the time."""
     process = cli.hold("x", "--ttl", KEPT, command=UNTIL_TOLD)
     end = cli.deadline("x")
-    tokens = set()
+    tokens: set[int | None] = set()
     with fencelock.connect(cli.env["FENCELOCK_URL"]) as locks:
         while boottime() < end + 0.5:
             tokens |= {holder.token for holder in locks.inspect("x").holders} or {None}
