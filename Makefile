@@ -22,7 +22,7 @@ demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
 test: $(STAMP)  ## all tests, on real engines that they start themselves
-	$(COMPILED) $(BIN)/python -m pytest --numprocesses 6 --dist loadgroup $(ARGS)
+	$(COMPILED) $(BIN)/python -m pytest --numprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)  ## ruff and strict mypy
 	$(BIN)/ruff check .

@@ -71,13 +71,13 @@ async def test_release_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Prox
     backend = clients.on(near).backend()
     assert isinstance(backend, EtcdBackend)
     backend._links._at = 0  # by the proxy
-    grant = await backend.attempt(Claim("x", 3), queue=True)
+    grant = await backend.attempt(Claim("x", 9), queue=True)
     assert isinstance(grant, Grant)
     way.cut("to_server")
     with pytest.raises(Unanswered):
         await backend.release(grant)
     assert await backend.release(grant) is True  # by the other way
-    later = await backend.attempt(Claim("x", 3), queue=True)
+    later = await backend.attempt(Claim("x", 9), queue=True)
     assert isinstance(later, Grant)
     assert later.handle.key != grant.handle.key
     way.heal()
@@ -93,10 +93,10 @@ async def test_attempt_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Prox
     near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
     backend = clients.on(near).backend()
     assert isinstance(backend, EtcdBackend)
-    warm = await backend.attempt(Claim("warm", 3), queue=True)
+    warm = await backend.attempt(Claim("warm", 9), queue=True)
     assert isinstance(warm, Grant)
     backend._links._at = 0  # by the proxy
-    claim = Claim("x", 3)
+    claim = Claim("x", 9)
     for link in list(backend._links._all):
         backend._links._drop(link)
     way.cut("to_server")
@@ -107,7 +107,7 @@ async def test_attempt_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Prox
     assert grant.straggler
     assert await backend.release(grant) is True
     await backend.abandon(claim)
-    later = await backend.attempt(Claim("x", 3), queue=True)
+    later = await backend.attempt(Claim("x", 9), queue=True)
     assert isinstance(later, Grant)
     assert later.handle.key != grant.handle.key
     way.heal()

@@ -86,7 +86,7 @@ async def test_revoked_while_waiting(etcd1: Etcd, url: str, clients: Clients) ->
     holder, waiter, other = clients.connect(url), clients.connect(url), clients.connect(url)
     lease = await holder.lock("x", ttl=30).acquire()
     before = set(leases(etcd1))
-    async with background(waiter.lock("x", ttl=3).acquire(SOON)) as (task,):
+    async with background(waiter.lock("x", ttl=9).acquire(SOON)) as (task,):
         await waiting(other, "x")
         (session,) = set(leases(etcd1)) - before
         revoke(etcd1, session)
@@ -118,10 +118,10 @@ async def test_deleted_by_an_operator(etcd1: Etcd, url: str, clients: Clients) -
 async def test_claim_that_is_not_renewed_goes(url: str, clients: Clients) -> None:
     """A claim ends with its own ttl although others keep its session alive, also for waiters of the same client."""
     locks, other = clients.connect(url), clients.connect(url)
-    kept = await locks.lock("kept", ttl=2).acquire()
+    kept = await locks.lock("kept", ttl=4).acquire()
     for waiter in (locks, other):
-        lease = await locks.lock("x", ttl=2, renew=False).acquire()
-        async with waiter.lock("x", ttl=2, timeout=SOON) as next:
+        lease = await locks.lock("x", ttl=4, renew=False).acquire()
+        async with waiter.lock("x", ttl=4, timeout=SOON) as next:
             assert next.token > lease.token
             assert lease.lost.is_set()
     kept.check()
@@ -211,9 +211,9 @@ async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Pro
     backend = clients.on(near).backend()
     assert isinstance(backend, EtcdBackend)
     backend._links._at = 0  # by the proxy
-    warm = await backend.attempt(Claim("warm", 3), queue=True)
+    warm = await backend.attempt(Claim("warm", 9), queue=True)
     assert isinstance(warm, Grant)
-    claim = Claim("x", 3)
+    claim = Claim("x", 9)
     way.cut("to_server")
     with pytest.raises(Unanswered):
         await backend.attempt(claim, queue=True)
@@ -240,22 +240,22 @@ async def test_straggler_after_more_than_a_ttl(
     backend = clients.on(near).backend()
     assert isinstance(backend, EtcdBackend)
     backend._links._at = 0  # by the proxy
-    warm = await backend.attempt(Claim("warm", 2), queue=True)
+    warm = await backend.attempt(Claim("warm", 4), queue=True)
     assert isinstance(warm, Grant)
-    claim = Claim("x", 2)
+    claim = Claim("x", 4)
     way.cut("to_server")
     with pytest.raises(Unanswered):
         await backend.attempt(claim, queue=True)
     if abandoned:
         await backend.abandon(claim)
-    for _ in range(10):
+    for _ in range(14):
         await asyncio.sleep(0.5)
         assert await backend.renew([warm]) == [Renewal.RENEWED]
     way.heal()
     for _ in range(10):
         await asyncio.sleep(0.05)
         assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
-    other = await backend.attempt(Claim("y", 2), queue=True)
+    other = await backend.attempt(Claim("y", 4), queue=True)
     assert isinstance(other, Grant)
     assert other.handle.session is not warm.handle.session, "nothing more is to keep that session alive"
     assert await backend.release(warm) is True

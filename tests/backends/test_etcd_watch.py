@@ -121,7 +121,7 @@ async def test_force_release_within_the_first_moment(etcd1: Etcd, clients: Clien
     for _ in range(3):
         lease = await locks.lock("x", ttl=60).acquire()
         assert await other.force_release("x", reason="test") == 1
-        assert await lease.lost.wait(timeout=5)
+        assert await lease.lost.wait(timeout=SOON)
         assert lease.reason is Reason.GONE
 
 
@@ -135,7 +135,7 @@ async def test_watch_ends_and_begins_again(etcd1: Etcd, clients: Clients) -> Non
     lease = await locks.lock("x", ttl=60).acquire()
     await asyncio.sleep(0.3)
     assert await other.force_release("x", reason="test") == 1
-    assert await lease.lost.wait(timeout=5)
+    assert await lease.lost.wait(timeout=SOON)
 
 
 @pytest.mark.parametrize("number", [3])
@@ -199,7 +199,7 @@ async def test_watch_on_a_dead_link(etcd1: Etcd, proxy: Callable[..., Proxy], cl
     backend: Any = client_of(locks).backend
     links = backend._links
     links._at = 0
-    lease = await locks.lock("x", ttl=3).acquire()
+    lease = await locks.lock("x", ttl=9).acquire()
 
     async def watched() -> bool:
         return any(link.watches._watchers for link in links._all)

@@ -142,8 +142,8 @@ async def test_unix_socket(mariadb: MariaDB, clients: Clients) -> None:
     """Over a Unix socket locks are taken, waited for, kept and released; a wait in vain leaves nothing."""
     url = _local(mariadb, "root")
     locks, other = clients.connect(url), clients.connect(url)
-    lease = await locks.lock("local", ttl=3).acquire()
-    async with background(other.lock("local", ttl=3).acquire(2.5)) as (task,):
+    lease = await locks.lock("local", ttl=9).acquire()
+    async with background(other.lock("local", ttl=9).acquire(4)) as (task,):
         await waiting(locks, "local")
         with pytest.raises(TimeoutError):
             await task

@@ -17,7 +17,7 @@ from fencelock.backends.mysql.packets import Messages, Ok, Rows, ServerError, pa
 from fencelock.backends.mysql.place import parse
 from fencelock.core.world import NO_ANSWER
 from tests.backends.conftest import Clients
-from tests.contract.subject import background, is_free, take, waiting
+from tests.contract.subject import background, is_free, renewed, take, waiting
 from tests.engines.mariadb import MariaDB, MariaDBTls
 
 NONCE = bytes(range(1, 21))
@@ -34,11 +34,10 @@ async def test_tls(tls_server: MariaDBTls, clients: Clients) -> None:
     """Over TLS locks are taken, waited for, renewed and released as ever, and the server says that it is encrypted."""
     before = _handshakes(tls_server)
     locks, other = clients.connect(tls_server.tls_url), clients.connect(f"{tls_server.url}?ssl-mode=required")
-    lease = await locks.lock("x", ttl=3).acquire()
-    async with background(other.lock("x", ttl=3).acquire(30)) as (task,):
+    lease = await locks.lock("x", ttl=6).acquire()
+    async with background(other.lock("x", ttl=6).acquire(30)) as (task,):
         await waiting(locks, "x")
-        await asyncio.sleep(1.5)
-        lease.check()
+        await renewed(lease)
         assert await lease.release()
         got = await task
         assert got.token > lease.token

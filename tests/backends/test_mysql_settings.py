@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ import pytest
 from fencelock import EngineUnavailable
 from tests.backends.conftest import Clients
 from tests.backends.mysql_server import holder_of, kill, own_database
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.subject import SOON, background, renewed, take, waiting
 from tests.engines.mariadb import MariaDB, unpacked
 
 HOSTILE = {
@@ -52,11 +51,10 @@ async def test_settings(name: str, mariadb: MariaDB, clients: Clients) -> None:
     url = url.replace("root@", f"s{database}:s3cr3t@")
     with set_to(mariadb, name, HOSTILE[name]):
         locks, other = clients.connect(url, owner="o_o%"), clients.connect(url, owner="\"it's\\")
-        lease = await locks.lock("a_b%\\'\"", ttl=3).acquire()
-        async with background(other.lock("a_b%\\'\"", ttl=3).acquire(60)) as (task,):
+        lease = await locks.lock("a_b%\\'\"", ttl=6).acquire()
+        async with background(other.lock("a_b%\\'\"", ttl=6).acquire(60)) as (task,):
             await waiting(locks, "a_b%\\'\"")
-            await asyncio.sleep(1.5)
-            lease.check()
+            await renewed(lease)
             seen = await other.inspect("a_b%\\'\"")
             assert (seen.holders[0].owner, seen.waiters[0].owner) == ("o_o%", "\"it's\\")
             assert await lease.release() is True
@@ -109,7 +107,7 @@ async def test_lines_of_the_dead(mariadb: MariaDB, clients: Clients) -> None:
     locks = clients.connect(url)
     kept = await locks.lock("kept", ttl=30).acquire()
     for _ in range(3):
-        lease = await locks.lock("x", ttl=30).acquire()
+        lease = await locks.lock("x", ttl=9).acquire()
         kill(mariadb, holder_of(mariadb, url, "x"))
         assert await lease.lost.wait(SOON)
     assert mariadb.query(f"SELECT COUNT(*) FROM {table} WHERE connection > 0") == "4"

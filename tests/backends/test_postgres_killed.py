@@ -12,7 +12,7 @@ from fencelock import EngineUnavailable, LockTimeout, Reason
 from tests.backends.conftest import Clients
 from tests.backends.postgres_server import advisory, connected, empty, kill_sessions, sessions
 from tests.contract.colours import LocksView
-from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
+from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
 from tests.engines.postgres import Postgres
 
 TURN = "SELECT pg_advisory_lock(hashtextextended('x', hashtextextended('fencelock', 7306372540837290870)))"
@@ -109,11 +109,10 @@ async def test_waiting(pg: Postgres, url: str, clients: Clients) -> None:
 async def test_holding(pg: Postgres, url: str, clients: Clients) -> None:
     """Ended while it holds: rows outlive their sessions; an advisory lock is lost, told, and had by the next."""
     locks, other = clients.connect(url), clients.connect(url)
-    lease = await locks.lock("x", ttl=1.5).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     kill_sessions(pg)
     if url == pg.url:
-        await asyncio.sleep(2)
-        lease.check()
+        await renewed(lease)
         assert await lease.release() is True
     else:
         assert await lease.lost.wait(SOON)
@@ -125,11 +124,10 @@ async def test_holding(pg: Postgres, url: str, clients: Clients) -> None:
 async def test_renewing(pg: Postgres, clients: Clients) -> None:
     """Ended in the middle of a renewal: it is repeated over the next, and the lease lasts."""
     locks = clients.connect(pg.url)
-    lease = await locks.lock("x", ttl=3).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     with held_up(pg, "SELECT FROM fencelock.claim FOR UPDATE"):
         await kill_blocked(pg)
-    await asyncio.sleep(3)
-    lease.check()
+    await renewed(lease)
     assert await lease.release() is True
 
 
@@ -158,13 +156,13 @@ async def test_leaving(pg: Postgres, url: str, clients: Clients) -> None:
     locks, other = clients.connect(url, ttl=5), clients.connect(url, ttl=5)
     lease = await other.lock("x", ttl=30).acquire()
     mine = ",".join(map(str, sessions(pg)))
-    async with background(locks.lock("x").acquire(timeout=1.0)) as (task,):
+    async with background(locks.lock("x").acquire(timeout=4.0)) as (task,):
         await waiting(other, "x")
         if url == pg.url:
             with held_up(pg, TURN):
                 await kill_blocked(pg)
         else:
-            await asyncio.sleep(0.9)
+            await asyncio.sleep(3.9)
             kill_sessions(pg, f"pid NOT IN ({mine})")
         with pytest.raises((LockTimeout, EngineUnavailable)):  # whichever it was about to do: leave, or look once more
             await asyncio.wait_for(task, SOON)

@@ -35,7 +35,7 @@ def tls(shared: PostgresTls) -> PostgresTls:
 async def test_verified(tls: PostgresTls, scheme: str, clients: Clients) -> None:
     """Locks are had, waited for, renewed and handed over, and no byte of it goes in the clear."""
     url = tls.tls_url.replace("postgresql", scheme, 1)
-    locks, other = clients.connect(url, ttl=2), clients.connect(url, ttl=2)
+    locks, other = clients.connect(url, ttl=9), clients.connect(url, ttl=9)
     lease = await locks.lock("x").acquire()
     async with background(*(take(other, "x", 2 * SOON) for _ in range(10))) as tasks:
         await waiting(locks, "x", 10)

@@ -9,7 +9,7 @@ import pytest
 from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
-from tests.contract.subject import background, eventually, is_free, take, waiting
+from tests.contract.subject import SOON, background, eventually, is_free, take, waiting
 from tests.engines.redis import Redis
 
 
@@ -43,7 +43,7 @@ async def test_timeout_while_the_server_hangs(own_redis: Callable[..., Redis], c
     begun = boottime()
     with pytest.raises(EngineUnavailable):
         await locks.lock("x", timeout=1).acquire()
-    assert boottime() - begun < 4
+    assert boottime() - begun < 9
     server.resume()
 
 
@@ -58,7 +58,7 @@ async def test_timeout_of_a_waiter_whose_server_fails(
 
     async def wait() -> float:
         with pytest.raises(EngineUnavailable):
-            await locks.lock("x", timeout=2).acquire()
+            await locks.lock("x", timeout=6).acquire()
         return boottime()
 
     begun = boottime()
@@ -68,7 +68,7 @@ async def test_timeout_of_a_waiter_whose_server_fails(
             server.pause()
         else:
             server.kill()
-        assert await waiter - begun < 6
+        assert await waiter - begun < 6 + SOON
     if how == "hangs":
         server.resume()
         assert await lease.release()

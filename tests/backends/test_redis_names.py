@@ -91,13 +91,13 @@ async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Client
     await worker.acquire("killed", ttl=1)
     await worker.kill()
     expired = await locks.lock("expired", ttl=1, renew=False).acquire()
-    async with locks.lock("held", ttl=30):
+    async with locks.lock("held", ttl=60):
         for _ in range(3):
             with pytest.raises(LockTimeout):
-                await locks.lock("held", ttl=1, timeout=0.05).acquire()
+                await locks.lock("held", ttl=1, timeout=0.2).acquire()
             assert await locks.lock("held", ttl=1).try_acquire() is None
         other = await subject.worker()
-        async with background(other.acquire("held", ttl=1)) as (task,):
+        async with background(other.acquire("held", ttl=3)) as (task,):
             await waiting(locks, "held")
             await other.kill()
             await asyncio.wait([task])

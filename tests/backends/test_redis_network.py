@@ -12,7 +12,7 @@ from fencelock import Reason
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
 from tests.contract.colours import LocksView
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis
 
@@ -51,13 +51,13 @@ async def test_hung_up_on_while_idle(server: Redis, clients: Clients) -> None:
 async def test_hung_up_on_for_good(server: Redis, clients: Clients) -> None:
     """A server that ends idle connections after a while, or all of them now and then, loses nobody's lease or place."""
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=1.5).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     async with background(take(locks, "x"), take(locks, "x")) as waiters:
         await waiting(locks, "x", 2)
         for _ in range(8):
             hang_up(server)
             await asyncio.sleep(0.25)
-        lease.check()
+        await renewed(lease)
         assert len((await locks.inspect("x")).waiters) == 2
         assert await lease.release()
         await asyncio.gather(*waiters)
@@ -101,18 +101,18 @@ async def _placed(server: Redis) -> bool:
 
 @pytest.mark.parametrize("how", ["cut", "drop"])
 async def test_black_hole(server: Redis, proxy: Between, clients: Clients, how: str) -> None:
-    """A connection that goes dead without a word is replaced in time, and a lease of 1.5 s is kept."""
+    """A connection that goes dead without a word is replaced in time, and a lease of 4.5 s is kept."""
     between = proxy(server)
     locks = clients.connect(between.url)
-    lease = await locks.lock("x", ttl=1.5).acquire()
+    lease = await locks.lock("x", ttl=4.5).acquire()
     assert await take(locks, "y")
     for _ in range(2):
-        # Half a second: longer than an answer is waited for, so that the connection is given up.
+        # Longer than a third of the ttl, when it is renewed; an answer is waited for for as long, until the connection is
+        # given up.
         getattr(between, how)("to_client")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.8)
         between.heal()
-        await asyncio.sleep(0.7)
-        lease.check()
+        await renewed(lease)
     assert await take(locks, "y")
     assert await lease.release()
 
@@ -134,7 +134,7 @@ async def test_black_hole_for_longer_than_the_ttl(server: Redis, proxy: Between,
 async def test_paused_server(server: Redis, clients: Clients) -> None:
     """A server that stands still for less than the ttl costs nobody a lease; for longer, the holder knows in time."""
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=2).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     short = await locks.lock("short", ttl=0.5).acquire()
     server.pause()
     async with background(locks.lock("y", ttl=2).acquire()) as (newcomer,):
@@ -142,8 +142,7 @@ async def test_paused_server(server: Redis, clients: Clients) -> None:
         assert short.lost.is_set()
         server.resume()
         await (await newcomer).release()
-    await asyncio.sleep(1.2)
-    lease.check()
+    await renewed(lease)
     assert await lease.release()
     assert await take(locks, "short") > short.token
 
@@ -151,7 +150,7 @@ async def test_paused_server(server: Redis, clients: Clients) -> None:
 async def test_client_pause(server: Redis, clients: Clients) -> None:
     """`CLIENT PAUSE` is a server that is slow to answer: what was asked is answered in the end, once."""
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=3).acquire()
+    lease = await locks.lock("x", ttl=9).acquire()
     tell(server, "CLIENT", "PAUSE", "700", "ALL")
     await asyncio.gather(*(take(locks, f"y{i}") for i in range(10)))
     tell(server, "CLIENT", "PAUSE", "700", "WRITE")

@@ -52,7 +52,7 @@ async def test_master_that_becomes_a_replica(own_redis: Own, clients: Clients) -
     """A holder whose server turns read-only is not told a lie: it keeps its lease until the ttl is over."""
     server = own_redis()
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=1).acquire()
+    lease = await locks.lock("x", ttl=4).acquire()
     tell(server, "REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(EngineUnavailable, match="READONLY"):
         await lease.renew()
@@ -66,7 +66,7 @@ async def test_out_of_memory(own_redis: Own, clients: Clients) -> None:
     """A full server refuses newcomers; who holds a lock keeps it, and gives it to the next in line all the same."""
     server = own_redis(settings={"maxmemory-policy": "noeviction"})
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=2).acquire()
+    lease = await locks.lock("x", ttl=30).acquire()
     async with background(locks.lock("x", ttl=30).acquire()) as (waiter,):
         await waiting(locks, "x")
         tell(server, "CONFIG", "SET", "maxmemory", "1")

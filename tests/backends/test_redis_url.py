@@ -41,7 +41,7 @@ async def test_schemes(server: Redis, clients: Clients, scheme: str) -> None:
 async def test_tls(redis_tls: RedisTls, clients: Clients, scheme: str) -> None:
     """Over TLS everything works: waiting, renewing, many at once; a certificate that is not trusted is refused."""
     locks = clients.connect(redis_tls.tls_url.replace("rediss", scheme))
-    lease = await locks.lock("x", ttl=2).acquire()
+    lease = await locks.lock("x", ttl=4.5).acquire()
     async with background(take(locks, "x")) as (waiter,):
         await waiting(locks, "x")
         await renewed(lease)
@@ -56,7 +56,7 @@ async def test_tls(redis_tls: RedisTls, clients: Clients, scheme: str) -> None:
 async def test_tls_to_a_server_that_hangs(redis_tls: RedisTls, clients: Clients) -> None:
     """A server that stops answering over TLS is given up as soon as one without, and comes back as well."""
     locks = clients.connect(redis_tls.tls_url)
-    lease = await locks.lock("x", ttl=0.9).acquire()
+    lease = await locks.lock("x", ttl=3).acquire()
     redis_tls.pause()
     with pytest.raises(EngineUnavailable, match=r"no answer within|cannot reach"):  # the keeper may have noticed first
         async with asyncio.timeout(SOON):

@@ -85,22 +85,23 @@ async def test_majority_is_gone(nodes: RedisNodes, locks: LocksView, how: str) -
     async with background(_hold(locks)) as (holder,):
         await eventually(lambda: _is_held(locks), "it is held")
         for node in nodes.members[:3]:
-            BREAK[how](node)
-        with pytest.raises(EngineUnavailable, match="2 of 5 Redlock nodes answered, and 3 are needed") as caught:
+            await asyncio.to_thread(BREAK[how], node)
+        # Fewer than two, if the machine is so busy that another is too slow.
+        with pytest.raises(EngineUnavailable, match=r"[012] of 5 Redlock nodes answered, and 3 are needed") as caught:
             await locks.lock("y", timeout=5).acquire()
         assert other in str(caught.value)
         with pytest.raises(LeaseLost):
             await asyncio.wait_for(holder, SOON)
     for node in nodes.members[:3]:
         if how == "killed":
-            node.restart()
+            await asyncio.to_thread(node.restart)
         else:
             node.resume()
     await eventually(lambda: _can_be_had(locks), "the nodes are found again")
 
 
 async def _hold(locks: LocksView) -> None:
-    async with locks.lock("x", ttl=2) as lease:
+    async with locks.lock("x", ttl=4) as lease:
         while True:
             lease.check()
             await asyncio.sleep(0.05)
@@ -121,9 +122,9 @@ async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) ->
     """A client that never saw some nodes works with the rest, and heals those when they come."""
     for node in nodes.members[:2]:
         node.kill()
-    async with locks.lock("x", ttl=6) as lease:
+    async with locks.lock("x", ttl=9) as lease:
         for node in nodes.members[:2]:
-            node.restart()
+            await asyncio.to_thread(node.restart)
         await eventually(_on_all(nodes), "all nodes have the lease")
         lease.check()
     assert not any(holds(node) for node in nodes.members)
@@ -131,10 +132,10 @@ async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) ->
 
 async def test_heal(nodes: RedisNodes, locks: LocksView) -> None:
     """A node that forgot a lease gets it back at the next renewal, as a majority still has it."""
-    async with locks.lock("x", ttl=4) as lease:
+    async with locks.lock("x", ttl=9) as lease:
         await eventually(_on_all(nodes), "all nodes have the lease")
         tell(nodes.members[0], "FLUSHALL")
-        nodes.members[1].restart(wipe=True)
+        await asyncio.to_thread(nodes.members[1].restart, wipe=True)
         await eventually(_on_all(nodes), "all nodes have the lease again")
         lease.check()
 
@@ -148,7 +149,7 @@ def _on_all(nodes: RedisNodes) -> Callable[[], Awaitable[object]]:
 
 async def test_majority_forgets(nodes: RedisNodes, locks: LocksView) -> None:
     """A lease that a majority forgot is lost, and healed nowhere; what comes after has a higher token."""
-    lease = await locks.lock("x", ttl=2).acquire()
+    lease = await locks.lock("x", ttl=6).acquire()
     await eventually(_on_all(nodes), "all nodes have the lease")
     async with asyncio.timeout(SOON):
         while not lease.lost.is_set():  # a renewal between two of them would heal the first
@@ -170,7 +171,7 @@ async def test_script_flush(nodes: RedisNodes, locks: LocksView) -> None:
         for node in nodes.members:
             tell(node, "SCRIPT", "FLUSH")
         with pytest.raises(LockTimeout):
-            await locks.lock("x", timeout=0.2).acquire()
+            await locks.lock("x", timeout=1).acquire()
         assert len((await locks.inspect("x")).waiters) == 0
     assert tokens == sorted(set(tokens))
 

@@ -176,7 +176,7 @@ def test_clock_set_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_database_deleted_while_held(path: Path, url: str) -> None:
     """A holder whose database is deleted learns of it by its next renewal, and the next token is higher."""
     with fencelock.connect(url) as locks, fencelock.connect(url) as other:
-        lease = locks.lock("x", ttl=0.9).acquire()
+        lease = locks.lock("x", ttl=6).acquire()
         for suffix in ("", "-wal", "-shm"):
             Path(f"{path}{suffix}").unlink()
         time.sleep(0.2)
@@ -575,7 +575,7 @@ def test_stopped_in_the_middle_of_a_transaction(url: str, path: Path, monkeypatc
     """While a process is stopped inside a transaction the others say so in bounded time; then they go on."""
     monkeypatch.setattr(engine_module, "OCCUPIED_PATIENCE", 1.0)
     with fencelock.connect(url) as locks:
-        lease = locks.lock("held", ttl=2).acquire()
+        lease = locks.lock("held", ttl=8).acquire()  # more than enough for all that comes before it is lost
         process = subprocess.Popen(
             [sys.executable, "-c", HOLD_THE_WRITE_LOCK, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -643,10 +643,10 @@ def test_killed_at_any_moment(url: str) -> None:
 
 def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While 20 wait, a release wakes the next one only: the others do not even look."""
-    monkeypatch.setattr(engine_module, "POLL_WITH_BELL", SOON)  # so that nobody looks unless the bell rings
+    monkeypatch.setattr(engine_module, "POLL_WITH_BELL", 300.0)  # so that nobody looks unless the bell rings
     woken: list[int] = []
     served: list[int] = []
-    clients = [fencelock.connect(url) for _ in range(21)]
+    clients = [fencelock.connect(url, ttl=300) for _ in range(21)]
     holder = clients[20].lock("x").acquire()
     threads, gates = [], [threading.Event() for _ in range(20)]
     for number in range(20):
@@ -702,7 +702,7 @@ def test_lost_bell(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         lease.release()
         thread.join(SOON)
         assert got
-        assert got[0] - released < 5
+        assert got[0] - released < SOON
 
 
 def test_without_bells(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -723,11 +723,11 @@ def test_without_bells(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_log_does_not_grow(url: str, path: Path) -> None:
-    """Over 20,000 pairs the log stays small."""
+    """Over 10,000 pairs the log stays small."""
     largest = 0
     with fencelock.connect(url) as locks:
         lock = locks.lock("x")
-        for number in range(20_000):
+        for number in range(10_000):
             with lock:
                 pass
             if number % 1000 == 0:

@@ -28,7 +28,7 @@ async def test_timeout_while_the_server_hangs(
         begun = boottime()
         with pytest.raises(EngineUnavailable):
             await ask()
-        assert boottime() - begun < 4
+        assert boottime() - begun < 9
     server.resume()
 
     async def free() -> bool:
@@ -51,13 +51,13 @@ async def test_timeout_of_a_waiter_whose_server_hangs(
 
     async def wait() -> float:
         with pytest.raises(EngineUnavailable):
-            await locks.lock("x", timeout=3).acquire()
+            await locks.lock("x", timeout=6).acquire()
         return boottime()
 
     begun = boottime()
     async with background(wait()) as (waiter,):
         await waiting(other, "x")
         server.pause()
-        assert await waiter - begun < 10
+        assert await waiter - begun < 16
     server.resume()
     await lease.release()

@@ -31,7 +31,7 @@ def test_interrupt_before_the_thread_runs(zookeeper1: ZooKeeper, monkeypatch: py
             locks.lock("x").acquire()
         assert left
         assert not any(connection._read_sock or connection._write_sock for connection in left)
-        with locks.lock("x", timeout=5):
+        with locks.lock("x", timeout=20):
             pass
 
 
@@ -52,5 +52,5 @@ def test_interrupt_after_the_thread_runs(zookeeper1: ZooKeeper, monkeypatch: pyt
         while left := set(threading.enumerate()) - before:
             assert time.monotonic() < until, left
             time.sleep(0.05)
-        with locks.lock("x", timeout=5):
+        with locks.lock("x", timeout=20):
             pass

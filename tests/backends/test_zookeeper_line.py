@@ -62,7 +62,7 @@ async def test_called_for_a_place_that_it_has_lost(
 def test_reader_that_never_left(zookeeper1: ZooKeeper, busy: bool) -> None:
     """A thread that was interrupted in the moment in which it had to leave the reading to others is not waited for."""
     with fencelock.connect(chroot(zookeeper1)) as locks:
-        with locks.lock("x", ttl=6):
+        with locks.lock("x", ttl=20):
             pass
         (session,) = locks._client.backend._sessions._open.values()  # type: ignore[attr-defined]
         turns = session.handle._driver.turns
@@ -71,7 +71,7 @@ def test_reader_that_never_left(zookeeper1: ZooKeeper, busy: bool) -> None:
             turns._asleep = True  # or while it slept
         with ThreadPoolExecutor(1) as others:
             for _ in range(5):
-                assert others.submit(lambda: locks.lock("x", ttl=6).acquire(timeout=3).release()).result(20)
+                assert others.submit(lambda: locks.lock("x", ttl=20).acquire(timeout=15).release()).result(30)
         assert turns._reader is not gone
         assert gone not in turns._waiting
 
@@ -80,8 +80,8 @@ async def test_node_that_somebody_writes_to(zookeeper1: ZooKeeper, clients: Clie
     """Who holds a name and has its node written to by hand is told that it is lost, as whoever is next is let in."""
     url = chroot(zookeeper1)
     locks, others = clients.connect(url), clients.connect(url)
-    lease = await locks.lock("x", ttl=6).acquire()
-    async with background(others.lock("x", ttl=6).acquire()) as (task,):
+    lease = await locks.lock("x", ttl=15).acquire()
+    async with background(others.lock("x", ttl=15).acquire()) as (task,):
         await waiting(others, "x")
         with bare(zookeeper1) as kazoo:
             kazoo.set(core_of(lease)._grant.handle.path, b"")
@@ -116,4 +116,4 @@ def test_closed_under_a_waiter_that_looks(zookeeper1: ZooKeeper, monkeypatch: py
                 patched.setattr(Place, "listen", listening)
                 patched.setattr(Places, "remove", removing)
                 locks.close()
-                assert isinstance(waiter.exception(8), fencelock.FencelockError)
+                assert isinstance(waiter.exception(SOON), fencelock.FencelockError)

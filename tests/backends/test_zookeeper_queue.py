@@ -168,8 +168,8 @@ async def test_lease_that_is_not_renewed_goes_although_its_session_lives(
     """A lease without renewal ends by itself, while others of the same session are renewed."""
     url = chroot(zookeeper1)
     locks, other = clients.connect(url), clients.connect(url)
-    kept = await locks.lock("kept", ttl=2).acquire()
-    lease = await locks.lock("x", ttl=2, renew=False).acquire()
+    kept = await locks.lock("kept", ttl=9).acquire()
+    lease = await locks.lock("x", ttl=9, renew=False).acquire()
     assert await lease.lost.wait(SOON)
     assert await take(other, "x") > lease.token
     kept.check()

@@ -11,7 +11,7 @@ import pytest
 from fencelock import EngineUnavailable
 from fencelock.model import new_id
 from tests.backends.conftest import Clients
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.subject import SOON, background, renewed, take, waiting
 from tests.engines.zookeeper import ZooKeeper
 from tests.engines.zookeeper_tls import ZooKeeperTls
 
@@ -26,13 +26,12 @@ def tls(zookeeper1: ZooKeeper) -> Iterator[ZooKeeperTls]:
 async def test_lock_over_tls(tls: ZooKeeperTls, clients: Clients) -> None:
     """Locks are held, waited for and handed over as without TLS; both see the same."""
     chroot = new_id()
-    locks = clients.connect(f"{tls.tls_url}/{chroot}?ca={tls.certificate}", ttl=3)
+    locks = clients.connect(f"{tls.tls_url}/{chroot}?ca={tls.certificate}", ttl=9)
     plain = clients.connect(f"{tls.url}/{chroot}")
     lease = await locks.lock("x").acquire()
     async with background(plain.lock("x").acquire()) as (task,):
         await waiting(locks, "x")
-        await asyncio.sleep(4)
-        lease.check()
+        await renewed(lease)
         assert await lease.release() is True
         successor = await asyncio.wait_for(task, SOON)
     assert successor.token > lease.token

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,19 @@ import pytest
 import fencelock
 
 FENCELOCK = (sys.executable, "-m", "fencelock")
+LONG = 60.0
+"""What anything may take on a machine that is busy with something else: to start a process costs seconds there."""
+KEPT = "9"
+"""A ttl that such a machine keeps: a command is asked to end when a lease was not renewed for two thirds of it."""
+UNTIL_TOLD = "touch held; while [ -e held ]; do sleep 0.05; done"
+"""A command that ends when the test removes that file."""
 
 
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def eventually(condition: Callable[[], Any], timeout: float = 10) -> Any:
+def eventually(condition: Callable[[], Any], timeout: float = LONG) -> Any:
     """Wait for a condition and return its value."""
     end, pause = time.monotonic() + timeout, 0.005
     while not (value := condition()):
@@ -76,7 +84,7 @@ class Cli:
     def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
         process = self.start(*arguments, **options)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=LONG)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def json(self, *arguments: str) -> Any:
@@ -89,6 +97,18 @@ class Cli:
         with fencelock.connect(self.env["FENCELOCK_URL"]) as locks:
             return locks.inspect(name).waiters
 
+    def deadline(self, name: str) -> float:
+        """Return when the engine will give the lock to somebody else, as things stand."""
+        with closing(sqlite3.connect(self.database)) as database:
+            found = database.execute("SELECT expires FROM claim WHERE name = ?", (name,)).fetchone()
+        return float(found[0]) / 1e6
+
+    def renewed(self, name: str) -> None:
+        """Wait until the holder has renewed its lease twice: once might have been under way."""
+        for _ in range(2):
+            before = self.deadline(name)
+            eventually(lambda: self.deadline(name) > before)  # noqa: B023
+
     def file(self, name: str) -> Path:
         return self.folder / name
 
@@ -97,7 +117,7 @@ class Cli:
         path.write_text(text)
         return str(path)
 
-    def hold(self, name: str, *options: str, command: str = "touch held; exec sleep 60") -> subprocess.Popen[str]:
+    def hold(self, name: str, *options: str, command: str = "touch held; exec sleep 300") -> subprocess.Popen[str]:
         """Start a command that holds a lock, and wait until it does."""
         self.file("held").unlink(missing_ok=True)
         process = self.start("run", name, *options, "--", "sh", "-c", command)

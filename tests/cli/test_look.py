@@ -10,7 +10,7 @@ import pytest
 
 from fencelock import connect
 from fencelock.cli.ls import columns
-from tests.cli.conftest import FENCELOCK, Cli, eventually
+from tests.cli.conftest import FENCELOCK, LONG, Cli, eventually
 
 
 def test_ls(cli: Cli) -> None:
@@ -210,7 +210,7 @@ def test_reader_that_leaves(cli: Cli) -> None:
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    assert process.wait(5) == 128 + 13
+    assert process.wait(LONG) == 128 + 13
     process.stdout = None
 
 
@@ -271,7 +271,7 @@ def test_labels_cannot_move_the_cursor(cli: Cli) -> None:
         assert "'\\x1b[2Jme'" in result.stdout + result.stderr
     result = cli("release", "x", "--force", "--reason", "test")
     assert "'\\x1b[2Jme'" in result.stdout
-    assert waiter.wait(10) == 0
+    assert waiter.wait(LONG) == 0
 
 
 def test_name_that_the_terminal_cannot_show(cli: Cli) -> None:

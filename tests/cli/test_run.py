@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli, eventually, session_members
+import fencelock
+from tests.cli.conftest import KEPT, LONG, UNTIL_TOLD, Cli, boottime, eventually, session_members
 
 
 def test_environment_and_code(cli: Cli) -> None:
@@ -111,12 +112,10 @@ def test_unknown_option(cli: Cli) -> None:
 def test_not_acquired(cli: Cli) -> None:
     """With --no-wait or --timeout a lock that is not free gives 75, names the holder, and leaves nothing behind."""
     cli.hold("x", "--owner", "first")
-    begin = time.monotonic()
     at_once = cli("run", "x", "--no-wait", "--", "touch", "ran")
     assert at_once.returncode == 75
     assert "held by first" in at_once.stderr
     assert "in line" not in at_once.stderr
-    assert time.monotonic() - begin < 2
     late = cli("run", "x", "--timeout", "300ms", "--", "touch", "ran")
     assert late.returncode == 75
     assert "0.3 s; wait longer, or ask `fencelock show x` who holds it" in late.stderr
@@ -125,16 +124,16 @@ def test_not_acquired(cli: Cli) -> None:
     assert cli.json("show", "x")["waiters"] == []
     assert not cli.file("ran").exists()
     for process in cli.started[1:]:
-        assert session_members(process.pid) == []
+        eventually(lambda: session_members(process.pid) == [])  # noqa: B023
 
 
 def test_waits_for_its_turn(cli: Cli) -> None:
     """Without --timeout it waits, is woken when the holder is done, and --verbose tells about it."""
-    cli.hold("x", "--owner", "first", command="touch held; while [ -e held ]; do sleep 0.02; done")
+    cli.hold("x", "--owner", "first", command=UNTIL_TOLD)
     second = cli.start("run", "x", "--verbose", "--", "echo", "ran")
     eventually(lambda: cli.waiters("x"))
     cli.file("held").unlink()
-    out, err = second.communicate(timeout=10)
+    out, err = second.communicate(timeout=LONG)
     assert (second.returncode, out) == (0, "ran\n")
     assert "held by first" in err
     assert "holding 'x' with token" in err
@@ -145,7 +144,7 @@ def test_one_at_a_time(cli: Cli) -> None:
     cli.file("count").write_text("0")
     script = 'n=$(cat count); sleep 0.02; echo $((n + 1)) > count; echo "$FENCELOCK_TOKEN" >> tokens'
     processes = [cli.start("run", "count", "--", "sh", "-c", script) for _ in range(10)]
-    assert [process.wait(30) for process in processes] == [0] * 10
+    assert [process.wait(LONG) for process in processes] == [0] * 10
     assert int(cli.file("count").read_text()) == 10
     tokens = [int(line) for line in cli.file("tokens").read_text().split()]
     assert tokens == sorted(set(tokens))
@@ -153,22 +152,26 @@ def test_one_at_a_time(cli: Cli) -> None:
 
 def test_flood_of_output(cli: Cli) -> None:
     """A command that floods its output while nobody reads keeps its lock; every byte comes through."""
-    process = cli.start("run", "x", "--ttl", "0.6", "--", "sh", "-c", "head -c 20000000 /dev/zero | tr '\\0' x")
-    time.sleep(1.5)
+    process = cli.hold("x", "--ttl", KEPT, command="touch held; head -c 20000000 /dev/zero | tr '\\0' x")
+    cli.renewed("x")
     assert process.poll() is None
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=LONG)
     assert (process.returncode, len(out), err) == (0, 20_000_000, "")
 
 
 def test_longer_than_its_ttl(cli: Cli) -> None:
-    """A command that runs for several ttls holds its lock all the time."""
-    process = cli.start("run", "x", "--ttl", "0.5", "--", "sleep", "2")
-    tokens = set()
-    while process.poll() is None:
-        tokens |= {cli.json("show", "x")["token"]}
-        time.sleep(0.1)
-    assert process.returncode == 0
-    assert len(tokens - {None}) == 1
+    """A command that runs for longer than its ttl holds its lock all the time."""
+    process = cli.hold("x", "--ttl", KEPT, command=UNTIL_TOLD)
+    end = cli.deadline("x")
+    tokens: set[int | None] = set()
+    with fencelock.connect(cli.env["FENCELOCK_URL"]) as locks:
+        while boottime() < end + 0.5:
+            tokens |= {holder.token for holder in locks.inspect("x").holders} or {None}
+            time.sleep(0.1)
+    cli.file("held").unlink()
+    assert process.wait(LONG) == 0
+    assert len(tokens) == 1
+    assert tokens != {None}
 
 
 def test_child_inherits_no_more_than_it_should(cli: Cli) -> None:
@@ -248,14 +251,17 @@ def test_debug_shows_where(cli: Cli) -> None:
 
 def test_release_that_fails_is_a_warning(cli: Cli) -> None:
     """When the engine is away at the end, the command's own code comes out without long delay, with a warning."""
-    script = "(sleep 3; touch later) > /dev/null 2>&1 & touch held; while [ -e held ]; do sleep 0.02; done; exit 3"
-    process = cli.hold("x", "--ttl", "2", command=script)
+    later = "(while [ ! -e go ]; do sleep 0.05; done; touch later) > /dev/null 2>&1"
+    process = cli.hold("x", "--ttl", KEPT, command=f"{later} & {UNTIL_TOLD}; exit 3")
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        end = cli.deadline("x")
         cli.file("held").unlink()
-        _, err = process.communicate(timeout=4)
+        _, err = process.communicate(timeout=LONG)
     assert process.returncode == 3
-    assert "could not be released; it runs out within 2 s" in err
+    assert f"could not be released; it runs out within {KEPT} s" in err
+    eventually(lambda: boottime() > end)
+    cli.file("go").touch()
     eventually(cli.file("later").exists)  # what it left in the background is none of the warden's business
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fencelock
 from fencelock.cli.codes import NOT_ACQUIRED
-from tests.cli.conftest import Cli, eventually, session_members
+from tests.cli.conftest import LONG, Cli, eventually, session_members
 from tests.engines.mariadb import MariaDB
 from tests.engines.postgres import PostgresTls
 from tests.engines.redis import Redis
@@ -25,7 +25,7 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
     waiter = cli.start("run", name, "--", "touch", "ran")
     eventually(lambda: cli.waiters(name))
     waiter.send_signal(number)
-    assert waiter.wait(10) == 128 + number
+    assert waiter.wait(LONG) == 128 + number
     assert cli.json("show", name)["waiters"] == []
     assert session_members(waiter.pid) == []
     assert holder.poll() is None

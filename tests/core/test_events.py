@@ -44,9 +44,9 @@ def test_interrupted_at_any_step() -> None:
         over = waits_undisturbed(event, step)
         setter = threading.Thread(target=event.set, daemon=True)
         setter.start()
-        setter.join(20)
+        setter.join(60)
         assert not setter.is_alive(), f"interrupted at step {step}, and nobody can set it any more"
-        assert drive(event.wait(20)) is True
+        assert drive(event.wait(60)) is True
         if over:
             break
     assert step > 20
@@ -56,14 +56,14 @@ def test_wakes_all_who_wait() -> None:
     """Everybody who waits is woken; who comes later need not wait."""
     event = BlockingWorld().event()
     woken: list[bool] = []
-    threads = [threading.Thread(target=lambda: woken.append(drive(event.wait(20)))) for _ in range(5)]
+    threads = [threading.Thread(target=lambda: woken.append(drive(event.wait(60)))) for _ in range(5)]
     for thread in threads:
         thread.start()
     while len(event._waiters) < 5:
         pass
     event.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert woken == [True] * 5
     assert drive(event.wait(0)) is True
     event.clear()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.engines.leash import stat
 
 
-def eventually(question: Callable[[], bool], limit: float = 10.0) -> bool:
+def eventually(question: Callable[[], bool], limit: float = 30.0) -> bool:
     """Whether the answer becomes yes within the limit."""
     until = time.monotonic() + limit
     while not question():

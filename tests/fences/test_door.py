@@ -43,7 +43,7 @@ def enter_often(door: SqlDoor) -> None:
 def test_psycopg_pool(url: str, how: str) -> None:
     """A pool of psycopg's gets its connections back, however they were taken."""
     close_returns = "close" in how
-    with ConnectionPool(url, min_size=1, max_size=2, timeout=5, close_returns=close_returns) as pool:
+    with ConnectionPool(url, min_size=1, max_size=2, timeout=30, close_returns=close_returns) as pool:
         enter_often(SqlDoor(pool.connection if how == "connection" else pool.getconn))
         assert pool.get_stats()["pool_available"] == pool.get_stats()["pool_size"]
 
@@ -53,7 +53,7 @@ def test_psycopg_pool_awaited(url: str, how: str) -> None:
     """The same, awaited."""
 
     async def use() -> None:
-        async with AsyncConnectionPool(url, min_size=1, max_size=2, timeout=5, open=False) as pool:
+        async with AsyncConnectionPool(url, min_size=1, max_size=2, timeout=30, open=False) as pool:
             door = SqlDoor(pool.connection if how == "connection" else pool.getconn)
             for _ in range(4):
                 await door.enter("printer", NEW)
@@ -70,7 +70,7 @@ def test_alchemy(url: str, how: str) -> None:
     from sqlalchemy.orm import scoped_session, sessionmaker
 
     engine = sqlalchemy.create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=5
+        url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=30
     )
     givers: dict[str, Callable[[], Any]] = {"connect": engine.connect, "begin": engine.begin}
     givers["session"] = scoped_session(sessionmaker(engine))
@@ -84,7 +84,7 @@ def test_alchemy_awaited(url: str) -> None:
 
     async def use() -> None:
         engine = create_async_engine(
-            url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=5
+            url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=30
         )
         for giver in (engine.connect, engine.begin, async_sessionmaker(engine)):
             door = SqlDoor(giver)

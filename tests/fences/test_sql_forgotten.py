@@ -90,10 +90,10 @@ def test_a_check_may_be_a_task(kind: str, where: Where) -> None:
         async def use(handed: Any) -> None:
             fence = SqlFence()
             await fence.create(handed)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await fence.check(handed, "task", NEW)
             await asyncio.create_task(fence.check(handed, "task", NEW))
-            await asyncio.wait_for(fence.check(handed, "task", NEW), 10)
+            await asyncio.wait_for(fence.check(handed, "task", NEW), 60)
             await asyncio.gather(fence.check(handed, "task", NEW))
             task = asyncio.create_task(fence.check(handed, "task", NEW))
             task.cancel()

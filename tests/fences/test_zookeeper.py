@@ -54,7 +54,7 @@ def outcome(work: Callable[[], object]) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     return errors[0]
 

@@ -216,7 +216,7 @@ class Child:
     def kill(self) -> None:
         """Kill it, as by kill -9, and wait until it is gone."""
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()

@@ -35,7 +35,7 @@ def deliver(message):
         sys.stdin.readline()
 
 where, name, hold = args
-with fencelock.connect(where, ttl=3) as locks:
+with fencelock.connect(where, ttl=5) as locks:
     Relay(Outbox(name), lambda: connect_to(url), deliver, locks, poll=0.05).run()
 """
 
@@ -335,7 +335,7 @@ def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str
     from psycopg_pool import ConnectionPool
 
     with (
-        ConnectionPool(database.url, min_size=1, max_size=1, timeout=5) as pool,
+        ConnectionPool(database.url, min_size=1, max_size=1, timeout=30) as pool,
         fencelock.connect("memory://outbox-pool") as locks,
     ):
         relay = Relay(

@@ -187,9 +187,10 @@ class LeaseCore:
                     if self._due != inf:  # renewed by hand only, or about to reach max_hold
                         self._due = now + self._pause * (0.5 + self._client.world.random() / 2)
                     return
-        if answer is Renewal.LOST:
+        if now < self.deadline:
             self._lose(Reason.GONE, tell)
         else:
+            # Also if it is LOST: our own clock may have been the first to end it, and its session with it.
             self._run_out(tell)
 
     def _lose(self, reason: Reason, tell: Tell | None = None) -> None:
