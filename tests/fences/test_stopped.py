@@ -13,13 +13,8 @@ import fencelock
 from tests.fences.places import Process, kinds
 from tests.fences.stocks import STOCKS, SqliteStock, close, open_stock
 
-<<<<<<< HEAD
-TTL = 1.0
-=======
-ROOT = Path(__file__).parents[2]
 TTL = 3.0
 """Of the one that is stopped: it has to be kept until then, also on a busy machine."""
->>>>>>> s6robust
 
 
 @pytest.fixture
