@@ -519,7 +519,7 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> No
 
 
 async def test_many_waiters(locks: LocksView) -> None:
-    """200 tasks that wait for one name are served one by one, in order."""
+    """100 tasks that wait for one name are served one by one, in order."""
     served: list[int] = []
 
     async def work(number: int) -> None:
@@ -529,25 +529,25 @@ async def test_many_waiters(locks: LocksView) -> None:
 
     async with locks.lock("x", ttl=60):
         tasks = []
-        for number in range(200):
+        for number in range(100):
             tasks.append(asyncio.create_task(work(number)))
             await asyncio.sleep(0)
-        await waiting(locks, "x", 200)
+        await waiting(locks, "x", 100)
         order = [int(task.get_name().rpartition("-")[2]) for task in tasks]
         assert order == sorted(order)
     await asyncio.gather(*tasks)
-    assert sorted(served) == list(range(200))
+    assert sorted(served) == list(range(100))
     if client_of(locks).backend.traits.engine == "memory":
-        assert served == list(range(200))
+        assert served == list(range(100))
     await nobody(locks, "x")
 
 
 async def test_many_names(locks: LocksView) -> None:
-    """300 tasks hold 300 names at once, all renewed."""
+    """150 tasks hold 150 names at once, all renewed."""
 
     async def work(number: int) -> None:
         async with locks.lock(f"name {number}", ttl=8) as lease:
             await renewed(lease)
 
-    await asyncio.gather(*(work(number) for number in range(300)))
+    await asyncio.gather(*(work(number) for number in range(150)))
     assert [name async for name in locks.names()] == []

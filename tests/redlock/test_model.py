@@ -13,7 +13,10 @@ from tests.redlock.model import SMALL, Search, Trace, find, main
 from tests.redlock.protocol import Clients, Event, Instance, Node, Nodes, Rules, World
 
 
-@pytest.mark.parametrize("instance", SMALL, ids=lambda instance: instance.name)
+@pytest.mark.parametrize(
+    "instance",
+    [pytest.param(each, id=each.name, marks=pytest.mark.long if each in SMALL[:3] else ()) for each in SMALL],
+)
 def test_the_protocol_holds(instance: Instance) -> None:
     """Nothing that can happen in this world leads to a grant that breaks exclusion, uniqueness or order."""
     found = find(instance)
