@@ -17,6 +17,7 @@ def main(rounds: int) -> list[Goal]:
     with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         blocking = measure_blocking(server.url, rounds)
         asyncio = measure_asyncio(server.url, rounds)
+        peers.finish()
     return [
         Goal("ZooKeeper: blocking pair ÷ the bare requests", ratio(blocking, OURS, BARE), 1.2),
         Goal("ZooKeeper: kazoo Lock's pair ÷ ours", ratio(blocking, KAZOO, OURS), 1.2, at_most=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
@@ -15,10 +16,21 @@ SETTINGS = {"forceSync": "no"}
 JVM = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4 -Xmx512m"}
 
 
+_open: list[Callable[[], object]] = []
+
+
+def finish() -> None:
+    """Leave the server before it ends: kazoo would go on to look for it, and say so."""
+    while _open:
+        _open.pop()()
+
+
 def ours(url: str) -> AbstractContextManager[Any]:
     import fencelock
 
-    return fencelock.connect(url).lock("fencelock", ttl=TTL)
+    locks = fencelock.connect(url)
+    _open.append(locks.close)
+    return locks.lock("fencelock", ttl=TTL)
 
 
 def kazoo(url: str) -> AbstractContextManager[Any]:
@@ -31,6 +43,7 @@ def tooz(url: str) -> AbstractContextManager[Any]:
 
     coordinator = get_coordinator(f"{url}?timeout={TTL}", b"bench")
     coordinator.start()
+    _open.append(coordinator.stop)
     lock: AbstractContextManager[Any] = coordinator.get_lock(b"tooz")
     return lock
 
@@ -82,7 +95,9 @@ def ours_async(url: str, loop: asyncio.AbstractEventLoop) -> AbstractAsyncContex
     from fencelock import aio
 
     async def lock() -> AbstractAsyncContextManager[Any]:
-        return aio.connect(url).lock("fencelock-async", ttl=TTL)
+        locks = aio.connect(url)
+        _open.append(lambda: loop.run_until_complete(locks.close()))
+        return locks.lock("fencelock-async", ttl=TTL)
 
     return loop.run_until_complete(lock())
 
@@ -92,4 +107,5 @@ def _client(url: str) -> Any:
 
     client = KazooClient(url.partition("://")[2], timeout=TTL)
     client.start()
+    _open.append(client.stop)
     return client
