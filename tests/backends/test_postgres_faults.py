@@ -268,6 +268,18 @@ def caught_up(primary: Postgres, standby: Postgres) -> None:
     raise AssertionError("the standby never caught up")
 
 
+def cut_off(standby: Postgres) -> None:
+    """Have the standby follow no longer: what it has when this returns is what it has for good."""
+    ask(standby, "ALTER SYSTEM SET primary_conninfo = ''")
+    ask(standby, "SELECT pg_reload_conf()")
+    end = threading.Event()
+    for _ in range(1000):
+        if ask(standby, "SELECT 1 FROM pg_stat_wal_receiver") == []:
+            return
+        end.wait(0.02)
+    raise AssertionError("the standby still follows")
+
+
 @SCHEMES
 def test_standby(own_postgres: Callable[..., Postgres], scheme: str) -> None:
     """A hot standby is refused with its own words; named among several hosts it is passed over."""
@@ -297,8 +309,7 @@ def test_failover_to_a_replica_that_lagged(own_postgres: Callable[..., Postgres]
         with locks.lock("x"):
             pass
         caught_up(primary, standby)
-        ask(standby, "ALTER SYSTEM SET primary_conninfo = ''")
-        ask(standby, "SELECT pg_reload_conf()")
+        cut_off(standby)
         tokens: list[int] = []
         for _ in range(100):  # more than a sequence writes down at a time
             with locks.lock("x") as lease:
@@ -320,12 +331,11 @@ async def test_failover_behind_a_pooler(
     primary = own_postgres()
     with ExitStack() as stack:
         pooler = own_pgbouncer(primary, settings={"server_login_retry": "1"})
-        locks = clients.connect(pooler.url)
+        locks = clients.connect(pooler.url, ttl=6)
         await take(locks, "x")
         standby = standby_of(primary, stack)
         caught_up(primary, standby)
-        ask(standby, "ALTER SYSTEM SET primary_conninfo = ''")
-        ask(standby, "SELECT pg_reload_conf()")
+        cut_off(standby)
         tokens = [await take(locks, "x") for _ in range(100)]
         primary.kill()
         assert ask(standby, "SELECT pg_promote()") == [(True,)]
