@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing but Python)
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
-test: $(STAMP)  ## all tests, on real engines that they start themselves
+test: $(STAMP)  ## all tests but those marked long, on real engines that they start themselves
 	$(COMPILED) $(BIN)/python -m pytest --numprocesses 8 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)  ## ruff and strict mypy
