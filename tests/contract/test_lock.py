@@ -655,7 +655,7 @@ async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None
     keeper = client_of(locks).keeper
 
     async def ended() -> bool:
-        return not keeper._running
+        return keeper._wake is None
 
     await eventually(ended, "the keeper has ended")
 

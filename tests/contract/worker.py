@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import json
 import os
 import signal
@@ -195,7 +196,14 @@ def main() -> None:
         _straight(_serve(_read_here, namespace))
 
 
-NAMESPACE: dict[str, Any] = {"forked": forked, "drive": drive, "asyncio": asyncio, "os": os, "sys": sys}
+NAMESPACE: dict[str, Any] = {
+    "__builtins__": builtins,
+    "forked": forked,
+    "drive": drive,
+    "asyncio": asyncio,
+    "os": os,
+    "sys": sys,
+}
 """What sources see. It lives as long as the module, as the globals of a program do."""
 COLOUR = ""
 

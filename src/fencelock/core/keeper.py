@@ -38,31 +38,34 @@ class Keeper:
         self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
-        self._running = False
 
     def add(self, lease: LeaseCore) -> None:
         """Look after a lease from now on."""
-        with self._client.mutex:
-            grant = lease._grant
-            self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
-            look = lease._next_look()
-            if look >= self._planned:
-                return
-            self._planned = look
-            start, self._running = not self._running, True
-            if self._wake is None:
-                self._wake = self._client.world.event()
-            wake = self._wake
-        if start:
-            try:
-                self._client.world.spawn(self._run(wake), "fencelock-keeper")
-            except BaseException:
-                with self._client.mutex:
-                    self._ended(wake)
-                    self.drop(lease)
-                raise
-        else:
-            wake.set()
+        ours = wake = None
+        try:
+            with self._client.mutex:
+                grant = lease._grant
+                self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
+                look = lease._next_look()
+                if look >= self._planned:
+                    return
+                if self._wake is None:
+                    ours = self._client.world.event()
+                    self._wake = ours
+                wake = self._wake
+                self._planned = look
+            if ours is None:
+                wake.set()
+            else:
+                self._client.world.spawn(self._run(ours), "fencelock-keeper")
+        except BaseException:  # Ctrl-C, or no more threads: whoever comes next must find a loop that runs, or none
+            with self._client.mutex:
+                if ours is not None:
+                    self._ended(ours)
+                self.drop(lease)
+            if wake is not None:
+                wake.set()
+            raise
 
     def drop(self, lease: LeaseCore) -> None:
         """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
@@ -153,7 +156,7 @@ class Keeper:
 
     def _ended(self, wake: Event) -> None:
         if self._wake is wake:
-            self._wake, self._running, self._planned = None, False, inf
+            self._wake, self._planned = None, inf
 
     def _look(self) -> tuple[list[LeaseCore], list[LeaseCore], list[LeaseCore]]:
         """Decide which leases to renew now and which to give up: their time is over, or the engine has dropped them."""
@@ -233,6 +236,6 @@ class Keeper:
         for lease in self.leases():
             lease._lose(reason)
         with self._client.mutex:
-            wake, self._wake, self._running, self._planned = self._wake, None, False, inf
+            wake, self._wake, self._planned = self._wake, None, inf
         if wake is not None:
             wake.set()

@@ -269,7 +269,14 @@ class BlockingWorld:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in a daemon thread."""
-        threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+        thread = threading.Thread(target=drive, args=(work,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # Where Ctrl-C comes as `start` takes its lock again, to let go of that fails, and hides the Ctrl-C.
+            if isinstance(interrupt := error.__context__, Exception | None):
+                raise
+            raise interrupt from None
 
     def at_home(self, tell: Callable[[], None]) -> None:
         """Call it right here: any thread will do."""
