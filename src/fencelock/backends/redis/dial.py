@@ -36,6 +36,8 @@ class ServerError(Exception):
 class RedisDialer:
     """`fencelock.core.world.Dialer` for one Redis server, or for whichever one Sentinel says is the master."""
 
+    pushes = PushNotification
+
     def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any]) -> None:
         self.address = address
         self._blocking = blocking
@@ -91,10 +93,6 @@ class RedisDialer:
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""
         return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
-
-    def pushed(self, answer: Any) -> bool:
-        """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
-        return type(answer) is PushNotification and answer[0] != b"subscribe"
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__
