@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -38,14 +39,25 @@ class RedisDialer:
 
     pushes = PushNotification
 
-    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any]) -> None:
+    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any], seconds: float = inf) -> None:
         self.address = address
         self._blocking = blocking
         self._aio = aio
+        self._seconds = seconds
+
+    def within(self, seconds: float) -> RedisDialer:
+        """Return one that takes no longer than this for either of connecting and logging in."""
+        return self if seconds >= self._seconds else RedisDialer(self.address, self._blocking, self._aio, seconds)
+
+    def _hurry(self, connection: Any) -> Any:
+        if self._seconds < inf:
+            for patience in ("socket_connect_timeout", "socket_timeout"):
+                setattr(connection, patience, min(getattr(connection, patience), self._seconds))
+        return connection
 
     def dial(self, reach: object = None) -> Any:  # noqa: ARG002
         """Connect with redis-py and take its socket."""
-        connection = self._blocking()
+        connection = self._hurry(self._blocking())
         try:
             connection.connect()
         except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
@@ -59,7 +71,7 @@ class RedisDialer:
 
     async def adial(self, reach: object = None) -> tuple[Any, object]:  # noqa: ARG002
         """Connect with redis-py and take its transport; the stream objects would close it if they were dropped."""
-        connection = self._aio()
+        connection = self._hurry(self._aio())
         try:
             await connection.connect()
         except BaseException as error:

@@ -6,18 +6,18 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from itertools import count
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.core.backend import GRACE, LONGEST, answer_time
-from fencelock.core.world import Command, Dialer, Event, World
+from fencelock.core.world import Command, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -76,7 +76,7 @@ class RedisBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, dialer: Dialer, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, dialer: RedisDialer, namespace: str, url: str | None = None) -> None:
         self.url = url
         """What a user's own client stands for; None if a URL was given."""
         self._world = world
@@ -99,7 +99,11 @@ class RedisBackend:
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
             seat = None
-        link = seat.link if seat is not None else self._links.idle(within) or await self._links.make()
+        link = (
+            seat.link
+            if seat is not None
+            else self._links.idle(within) or await self._links.make(inf if patience is None else max(patience, GRACE))
+        )
         if patience is not None:
             within, linger = min(within, max(patience, GRACE)), max(0.0, min(linger, patience))
         if self._links.owed:
