@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -46,19 +45,16 @@ class Running:
         self._stop_signal = order.stop_signal
         self._owner = os.getpid()
         report, report_in_leash = os.pipe()
-        message = {
-            "command": order.command,
-            "environment": dict(order.environment),
-            "folder": str(order.folder),
-            "account": [order.account.uid, order.account.gid] if order.account is not None else None,
-            "remove": not order.keep,
-            "tests": os.getpid(),
-            "report": report_in_leash,
-        }
+        words = [
+            *(str(os.getpid()), str(report_in_leash), "keep" if order.keep else "remove", str(order.folder)),
+            f"{order.account.uid}:{order.account.gid}" if order.account is not None else "",
+            *(f"{name}={value}" for name, value in order.environment.items()),
+            *("--", *order.command),
+        ]
         try:
             with order.log.open("ab") as log:
                 self._leash = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(LEASH), json.dumps(message)],
+                    [sys.executable, "-I", "-S", str(LEASH), *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
