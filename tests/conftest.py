@@ -6,12 +6,16 @@ import asyncio
 import gc
 import inspect
 import signal
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest_plugins = ["tests.engines.plugin"]
 
+HERE = Path(__file__).parent
 TEST_SECONDS = 100.0
 """Below pytest-timeout's limit, so that a coroutine that hangs is cancelled and its traceback shown."""
 
@@ -23,6 +27,19 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each process of pytest-xdist import its share first: of a fresh clone, each file is then compiled by one, not by all."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    asked = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
+    files = [path for path in sorted(HERE.rglob("test_*.py")) if any(path.is_relative_to(place) for place in asked)]
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception):  # it comes again, where it is reported
+            import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import pwd
 import signal
 import socket
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,7 @@ class Postgres(Server):
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
             initdb = packages.find(self.family, "initdb")
-            version = template.run(initdb, "--version", folder=self.folder)
-            template.fill(
-                self.data,
-                self.family,
-                [version, *INITDB],
-                lambda: self._initialise(initdb),
-            )
+            template.fill(self.data, self.family, [_version(initdb), *INITDB], lambda: self._initialise(initdb))
             places.give(self.data, self._owner())
             self.data.chmod(0o700)
 
@@ -91,6 +86,11 @@ class Postgres(Server):
 
     def _clean_up(self) -> None:
         release_memory(self.data)
+
+
+@cache
+def _version(program: packages.Program) -> str:
+    return template.run(program, "--version", folder=Path("/"))
 
 
 class PostgresTls(Postgres):
