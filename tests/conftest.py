@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each process of pytest-xdist import its share first: of a fresh clone, each file is then compiled by one, not by all."""
+    """Let each process of pytest-xdist import its share first: in a fresh clone each file is then compiled once."""
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
