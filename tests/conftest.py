@@ -47,6 +47,7 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
+    gc.disable()  # a sixth of the collection would go into looking for garbage, of which there is next to none
     asked = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
     files = [path for path in sorted(HERE.rglob("test_*.py")) if any(path.is_relative_to(place) for place in asked)]
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
@@ -63,6 +64,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what is there for good: else it stops all threads, for longer than a short ttl."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -191,7 +191,6 @@ class Server(Startable):
         pause = 0.005
         while True:
             alive = self.is_alive
-            # In this order, for who listens is read from a table of all connections of the machine.
             if alive and self.answers(timeout=1.0) and self._listens():
                 break
             if not alive:
