@@ -19,7 +19,9 @@ from tests.engines.server import Server
 INITDB = ("--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
 # To copy the first data costs more than the server's start, so they are small: a short log, and no spare template.
 SMALL = ("--wal-segsize=1",)
-LEAVE_OUT = "UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\nDROP DATABASE template0\nCHECKPOINT\n"
+LEAVE_OUT = (
+    "UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\nDROP DATABASE template0\nCHECKPOINT\n"
+)
 
 
 class Postgres(Server):
@@ -50,7 +52,9 @@ class Postgres(Server):
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
             initdb = packages.find(self.family, "initdb")
-            template.fill(self.data, self.family, [_version(initdb), *INITDB, *SMALL, LEAVE_OUT], lambda: self._initialise(initdb))
+            template.fill(
+                self.data, self.family, [_version(initdb), *INITDB, *SMALL, LEAVE_OUT], lambda: self._initialise(initdb)
+            )
             places.give(self.data, self._owner())
             self.data.chmod(0o700)
 
@@ -58,7 +62,9 @@ class Postgres(Server):
         account = self._account()
         template.run(initdb, *INITDB, *SMALL, "-D", str(self.data), folder=self.folder, account=account)
         alone = ("--single", "-D", str(self.data), "postgres")
-        template.run(packages.find(self.family, "postgres"), *alone, folder=self.folder, account=account, feed=LEAVE_OUT)
+        template.run(
+            packages.find(self.family, "postgres"), *alone, folder=self.folder, account=account, feed=LEAVE_OUT
+        )
 
     def _command(self) -> tuple[list[str], packages.Program]:
         program = packages.find(self.family, "postgres")
