@@ -56,8 +56,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what computes for a minute begin before what takes a moment, so that no core is idle at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in ("redlock", "sim"))
+    """Let what takes a minute begin before what takes a moment, so that no core is idle at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("redlock", "sim", "torture"))
 
 
 def pytest_collection_finish() -> None:
