@@ -34,15 +34,19 @@ async def test_nothing_is_left_of_what_a_hung_server_was_asked(
     await eventually(free, "the lock is free")
 
 
-async def test_timeout_while_the_server_hangs(own_redis: Callable[..., Redis], clients: Clients) -> None:
-    """Whoever has a second is told after little more than that; a whole ttl's patience would be 5 s, more than once."""
+@pytest.mark.parametrize(("ttl", "connected"), [(30, True), (1, True), (30, False)])
+async def test_timeout_while_the_server_hangs(
+    own_redis: Callable[..., Redis], clients: Clients, ttl: float, connected: bool
+) -> None:
+    """Whoever has a second is told after little more than that, also if a new connection has to be made first."""
     server = own_redis()
-    locks = clients.connect(server.url)
-    await take(locks, "x")
+    locks = clients.connect(f"{server.url}?socket_timeout=20&socket_connect_timeout=20")
+    if connected:
+        await take(locks, "x")
     server.pause()
     begun = boottime()
     with pytest.raises(EngineUnavailable):
-        await locks.lock("x", timeout=1).acquire()
+        await locks.lock("x", ttl=ttl, timeout=1).acquire()
     assert boottime() - begun < 9
     server.resume()
 

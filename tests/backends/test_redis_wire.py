@@ -38,8 +38,14 @@ class Ends:
 
     async def wire(self, dialer: Any) -> Wire:
         """Connect."""
-        self._wires.append(await self.world.wire(dialer, self.heard.append, self._end))
+        self._wires.append(await self.world.wire(dialer, self._hear, self._end))
         return self._wires[-1]
+
+    def _hear(self, push: Any) -> bool:
+        if push[0] == b"subscribe":
+            return True
+        self.heard.append(push)
+        return False
 
     def _end(self) -> None:
         self.ended += 1

@@ -74,7 +74,7 @@ def interrupt() -> None:
 
 async def test_cancelled_as_the_turn_comes() -> None:
     """Who is cancelled in the moment in which its turn comes leaves it to the next, not to nobody."""
-    seat = Seat(AioWorld(), Claim("x", 30), 0.3)
+    seat = Chair(AioWorld())
     assert seat.try_take()
     task = asyncio.ensure_future(seat.take(60))
     await asyncio.sleep(0.01)
@@ -88,7 +88,7 @@ async def test_cancelled_as_the_turn_comes() -> None:
 
 def test_one_at_a_time() -> None:
     """However many threads want it, one has the turn at a time, and everybody gets it."""
-    seat = Seat(BlockingWorld(), Claim("x", 30), 0.3)
+    seat = Chair(BlockingWorld())
     inside = 0
     seen: list[int] = []
 
@@ -111,7 +111,7 @@ def test_one_at_a_time() -> None:
 
 def test_turn_that_does_not_come() -> None:
     """Who waits for a turn in vain is told so, at once if there is no time."""
-    seat = Seat(BlockingWorld(), Claim("x", 30), 0.3)
+    seat = Chair(BlockingWorld())
     assert seat.try_take()
     assert drive(seat.take(-1)) is False
     assert drive(seat.take(0.01)) is False
@@ -123,7 +123,7 @@ def test_turn_that_does_not_come() -> None:
 def test_interrupted_at_any_step_of_waiting() -> None:
     """Wherever somebody is interrupted who waits for its turn, the next gets it when it is given back."""
     for step in count(1):
-        seat = Seat(BlockingWorld(), Claim("x", 30), 0.3)
+        seat = Chair(BlockingWorld())
         assert seat.try_take()
         over = False
         with suppress(KeyboardInterrupt):
@@ -143,7 +143,7 @@ def test_signal_handler_at_any_step() -> None:
             seat.give()
 
     for step in count(1):
-        seat = Seat(BlockingWorld(), Claim("x", 30), 0.3)
+        seat = Chair(BlockingWorld())
         if at_step(step, lambda seat=seat: pair(seat), lambda seat=seat: pair(seat)):  # type: ignore[misc]
             break
         assert seat.try_take(), f"nobody gave it back, at step {step}"

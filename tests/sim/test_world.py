@@ -67,7 +67,7 @@ def lab() -> Iterator[Lab]:
 def test_it_is_a_world(lab: Lab) -> None:
     """The type checker agrees that it implements the port, and that its guard is one."""
     world: World = lab.world
-    guard: Callable[[], Guard | None] = world.guard
+    guard: Callable[[], Guard] | None = world.guard
     assert world.doorbell() is None
     assert guard is not None
 

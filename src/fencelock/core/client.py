@@ -59,7 +59,8 @@ class Client(Generic[L]):
         # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
         self.under_way[claim.id] = claim
         try:
-            self._check_open(claim.name)
+            if self.closed or self.world.ready is not None:
+                self._check_open(claim.name)
             lease = self._make_lease(self, renew, max_hold)
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
@@ -160,7 +161,8 @@ class Client(Generic[L]):
     def _check_open(self, name: str | None) -> None:
         if self.closed:
             raise ClientClosed("this client is closed; connect again", name)
-        self.world.ready()
+        if (ready := self.world.ready) is not None:
+            ready()
 
     @staticmethod
     def _log() -> Any:

@@ -46,7 +46,7 @@ class Keeper:
             with self._client.mutex:
                 grant = lease._grant
                 self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
-                look = lease._next_look()
+                look = min(lease._due, lease.deadline)
                 if look >= self._planned:
                     return
                 if self._wake is None:
@@ -193,7 +193,7 @@ class Keeper:
             return self._planned - now
         for id, (ref, _) in self._leases.items():
             if (lease := ref()) is not None:
-                look = lease.deadline if id in self._renewing else lease._next_look()
+                look = lease.deadline if id in self._renewing else min(lease._due, lease.deadline)
                 self._planned = min(self._planned, look)
         return None if self._planned == inf else max(0.0, self._planned - self._client.world.now())
 
@@ -224,7 +224,9 @@ class Keeper:
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
-            looks = [lease._next_look() for ref, _ in self._leases.values() if (lease := ref()) is not None]
+            looks = [
+                min(lease._due, lease.deadline) for ref, _ in self._leases.values() if (lease := ref()) is not None
+            ]
             wake = self._wake
             if not looks or min(looks) >= self._planned or wake is None:
                 return

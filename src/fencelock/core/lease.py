@@ -155,10 +155,6 @@ class LeaseCore:
         """Return whether it is due."""
         return now >= self._due
 
-    def _next_look(self) -> float:
-        """Return when the keeper has to look at it again."""
-        return self._due if self._due < self.deadline else self.deadline
-
     def _run_out(self, tell: Tell | None = None) -> None:
         """Lose it because its deadline has passed."""
         self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
@@ -317,20 +313,20 @@ class LeaseCore:
 
     # ------------------------------------------------------------------ the with block
 
-    def _enter(self, guard: Guard | None) -> None:
-        """Begin a `with` block: the guard interrupts its body on loss, where the colour has one."""
-        self._blocks += 1
-        if guard is not None:
-            self._guards.append(guard)
-            if self.is_lost():
-                guard.interrupt()
+    def _watch(self, guard: Guard) -> None:
+        """Have the guard interrupt the body of a `with` block on loss."""
+        self._guards.append(guard)
+        if self.is_lost():
+            guard.interrupt()
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
         self.check()
         if self._blocks and not self._again():
             self.check()
-        self._enter(self._client.world.guard())
+        self._blocks += 1
+        if (guard := self._client.world.guard) is not None:
+            self._watch(guard())
 
     async def _leave(self, error: BaseException | None) -> None:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ SWEEP_AT = 64
 """Seats among which those are looked for whose sessions the server has ended, after their leases were lost."""
 
 
-class Seat:
+class Seat(ABC):
     """A claim's own session. The keeper renews on it while its holder may be releasing it: they take turns.
 
     Whoever was interrupted while it waited for its turn leaves no trace: nobody is ever called by name.
@@ -64,19 +65,19 @@ class Seat:
         if free is not None:
             free.set()
 
+    @abstractmethod
     def is_silent(self) -> bool:
         """Return whether it has a lock, and nobody waits for an answer on it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lives(self) -> bool:
         """Return whether its session has not ended, as far as can be told without asking."""
-        raise NotImplementedError
 
 
 S = TypeVar("S", bound=Seat)
 
 
-class Seats(dict[str, S]):
+class Seats(dict[str, S], ABC):
     """All seats of a client, by the ids of their claims."""
 
     def __init__(self) -> None:
@@ -107,6 +108,6 @@ class Seats(dict[str, S]):
                     seat.give()
         self.sweep_at = max(SWEEP_AT, 2 * len(self))
 
+    @abstractmethod
     def drop(self, seat: S) -> None:
         """Forget a seat, and close its connection."""
-        raise NotImplementedError

@@ -7,7 +7,7 @@ in the caller's own thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class NoAnswer:
 
 
 NO_ANSWER: Final = NoAnswer()
+
+
+OnPush = Callable[[Any], bool | None]
+"""Takes what looks like a push; returns True if it is the answer to a command after all."""
 
 
 class Event(Protocol):
@@ -102,8 +106,9 @@ class Dialer(Protocol):
 
     def parser(self) -> Parser: ...
 
-    def pushed(self, answer: Any) -> bool:
-        """Return whether this was pushed to us, rather than asked for."""
+    @property
+    def pushes(self) -> type:
+        """What was not asked for is of this type, and perhaps some answers are too (`World.wire`)."""
         ...
 
 
@@ -128,6 +133,11 @@ class Wire(Protocol):
 
     @property
     def open(self) -> bool: ...
+
+    @property
+    def owed(self) -> Sized:
+        """What the server still owes an answer to."""
+        ...
 
     @property
     def waiting_since(self) -> float | None:
@@ -198,8 +208,9 @@ class World(Protocol):
         """Return seconds on a clock that never goes back and counts while the machine sleeps."""
         ...
 
-    def ready(self) -> None:
-        """Raise if the caller cannot use this world (another event loop, say). Called before anything is sent."""
+    @property
+    def ready(self) -> Callable[[], None] | None:
+        """Raises if the caller cannot use this world (another event loop, say). Called before anything is sent."""
         ...
 
     def random(self) -> float:
@@ -224,7 +235,10 @@ class World(Protocol):
         """Return a doorbell of one's own, or None where processes cannot ring each other."""
         ...
 
-    def guard(self) -> Guard | None: ...
+    @property
+    def guard(self) -> Callable[[], Guard] | None:
+        """Makes a guard for the body of a `with` block that is being entered."""
+        ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in the background; it never keeps the process alive."""
@@ -247,7 +261,7 @@ class World(Protocol):
         """Run to the end, or for so long, whatever happens to the caller: a cancellation comes out afterwards."""
         ...
 
-    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+    async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect to a server. `on_push` takes what it pushes, `on_end` is called once when the wire is closed."""
         ...
 

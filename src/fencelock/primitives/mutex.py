@@ -101,7 +101,9 @@ class Mutex(Generic[L]):
     def entered(self, lease: L) -> L:
         """Begin a `with` block with a lease that was just acquired."""
         world = self._client.world
-        lease._enter(world.guard())
+        lease._blocks += 1
+        if world.guard is not None:
+            lease._watch(world.guard())
         self._entered[next(self._blocks)] = (world.here(), lease)
         return lease
 

@@ -152,6 +152,7 @@ class _Outside:
 
 class _Direct:
     open = True
+    owed = ()
     waiting_since = None
 
     def __init__(self, host: Host, dialer: Dialer) -> None:

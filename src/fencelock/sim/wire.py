@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fencelock.core.world import NO_ANSWER, Command, Dialer
+from fencelock.core.world import NO_ANSWER, Command, Dialer, OnPush
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.sim.host import Host
 from fencelock.sim.lua import Refused
@@ -80,7 +80,7 @@ class SimWire:
         process: Process,
         network: Network,
         dialer: Dialer,
-        on_push: Callable[[Any], None],
+        on_push: OnPush,
         on_end: Callable[[], None],
     ) -> None:
         self.open = False
@@ -90,7 +90,7 @@ class SimWire:
         self._on_push, self._on_end = on_push, on_end
         self._up = Way(network, process.label, self._host.label, self._lost)
         self._down = Way(network, self._host.label, process.label, self._lost)
-        self._owed: deque[tuple[float, Callable[[Any], None]]] = deque()
+        self.owed: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._inbox: deque[tuple[bool, Any]] = deque()
         self._dialled = Parked(process)
         self._ended = False
@@ -117,7 +117,7 @@ class SimWire:
     @property
     def waiting_since(self) -> float | None:
         """When the oldest command that is not answered yet was sent."""
-        return self._owed[0][0] if self._owed else None
+        return self.owed[0][0] if self.owed else None
 
     def alive(self) -> bool:
         """The process is told of the end by itself."""
@@ -128,7 +128,7 @@ class SimWire:
         if not self.open:
             take(NO_ANSWER)
             return
-        self._owed.append((self._process.clock.now(), take))
+        self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
     async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
@@ -159,8 +159,8 @@ class SimWire:
         if self._ended:
             return
         self._ended, was_open, self.open = True, self.open, False
-        while self._owed:
-            self._owed.popleft()[1](NO_ANSWER)
+        while self.owed:
+            self.owed.popleft()[1](NO_ANSWER)
         if was_open:
             self._on_end()
         else:
@@ -171,8 +171,8 @@ class SimWire:
             pushed, answer = self._inbox.popleft()
             if pushed:
                 self._on_push(answer)
-            elif self._owed:
-                sent, take = self._owed.popleft()
+            elif self.owed:
+                sent, take = self.owed.popleft()
                 self.pace = self._process.clock.now() - sent
                 take(answer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast
 
-from fencelock.core.world import Command, Dialer, Event, Source, Wire
+from fencelock.core.world import Command, Dialer, Event, OnPush, Source, Wire
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Parked, Task
@@ -97,8 +97,8 @@ class SimWorld:
         self.random = process.scheduler.random.random
         self._tasks: dict[Task, None] = {}
 
-    def ready(self) -> None:
-        """Any task will do."""
+    ready = None
+    """Any task will do."""
 
     def here(self) -> Hashable:
         """Return the task."""
@@ -186,7 +186,7 @@ class SimWorld:
             raise task.error
         return task.result  # type: ignore[no-any-return]
 
-    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+    async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect to a simulated server, by its label."""
         assert self._network is not None, "a world that connects to servers needs a network"
         patience = DIAL_PATIENCES * self._network.weather.patience

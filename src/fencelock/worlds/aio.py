@@ -18,7 +18,7 @@ from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 
 if TYPE_CHECKING:
-    from fencelock.core.world import Command, Dialer, Event, Source, Wire
+    from fencelock.core.world import Command, Dialer, Event, OnPush, Source, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -265,7 +265,7 @@ class AioWorld:
         """Run it as a task that a cancellation of the caller does not reach."""
         return await _to_the_end(self._keep(self._home().create_task(work)), timeout)
 
-    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+    async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect, in this task."""
         from fencelock.worlds.transports import TransportWire  # engines without a server do without
 

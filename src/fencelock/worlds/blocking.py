@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
@@ -15,7 +16,7 @@ from fencelock.core.clock import boottime
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.world import Command, Dialer, Event, Source, Wire
+    from fencelock.core.world import Command, Dialer, Event, OnPush, Source, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -215,6 +216,13 @@ class SocketBell:
         self._socket.close()
 
 
+class _Place(threading.local):
+    """What tells threads apart: their numbers do not, as each is given to the next thread as soon as one ends."""
+
+    def __init__(self) -> None:
+        self.mark = object()
+
+
 class BlockingWorld:
     """`fencelock.core.world.World` for threads."""
 
@@ -222,12 +230,11 @@ class BlockingWorld:
 
     def __init__(self) -> None:
         self.now = boottime
-        self.here = threading.current_thread  # the thread itself: its number is given to the next as soon as it ends
+        self.ready = None  # any thread will do
+        self.guard = None  # nothing can interrupt a thread, so its body has to look at the lease
+        self.here = partial(getattr, _Place(), "mark")
         self._bells: list[SocketBell] = []
         self._closed = False
-
-    def ready(self) -> None:
-        """Any thread will do."""
 
     def random(self) -> float:
         """Return a number for jitter."""
@@ -264,9 +271,6 @@ class BlockingWorld:
         else:
             self._bells.append(bell)
 
-    def guard(self) -> None:
-        """Return None: nothing can interrupt a thread, so its body has to look at the lease."""
-
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in a daemon thread."""
         thread = threading.Thread(target=drive, args=(work,), name=name, daemon=True)
@@ -294,7 +298,7 @@ class BlockingWorld:
         """Run it right here: nobody cancels a thread."""
         return await work
 
-    async def wire(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> Wire:
+    async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect, in this thread."""
         from fencelock.worlds.sockets import SocketWire  # engines without a server do without
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host
+from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host, OnPush
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
@@ -37,17 +37,17 @@ class SocketWire:
         "_lingers",
         "_on_end",
         "_on_push",
-        "_owed",
         "_pack",
         "_poll",
-        "_pushed",
+        "_pushes",
         "_sock",
         "_tls",
         "open",
+        "owed",
         "pace",
     )
 
-    def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> None:
         sock = dialer.dial(reach)
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
@@ -55,26 +55,26 @@ class SocketWire:
         self._sock = sock
         self._tls = hasattr(sock, "pending")
         self._address = dialer.address
-        self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
+        self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
         self._lingers = 0.0  # for how long a read sleeps over a short answer
         self._poll = select.poll()  # before each read
         self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
-        self._owed: deque[tuple[float, list[Any], int]] = deque()
+        self.owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
         self.pace = 0.0
 
     @property
     def waiting_since(self) -> float | None:
         """When the oldest command that is not answered yet was sent."""
-        return self._owed[0][0] if self._owed else None
+        return self.owed[0][0] if self.owed else None
 
     async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
         """Send, and read until the answer is there."""
         if not self.open:
             raise Unanswered(f"{self._address}: the connection is closed")
-        if self._owed:
+        if self.owed:
             return self._ask_behind(command, timeout)
         self._busy = True
         try:
@@ -85,7 +85,8 @@ class SocketWire:
             else:
                 sock.sendall(command if isinstance(command, bytes) else self._pack(command))
                 if linger:
-                    self._linger(linger)
+                    if linger != self._lingers:
+                        self._linger(linger)
                 elif linger is not None and self._lingers:
                     self._wake_for_all()
             while True:
@@ -101,16 +102,14 @@ class SocketWire:
                     if self._lingers:
                         self._wake_for_all()
                         continue
-                    self._owed.append((boottime() - timeout, [None], 0))
+                    self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
                 self._feed(data)
-                answer = NO_ANSWER
-                while (found := self._gets()) is not NO_ANSWER:
-                    if self._pushed(found):
-                        self._on_push(found)
-                    else:
+                gets, answer = self._gets, NO_ANSWER
+                while (found := gets()) is not NO_ANSWER:
+                    if not isinstance(found, self._pushes) or self._on_push(found):
                         answer = found
                 if answer is not NO_ANSWER:
                     return answer
@@ -144,7 +143,7 @@ class SocketWire:
         """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
         if not self.open:
             return
-        self._owed.append((boottime(), answers, place))
+        self.owed.append((boottime(), answers, place))
         try:
             if self._lingers:
                 self._wake_for_all()
@@ -227,10 +226,10 @@ class SocketWire:
                 return
             self._feed(data)
             while (answer := self._gets()) is not NO_ANSWER:
-                if self._pushed(answer):
-                    self._on_push(answer)
-                elif self._owed:
-                    sent, answers, place = self._owed.popleft()
+                if isinstance(answer, self._pushes) and not self._on_push(answer):
+                    continue
+                if self.owed:
+                    sent, answers, place = self.owed.popleft()
                     self.pace = boottime() - sent
                     answers[place] = answer
         except (BlockingIOError, SSLWantReadError):

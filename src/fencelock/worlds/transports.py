@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Host
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Host, OnPush
 from fencelock.errors import Unanswered
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _forgotten: list[object] = []
 class TransportWire(asyncio.Protocol):
     """`fencelock.core.world.Wire` over a transport that any number of tasks share."""
 
-    def __init__(self, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> None:
         parser = dialer.parser()
         self._loop = asyncio.get_running_loop()
         self._address = dialer.address
-        self._feed, self._gets, self._pack, self._pushed = parser.feed, parser.gets, dialer.pack, dialer.pushed
+        self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
-        self._owed: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
+        self.owed: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
         self._ended = False
         self._looked = 0.0
         self._looking = False
@@ -42,7 +42,7 @@ class TransportWire(asyncio.Protocol):
         self._kept: object = None
 
     @classmethod
-    async def connect(cls, dialer: Dialer, on_push: Callable[[Any], None], on_end: Callable[[], None]) -> TransportWire:
+    async def connect(cls, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> TransportWire:
         """Connect, and take the transport over from the driver."""
         task = asyncio.current_task()
         cancelled = 0 if task is None else task.cancelling()
@@ -70,18 +70,18 @@ class TransportWire(asyncio.Protocol):
     @property
     def waiting_since(self) -> float | None:
         """When the oldest command that is not answered yet was sent; time in which the loop did not read does not count."""
-        return boottime() - max(0.0, self._looked - self._owed[0][0]) if self._owed else None
+        return boottime() - max(0.0, self._looked - self.owed[0][0]) if self.owed else None
 
     def _look_again(self) -> None:
         self._look()
-        self._looking = bool(self._owed) and not self._ended
+        self._looking = bool(self.owed) and not self._ended
         if self._looking:
             self._loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _look(self) -> None:
         """Note that whatever came until now is read, as a loop reads before it looks at its timers; give up what is late."""
         self._looked = now = boottime()
-        for _, until, answer in self._owed:
+        for _, until, answer in self.owed:
             if now >= until:
                 _give_up(answer)
 
@@ -97,7 +97,7 @@ class TransportWire(asyncio.Protocol):
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self.open:
             now = boottime()
-            self._owed.append((now, now + timeout, answer))
+            self.owed.append((now, now + timeout, answer))
             self._transport.write(command if isinstance(command, bytes) else self._pack(command))
             if not self._looking:
                 self._looking = True
@@ -154,10 +154,10 @@ class TransportWire(asyncio.Protocol):
         try:
             self._feed(data)
             while (answer := self._gets()) is not NO_ANSWER:
-                if self._pushed(answer):
-                    self._on_push(answer)
-                elif self._owed:
-                    sent, _, waiter = self._owed.popleft()
+                if isinstance(answer, self._pushes) and not self._on_push(answer):
+                    continue
+                if self.owed:
+                    sent, _, waiter = self.owed.popleft()
                     self.pace = boottime() - sent
                     if not waiter.done():
                         waiter.set_result(answer)
@@ -173,8 +173,8 @@ class TransportWire(asyncio.Protocol):
             return
         self._ended = True
         if not self._loop.is_closed():
-            while self._owed:
-                _give_up(self._owed.popleft()[2])
+            while self.owed:
+                _give_up(self.owed.popleft()[2])
         self._on_end()
 
 

@@ -11,7 +11,8 @@ from fencelock.backends.etcd.http2 import block
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.messages import AUTHENTICATE, login, read_token
 from fencelock.backends.etcd.place import Place
-from fencelock.core.world import Event, Host, World
+from fencelock.core.dialling import Dialling
+from fencelock.core.world import Host, World
 from fencelock.errors import ClientClosed, EngineUnavailable, FencelockError, Unanswered
 
 T = TypeVar("T")
@@ -25,16 +26,6 @@ IDLE_SECONDS = 1.0
 LINKS_KEPT = 8
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two rounds of all members."""
-
-
-class Dialling:
-    """A link that is being made, for whoever else needs one meanwhile."""
-
-    __slots__ = ("done", "error")
-
-    def __init__(self, done: Event) -> None:
-        self.done = done
-        self.error: FencelockError | None = None
 
 
 class Links:
@@ -52,7 +43,7 @@ class Links:
         self._blocks: dict[str, bytes] = {}
         self._idle: list[Link] = []
         self._all: set[Link] = set()
-        self._dialling: Dialling | None = None
+        self._dialling = Dialling(world, f"etcd at {self.address}", self._dial)
         self._closed = False
 
     @property
@@ -171,7 +162,9 @@ class Links:
 
     async def _make(self, maybe: bool, within: float) -> Link:
         try:
-            return await (self._dial_once(within) if self._shared else self._dial(within))
+            if not self._shared:
+                return await self._dial(within)
+            return await self._dialling.once(self._free, self._keep, within)
         except Unanswered:
             raise
         except EngineUnavailable as error:
@@ -179,26 +172,8 @@ class Links:
                 raise Unanswered(str(error)) from error
             raise
 
-    async def _dial_once(self, within: float) -> Link:
-        """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
-        while (other := self._dialling) is not None:
-            if not await other.done.wait(within):
-                raise EngineUnavailable(f"cannot reach etcd at {self.address} within {within:.3g} s")
-            if other.error is not None:
-                raise type(other.error)(*other.error.args) from other.error
-            if (link := self._free()) is not None:
-                return link
-        mine = self._dialling = Dialling(self._world.event())
-        try:
-            link = await self._dial(within)
-            self._idle[:] = [link]
-            return link
-        except FencelockError as error:
-            mine.error = error
-            raise
-        finally:
-            self._dialling = None
-            mine.done.set()
+    def _keep(self, link: Link) -> None:
+        self._idle[:] = [link]
 
     async def _dial(self, within: float) -> Link:
         """Connect to the first member that can be reached, and log in."""
@@ -313,4 +288,5 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.wire.forget()
-        self._all, self._idle, self._dialling = set(), [], None
+        self._all, self._idle = set(), []
+        self._dialling.forget()

@@ -16,6 +16,8 @@ from fencelock.errors import EngineUnavailable
 class MysqlDialer:
     """`fencelock.core.world.Dialer` for one connection. What the server says counts as pushed: the link knows the order."""
 
+    pushes = object
+
     def __init__(self, place: Place) -> None:
         self.address = place.address
         self.messages = Messages()
@@ -44,10 +46,6 @@ class MysqlDialer:
     def parser(self) -> Messages:
         """Return the parser of this connection."""
         return self.messages
-
-    def pushed(self, answer: Any) -> bool:  # noqa: ARG002
-        """Whose answer it is, the link knows."""
-        return True
 
     def unreachable(self, error: Exception) -> EngineUnavailable:
         """Return what to raise if the server cannot be reached or does not let us in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -36,14 +37,27 @@ class ServerError(Exception):
 class RedisDialer:
     """`fencelock.core.world.Dialer` for one Redis server, or for whichever one Sentinel says is the master."""
 
-    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any]) -> None:
+    pushes = PushNotification
+
+    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any], seconds: float = inf) -> None:
         self.address = address
         self._blocking = blocking
         self._aio = aio
+        self._seconds = seconds
+
+    def within(self, seconds: float) -> RedisDialer:
+        """Return one that takes no longer than this for either of connecting and logging in."""
+        return self if seconds >= self._seconds else RedisDialer(self.address, self._blocking, self._aio, seconds)
+
+    def _hurry(self, connection: Any) -> Any:
+        if self._seconds < inf:
+            for patience in ("socket_connect_timeout", "socket_timeout"):
+                setattr(connection, patience, min(getattr(connection, patience), self._seconds))
+        return connection
 
     def dial(self, reach: object = None) -> Any:  # noqa: ARG002
         """Connect with redis-py and take its socket."""
-        connection = self._blocking()
+        connection = self._hurry(self._blocking())
         try:
             connection.connect()
         except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
@@ -57,7 +71,7 @@ class RedisDialer:
 
     async def adial(self, reach: object = None) -> tuple[Any, object]:  # noqa: ARG002
         """Connect with redis-py and take its transport; the stream objects would close it if they were dropped."""
-        connection = self._aio()
+        connection = self._hurry(self._aio())
         try:
             await connection.connect()
         except BaseException as error:
@@ -91,10 +105,6 @@ class RedisDialer:
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""
         return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
-
-    def pushed(self, answer: Any) -> bool:
-        """Publications were not asked for; that a subscription was made is the answer to SUBSCRIBE."""
-        return type(answer) is PushNotification and answer[0] != b"subscribe"
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from itertools import count
-from math import ceil
-from typing import Any, NamedTuple
+from math import ceil, inf
+from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.core.backend import GRACE, LONGEST, answer_time
-from fencelock.core.world import Command, Dialer, Event, World
+from fencelock.core.world import Command, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -76,7 +76,7 @@ class RedisBackend:
 
     traits = TRAITS
 
-    def __init__(self, world: World, dialer: Dialer, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, dialer: RedisDialer, namespace: str, url: str | None = None) -> None:
         self.url = url
         """What a user's own client stands for; None if a URL was given."""
         self._world = world
@@ -91,54 +91,35 @@ class RedisBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        seat = self._seats.pop(claim.id, None) if self._seats else None
-        # To linger only after a lock that was taken: where locks are free, one that is not is rather told so at once.
-        return self._attempt(claim, queue, seat, patience, queue and self._contended)
-
-    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
-        """Wait to be called; ask again in the end."""
-        claim = busy.claim
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
-            try:
-                if busy.retry_in is not None:
-                    timeout = min(timeout, busy.retry_in)
-                await self._world.listen([seat.link.wire], seat.bell, timeout)
-            except BaseException:
-                self._rise(claim, seat)
-                raise
-            token, round = seat.link.calls.get(claim.id, NOT_CALLED)
-            if round == seat.round:
-                self._rise(claim, seat)
-                return Grant(claim, token, busy.since)
-        return await self._attempt(claim, True, seat, None if until is None else until - self._world.now(), False)
-
-    async def _attempt(
-        self, claim: Claim, queue: bool, seat: Seat | None, within: float | None, lingers: bool
-    ) -> Grant | Busy:
         name, ttl, owner, shared, limit, id = claim
-        form, _, patience, linger = self._form(name, ttl, owner, shared, limit)
-        if seat is not None and not self._links.usable(seat.link, patience):
+        form, _, within, linger = self._form(name, ttl, owner, shared, limit)
+        seat = self._seats.pop(id, None) if self._seats else None
+        if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
             seat = None
-        link = seat.link if seat is not None else self._links.idle(patience) or await self._links.make()
-        if within is not None:
-            patience, linger = min(patience, max(within, GRACE)), max(0.0, min(linger, within))
+        link = (
+            seat.link
+            if seat is not None
+            else self._links.idle(within) or await self._links.make(inf if patience is None else max(patience, GRACE))
+        )
+        if patience is not None:
+            within, linger = min(within, max(patience, GRACE)), max(0.0, min(linger, patience))
         if self._links.owed:
             await self._links.pay(link)
+        if not queue or seat is not None or not self._contended:
+            # Where locks are free, one that is not is rather told so at once.
+            linger = 0.0
         sent = self._world.now()
         round = next(self._rounds)
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
             command = f"{form}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
-            answer = await link.wire.ask(command, patience, linger if lingers else 0.0)
+            answer = await link.wire.ask(command, within, linger)
             if type(answer) is ServerError:
-                answer = await self._links.mend(link, ATTEMPT, command, patience, answer)
+                answer = await self._links.mend(link, ATTEMPT, command, within, answer)
             busy = self._contended = queue and type(answer) is int and answer < 0
             if busy and link.calls:
                 token, called = link.calls.pop(id, NOT_CALLED)
@@ -160,6 +141,27 @@ class RedisBackend:
         if answer > 0:
             return Grant(claim, answer, sent)
         return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000)
+
+    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+        """Wait to be called; ask again in the end."""
+        claim = busy.claim
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            try:
+                if busy.retry_in is not None:
+                    timeout = min(timeout, busy.retry_in)
+                await self._world.listen([seat.link.wire], seat.bell, timeout)
+            except BaseException:
+                self._rise(claim, seat)
+                raise
+            token, round = seat.link.calls.get(claim.id, NOT_CALLED)
+            if round == seat.round:
+                self._rise(claim, seat)
+                return Grant(claim, token, busy.since)
+            self._seats[claim.id] = seat
+        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""

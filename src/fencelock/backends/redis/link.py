@@ -35,16 +35,17 @@ class Link:
         self.used = 0.0
         self.wire: Wire
 
-    def heard(self, push: Any) -> None:
-        """Take a call in: `id:token:round`, or nothing (release.lua)."""
+    def heard(self, push: Any) -> bool:
+        """Take a call in: `id:token:round`, or nothing (release.lua). That we subscribed is the answer to SUBSCRIBE."""
         if not push[2] or push[0] != b"message":
-            return
+            return bool(push[0] == b"subscribe")
         id, token, round = push[2].decode().split(":")
         if len(self.calls) >= EARLY_KEPT and id not in self.bells:
             self.calls.clear()
         self.calls[id] = int(token), int(round)
         if (bell := self.bells.get(id)) is not None:
             bell.set()
+        return False
 
     def ended(self) -> None:
         """Let those who wait look for themselves."""

@@ -8,13 +8,14 @@ from math import inf
 from os import urandom
 from typing import Any
 
-from fencelock.backends.redis.dial import DIAL_SECONDS, ServerError
+from fencelock.backends.redis.dial import DIAL_SECONDS, RedisDialer, ServerError
 from fencelock.backends.redis.greeting import greet, look_at
 from fencelock.backends.redis.link import Link, all_there
 from fencelock.backends.redis.scripts import Script
 from fencelock.backends.redis.trouble import ANEW, check
-from fencelock.core.world import Command, Dialer, Event, World
-from fencelock.errors import ClientClosed, FencelockError, Unanswered
+from fencelock.core.dialling import Dialling
+from fencelock.core.world import Command, World
+from fencelock.errors import ClientClosed, Unanswered
 
 IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
@@ -22,20 +23,10 @@ LINKS_KEPT = 8
 OWED_KEPT = 1000
 
 
-class Dialling:
-    """A link that is being made, for whoever else needs one meanwhile."""
-
-    __slots__ = ("done", "error")
-
-    def __init__(self, done: Event) -> None:
-        self.done = done
-        self.error: FencelockError | None = None
-
-
 class Links:
     """All links to one server. Where the world can share a wire there is one, else one for each who uses it now."""
 
-    def __init__(self, world: World, dialer: Dialer, namespace: str, patience: float = DIAL_SECONDS) -> None:
+    def __init__(self, world: World, dialer: RedisDialer, namespace: str, patience: float = DIAL_SECONDS) -> None:
         self.address = dialer.address
         self.run_id: bytes | None = None
         self.stuck = False
@@ -50,7 +41,7 @@ class Links:
         self._namespace = namespace
         self._idle: list[Link] = []
         self._all: set[Link] = set()
-        self._dialling: Dialling | None = None
+        self._dialling = Dialling(world, f"Redis at {self.address}", self.dial)
         self._closed = False
 
     # ------------------------------------------------------------------ having one
@@ -64,9 +55,11 @@ class Links:
         owed = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
         await self._world.fan(owed, self._patience, _at_once)
 
-    async def make(self) -> Link:
+    async def make(self, within: float = inf) -> Link:
         """Return a new link, or where wires are shared the one that others are making."""
-        return await (self._dial_once() if self._shared else self.dial())
+        if not self._shared:
+            return await self.dial(within)
+        return await self._dialling.once(self._last, self._keep, within)
 
     def idle(self, patience: float) -> Link | None:
         """Return a link that was made before, if there is one that works."""
@@ -78,12 +71,7 @@ class Links:
             except IndexError:
                 break  # another thread was faster
             now = self._now()
-            if (
-                now - link.used < IDLE_SECONDS
-                and link.wire.waiting_since is None
-                and link.wire.open
-                and not link.doubtful
-            ):
+            if now - link.used < IDLE_SECONDS and not link.wire.owed and link.wire.open and not link.doubtful:
                 link.used = now  # the ordinary case of `usable`
                 return link
             if self.usable(link, patience):
@@ -133,33 +121,19 @@ class Links:
             self._idle.remove(link)
         link.wire.close()
 
-    async def _dial_once(self) -> Link:
-        """Make the one link; whoever comes meanwhile waits for that, and shares its failure."""
-        while (other := self._dialling) is not None:
-            await other.done.wait(None)
-            if other.error is not None:
-                raise type(other.error)(*other.error.args) from other.error
-            if self._idle and self._idle[-1].wire.open:
-                return self._idle[-1]
-        mine = self._dialling = Dialling(self._world.event())
-        try:
-            link = await self.dial()
-            self._idle[:] = [link]
-            return link
-        except FencelockError as error:
-            mine.error = error
-            raise
-        finally:
-            self._dialling = None
-            mine.done.set()
+    def _last(self) -> Link | None:
+        return self._idle[-1] if self._idle and self._idle[-1].wire.open else None
 
-    async def dial(self) -> Link:
-        """Connect, and see that the server is one that we can work with."""
+    def _keep(self, link: Link) -> None:
+        self._idle[:] = [link]
+
+    async def dial(self, within: float = inf) -> Link:
+        """Connect, and see that the server is one that we can work with; both take no longer than that, or our patience."""
         link = Link(f"{self._namespace.replace(':', '/')}/call/{urandom(12).hex()}")
-        link.wire = await self._world.wire(self._dialer, link.heard, link.ended)
+        link.wire = await self._world.wire(self._dialer.within(within), link.heard, link.ended)
         self._all.add(link)
         try:
-            info = await greet(self._world, link, self.address, self._namespace, self._patience)
+            info = await greet(self._world, link, self.address, self._namespace, min(self._patience, within))
             self.run_id = look_at(info, self.run_id, self.address)
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -181,11 +155,12 @@ class Links:
     ) -> Any:
         """Run a script, on any link; repeat it right away when a connection turns out to be broken, twice at most.
 
-        A server that has owed an answer for longer than `silent` is not waited for any longer than that either.
+        A server that has owed an answer for longer than `silent`, or cannot be reached, is not waited for any longer
+        than that either.
         """
         again = 2
         while True:
-            link = self.idle(patience) or await self.make()
+            link = self.idle(patience) or await self.make(inf if silent is None else silent)
             if silent is not None and (since := link.wire.waiting_since) is not None and self._now() - since >= silent:
                 patience = min(patience, silent)
             try:
@@ -290,7 +265,8 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.wire.forget()
-        self._all, self._idle, self._dialling = set(), [], None
+        self._all, self._idle = set(), []
+        self._dialling.forget()
         self.owed.clear()
 
 

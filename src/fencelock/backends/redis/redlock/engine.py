@@ -13,13 +13,14 @@ from math import ceil
 from typing import Any
 from urllib.parse import quote
 
+from fencelock.backends.redis.dial import RedisDialer
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import literally
 from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load
 from fencelock.core.clock import wall_us
-from fencelock.core.world import NO_ANSWER, Command, Dialer, World
+from fencelock.core.world import NO_ANSWER, Command, World
 from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
@@ -64,7 +65,7 @@ class RedlockBackend:
     url: str | None = None
 
     def __init__(
-        self, world: World, dialers: Sequence[Dialer], namespace: str, wall: Callable[[], int] = wall_us
+        self, world: World, dialers: Sequence[RedisDialer], namespace: str, wall: Callable[[], int] = wall_us
     ) -> None:
         self._world = world
         self._wall = wall

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from fencelock.backends.redis.dial import ServerError
+from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Wire, World
+from fencelock.core.world import NO_ANSWER, Command, Wire, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
 
 DIAL_SECONDS = 1.0
@@ -26,7 +26,7 @@ _log = logging.getLogger("fencelock")
 class Node:
     """One of the servers. While it cannot be reached nobody waits for it; it is dialled again beside the work."""
 
-    def __init__(self, world: World, dialer: Dialer, prefix: str) -> None:
+    def __init__(self, world: World, dialer: RedisDialer, prefix: str) -> None:
         self.links = Links(world, dialer, prefix, DIAL_SECONDS)
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
@@ -105,7 +105,7 @@ class Node:
 class Nodes:
     """All of them, and what a majority is."""
 
-    def __init__(self, world: World, dialers: Sequence[Dialer], prefix: str) -> None:
+    def __init__(self, world: World, dialers: Sequence[RedisDialer], prefix: str) -> None:
         self._world = world
         self._nodes = [Node(world, dialer, prefix) for dialer in dialers]
         self.majority = len(dialers) // 2 + 1
