@@ -47,10 +47,11 @@ def session_members(session: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_text().rpartition(") ")[2].split()
+                # Asked of the kernel: to read of each process of the machine what /proc says takes a hundred times as long.
+                is_member = os.getsid(int(entry)) == session
             except OSError:
                 continue
-            if int(stat[3]) == session and stat[0] not in "ZX":
+            if is_member and state(int(entry)) not in "ZX":
                 members.append(int(entry))
     return members
 

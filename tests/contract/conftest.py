@@ -15,15 +15,6 @@ from tests.engines.plugin import Session
 MARKS = {"processes", "fair", "shared", "limit", "records"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Say what the marks mean."""
-    config.addinivalue_line("markers", "processes: needs a second process, so for engines that others can reach")
-    config.addinivalue_line("markers", "fair: is about the order of service, so for engines that promise one")
-    config.addinivalue_line("markers", "shared: is about readers, so for engines that have them")
-    config.addinivalue_line("markers", "limit: is about permits, so for engines that have them")
-    config.addinivalue_line("markers", "records: is about what is remembered beside locks, so for engines that keep it")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose engines and colours by the table and the marks."""
     if "engine" in metafunc.fixturenames:

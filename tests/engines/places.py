@@ -67,8 +67,10 @@ def new_folder(name: str, owner: tuple[int, int] | None) -> Path:
 def give(folder: Path, owner: tuple[int, int] | None) -> None:
     """Hand a folder and all that is in it to another user."""
     if owner is not None:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, *owner, follow_symlinks=False)
+        os.chown(folder, *owner, follow_symlinks=False)
+        for place, folders, files in os.walk(folder):
+            for name in (*folders, *files):
+                os.chown(os.path.join(place, name), *owner, follow_symlinks=False)
 
 
 def remove(folder: Path) -> None:

@@ -34,8 +34,8 @@ OWN = {
     **{f"own_{family}": family for family in FAMILIES},
     **dict.fromkeys(("own_redis_nodes", "own_sentinel"), "redis"),
 }
-LIGHT = {"redis", "redis_nodes"}
-"""Shared engines that cost next to nothing to start, so that every process has its own."""
+LIGHT = {"redis"}
+"""Shared engines that cost next to nothing to start and to keep, so that every process has its own."""
 
 
 class Session:
@@ -160,11 +160,20 @@ def _gather(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{names} {colour}".strip()))
 
 
+def _must_be_gathered(session: pytest.Session) -> None:
+    """Refuse a pytest-xdist that overlooks groups, as 3.8 does with pytest 9.2: every process would start every server."""
+    if session.config.getoption("loadgroup", False):  # in pytest-xdist's processes only
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rpartition("]")[2]:
+                raise RuntimeError(f"{item.nodeid} is in a group of which pytest-xdist knows nothing")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install what the selected tests need, and begin to start it."""
     if session.config.getoption("collectonly"):
         return
+    _must_be_gathered(session)
     names: set[str] = set()
     families: set[str] = set()
     for item in session.items:

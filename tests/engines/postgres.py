@@ -7,6 +7,7 @@ import pwd
 import signal
 import socket
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from tests.engines.process import Account
 from tests.engines.server import Server
 
 INITDB = ("--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
+# To copy the first data costs more than the server's start, so they are small: a short log, and no spare template.
+SMALL = ("--wal-segsize=1",)
+LEAVE_OUT = (
+    "UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\nDROP DATABASE template0\nCHECKPOINT\n"
+)
 
 
 class Postgres(Server):
@@ -46,18 +52,19 @@ class Postgres(Server):
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
             initdb = packages.find(self.family, "initdb")
-            version = template.run(initdb, "--version", folder=self.folder)
             template.fill(
-                self.data,
-                self.family,
-                [version, *INITDB],
-                lambda: self._initialise(initdb),
+                self.data, self.family, [_version(initdb), *INITDB, *SMALL, LEAVE_OUT], lambda: self._initialise(initdb)
             )
             places.give(self.data, self._owner())
             self.data.chmod(0o700)
 
     def _initialise(self, initdb: packages.Program) -> None:
-        template.run(initdb, *INITDB, "-D", str(self.data), folder=self.folder, account=self._account())
+        account = self._account()
+        template.run(initdb, *INITDB, *SMALL, "-D", str(self.data), folder=self.folder, account=account)
+        alone = ("--single", "-D", str(self.data), "postgres")
+        template.run(
+            packages.find(self.family, "postgres"), *alone, folder=self.folder, account=account, feed=LEAVE_OUT
+        )
 
     def _command(self) -> tuple[list[str], packages.Program]:
         program = packages.find(self.family, "postgres")
@@ -70,6 +77,7 @@ class Postgres(Server):
             # Files in the data folder, which go with it: segments in /dev/shm would outlive a kill -9.
             "dynamic_shared_memory_type": "mmap",
             "jit": "off",
+            "max_wal_size": "1GB",  # as it is with segments of the usual length
             **self.settings,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -91,6 +99,11 @@ class Postgres(Server):
 
     def _clean_up(self) -> None:
         release_memory(self.data)
+
+
+@cache
+def _version(program: packages.Program) -> str:
+    return template.run(program, "--version", folder=Path("/"))
 
 
 class PostgresTls(Postgres):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engines.leash import descendants, stat
+from tests.engines.listeners import listeners
 
 LEASH = Path(__file__).with_name("leash.py")
-LISTENING = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +45,16 @@ class Running:
         self._stop_signal = order.stop_signal
         self._owner = os.getpid()
         report, report_in_leash = os.pipe()
-        message = {
-            "command": order.command,
-            "environment": dict(order.environment),
-            "folder": str(order.folder),
-            "account": [order.account.uid, order.account.gid] if order.account is not None else None,
-            "remove": not order.keep,
-            "tests": os.getpid(),
-            "report": report_in_leash,
-        }
+        words = [
+            *(str(os.getpid()), str(report_in_leash), "keep" if order.keep else "remove", str(order.folder)),
+            f"{order.account.uid}:{order.account.gid}" if order.account is not None else "",
+            *(f"{name}={value}" for name, value in order.environment.items()),
+            *("--", *order.command),
+        ]
         try:
             with order.log.open("ab") as log:
                 self._leash = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(LEASH), json.dumps(message)],
+                    [sys.executable, "-I", "-S", str(LEASH), *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -93,14 +89,9 @@ class Running:
 
     def listens_on(self, ports: Collection[int]) -> bool:
         """Whether it is this server, and not a stranger who was quicker, that listens on all these ports."""
-        listeners: dict[str, int] = {}
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == LISTENING:
-                    listeners[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+        known = {f"socket:[{inode}]": port for inode, port in listeners().items()}
         folder = f"/proc/{self.pid}/fd"
-        mine = {listeners.get(_target(f"{folder}/{entry}")) for entry in os.listdir(folder)}
+        mine = {known.get(_target(f"{folder}/{entry}")) for entry in os.listdir(folder)}
         return mine.issuperset(ports)
 
     def pause(self, limit: float = 5.0) -> None:

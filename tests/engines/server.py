@@ -191,7 +191,7 @@ class Server(Startable):
         pause = 0.005
         while True:
             alive = self.is_alive
-            if alive and self._listens() and self.answers(timeout=1.0):
+            if alive and self.answers(timeout=1.0) and self._listens():
                 break
             if not alive:
                 status = self._running.status if self._running is not None else None

@@ -107,7 +107,8 @@ class MariaStock(SqlStock):
         import pymysql
 
         host, _, port = address.partition(":")
-        return cls(pymysql.connect(host=host, port=int(port), user="root", database="fencelock"), fenced)
+        where = {"host": host, "port": int(port), "database": "fencelock"}
+        return cls(pymysql.connect(user="root", ssl_disabled=True, **where), fenced)
 
 
 class SqliteStock(SqlStock):
