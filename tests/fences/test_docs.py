@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.backends.postgres_server import empty
+from tests.engines.postgres import Postgres
 from tests.fences.places import object_store
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "fences").glob("*.md"))
@@ -33,6 +35,8 @@ def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "FENCELOCK_URL": f"sqlite://{tmp_path}/locks.db", "PYTHONWARNINGS": "error"}
     with ExitStack() as stack:
         server = engines.get(SERVERS[page.stem]) if page.stem in SERVERS else None
+        if isinstance(server, Postgres):
+            empty(server)  # tests before this one may have left a schema of another release
         if page.stem == "objects":
             keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
             environment |= {**keys, "AWS_ENDPOINT_URL": stack.enter_context(object_store()), "PYTHONWARNINGS": ""}
