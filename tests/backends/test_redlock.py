@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from fencelock import EngineUnavailable, InvalidURL, LeaseLost, LockTimeout, Reason
+from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import tell
 from tests.contract.colours import LocksView
@@ -128,6 +129,23 @@ async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) ->
         await eventually(_on_all(nodes), "all nodes have the lease")
         lease.check()
     assert not any(holds(node) for node in nodes.members)
+
+
+@pytest.mark.parametrize("hung", [2, 5])
+async def test_nodes_hung_from_the_start(nodes: RedisNodes, clients: Clients, hung: int) -> None:
+    """Nodes that take a connection and say nothing are dialled at once: two hold up nobody, five are refused in time."""
+    locks = clients.connect(f"{nodes.url}?socket_timeout=20&socket_connect_timeout=20")
+    for node in nodes.members[:hung]:
+        node.pause()
+    begun = boottime()
+    if hung == 2:
+        await take(locks, "x")
+    else:
+        with pytest.raises(EngineUnavailable, match="0 of 5 Redlock nodes"):
+            await locks.lock("x", timeout=1).acquire()
+    assert boottime() - begun < 9
+    for node in nodes.members[:hung]:
+        node.resume()
 
 
 async def test_heal(nodes: RedisNodes, locks: LocksView) -> None:

@@ -90,7 +90,7 @@ VARIANTS = (
     Variant(any_proposal, "calm", "tokens", 50),
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
-    Variant(heal_takes_over, "stops", "exclusion", 600),
-    Variant(deadline_from_reply, "stops", "exclusion", 300),
+    Variant(heal_takes_over, "calm", "exclusion", 100),
+    Variant(deadline_from_reply, "late", "exclusion", 100),
     Variant(some_renewal_will_do, "outage", "exclusion", 300),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 from fencelock.backends.redis.dial import DIAL_SECONDS, RedisDialer
@@ -142,6 +142,9 @@ class _Outside:
 
     def now(self) -> float:
         return 0.0
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
+        drive(work)
 
     async def wire(self, dialer: Dialer, *_: Callable[..., None]) -> _Direct:
         return _Direct(self._hosts[dialer.address], dialer)

@@ -61,6 +61,11 @@ class Links:
             return await self.dial(within)
         return await self._dialling.once(self._last, self._keep, within)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link, idle or in use."""
+        return bool(self._all)
+
     def idle(self, patience: float) -> Link | None:
         """Return a link that was made before, if there is one that works."""
         if self._closed:

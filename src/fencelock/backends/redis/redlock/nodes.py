@@ -17,6 +17,9 @@ from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unan
 DIAL_SECONDS = 1.0
 """How long connecting to a node may take: as long as the longest wait for its answer."""
 LOOK_AGAIN = 0.01
+STRAGGLERS = 0.1
+"""Seconds for which the rest is waited for at the first connection, once a majority is there."""
+LOOK_SOON = 0.002
 MEND_FIRST, MEND_LAST = 0.5, 10.0
 """Seconds before a node that could not be reached is dialled again, by the way."""
 
@@ -37,8 +40,29 @@ class Node:
         self._pause = MEND_FIRST
         self._mending = False
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has tried to connect to it yet."""
+        return self.error is None and not self._mending and not self.links.connected
+
+    @property
+    def is_dialled(self) -> bool:
+        """Whether somebody is about to connect to it for the first time."""
+        return self.error is None and self._mending
+
+    def dial(self, patience: float) -> None:
+        """Connect beside the work."""
+        self._mending = True
+        try:
+            self._world.spawn(self._mend(patience), "fencelock-mend")
+        except BaseException:  # no more threads
+            self._mending = False
+            raise
+
     async def take(self, patience: float) -> Link | None:
         """Return a link, or None while the node cannot be reached."""
+        if self.is_dialled:
+            return None
         if self.error is None:
             link = self.links.idle(patience)
             if link is None and self.links.stuck:
@@ -53,8 +77,7 @@ class Node:
                     await self.links.pay(link)
                 return link
         if not self._mending and self._world.now() >= self._again:
-            self._mending = True
-            self._world.spawn(self._mend(patience), "fencelock-mend")
+            self.dial(patience)
         return None
 
     async def insist(self, patience: float) -> Link | None:
@@ -62,8 +85,10 @@ class Node:
         until = self._world.now() + patience
         while self._mending and self._world.now() < until:
             await self._world.sleep(LOOK_AGAIN)
-        if self.error is None or self._world.now() - self.failed < MEND_FIRST:
-            return self.links.idle(patience) if self.error is None else None
+        if self.error is None:
+            return await self.take(patience)
+        if self._world.now() - self.failed < MEND_FIRST:
+            return None
         try:
             link = await self.links.take(patience)
         except EngineUnavailable as error:
@@ -110,6 +135,7 @@ class Nodes:
         self._nodes = [Node(world, dialer, prefix) for dialer in dialers]
         self.majority = len(dialers) // 2 + 1
         self._run_ids: list[bytes | None] = []
+        self._met = False
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -120,6 +146,8 @@ class Nodes:
     async def take(self, patience: float) -> list[Link | None]:
         """Return a link to every node that can be reached; raise nothing if there are too few."""
         links: list[Link | None] = []
+        if not self._met:
+            await self._meet(patience)
         try:
             for node in self._nodes:
                 ready = node.links.idle(patience) if node.error is None and not node.links.owed else None
@@ -131,6 +159,19 @@ class Nodes:
             self.give(links)
             raise
         return links
+
+    async def _meet(self, patience: float) -> None:
+        """Connect to all of them at once: one that hangs must not hold up the others."""
+        for node in self._nodes:
+            if node.is_new:
+                node.dial(patience)
+        now = self._world.now
+        until = now() + DIAL_SECONDS + STRAGGLERS
+        while (left := sum(node.is_dialled for node in self._nodes)) and now() < until:
+            if len(self._nodes) - left - sum(node.error is not None for node in self._nodes) >= self.majority:
+                until = min(until, now() + STRAGGLERS)
+            await self._world.sleep(LOOK_SOON)
+        self._met = True
 
     async def _insist(self, links: list[Link | None], patience: float) -> None:
         """Dial the nodes that are out of reach, as there are too few without them."""
@@ -279,6 +320,7 @@ class Nodes:
 
     def forget(self) -> None:
         """Begin anew in a forked child."""
+        self._met = False
         for node in self._nodes:
             node.forget()
 
