@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 1.0
@@ -20,6 +21,11 @@ def answer_time(ttl: float, shortest: float, within: float | None = None) -> flo
     """
     seconds = min(LONGEST, max(shortest, ttl / 3))
     return seconds if within is None else min(seconds, max(within, GRACE))
+
+
+def limit_of(now: Callable[[], float], within: float | None) -> Deadline:
+    """Return when whatever an engine does for a caller who has so many seconds left has to be over."""
+    return PATIENT if within is None else Deadline(now, max(within, GRACE))
 
 
 class Backend(Protocol):

@@ -1,0 +1,43 @@
+"""What happens to whoever asks for a lock while its server hangs, the same on every engine that is asked by SQL."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fencelock import EngineUnavailable
+from fencelock.core.clock import boottime
+from tests.backends.conftest import Clients
+from tests.contract.colours import LocksView
+from tests.contract.subject import eventually, is_free, take
+from tests.engines.server import Server
+
+
+async def in_vain(locks: LocksView, ttl: float, timeout: float) -> float:
+    """Ask for "x" while the server hangs; return how long that took."""
+    begun = boottime()
+    with pytest.raises(EngineUnavailable):
+        await locks.lock("x", ttl=ttl, timeout=timeout).acquire()
+    return boottime() - begun
+
+
+async def hurried(server: Server, url: str, clients: Clients) -> None:
+    """See that those with little time are told in time, connected or not, and that nothing is left of what they asked for."""
+    locks, short, fresh = (clients.connect(f"{url}?connect_timeout=20") for _ in range(3))
+    await take(locks, "x")
+    await take(short, "x")
+    server.pause()
+    try:
+        took = await asyncio.gather(in_vain(locks, 60, 0), in_vain(short, 2, 1.5), in_vain(fresh, 60, 1))
+    finally:
+        server.resume()
+    assert max(took) < 9
+
+    async def free() -> bool:
+        try:
+            return await is_free(locks, "x")
+        except EngineUnavailable:
+            return False
+
+    await eventually(free, "the lock is free")
