@@ -28,6 +28,14 @@ def limit_of(now: Callable[[], float], within: float | None) -> Deadline:
     return PATIENT if within is None else Deadline(now, max(within, GRACE))
 
 
+def time_to_answer(limit: Deadline, seconds: float) -> float:
+    """Return what is left of these seconds to wait for an answer.
+
+    A connection that took its time to make must not leave its server none.
+    """
+    return max(limit.at_most(seconds), min(seconds, GRACE))
+
+
 class Backend(Protocol):
     """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
 

@@ -13,7 +13,7 @@ from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word
 from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
-from fencelock.core.backend import GRACE
+from fencelock.core.backend import time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
@@ -95,8 +95,7 @@ class Links:
             link = await self.take(patience, urgent=urgent, limit=limit)
             sent = self._world.now()
             try:
-                # A connection that took its time to make must not leave the server none to answer.
-                return sent, await link.ask(statement, words, max(limit.at_most(patience), min(patience, GRACE)))
+                return sent, await link.ask(statement, words, time_to_answer(limit, patience))
             except ServerError as error:
                 tries -= 1
                 if error.state in MISSING or error.state == UNPREPARED:
