@@ -10,7 +10,7 @@ from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.contract.colours import LocksView
-from tests.contract.subject import eventually, is_free, take
+from tests.contract.subject import SOON, background, eventually, is_free, take
 from tests.engines.server import Server
 
 
@@ -23,16 +23,23 @@ async def in_vain(locks: LocksView, name: str, ttl: float, timeout: float) -> fl
 
 
 async def hurried(server: Server, url: str, clients: Clients) -> None:
-    """See that those with little time are told in time, connected or not, and that nothing is left of what they asked for."""
+    """See that those with little time are told in time, connected or not, and that nothing is left of what they asked for.
+
+    Whoever has time gets its lock, on the same client even.
+    """
     locks, short, fresh = (clients.connect(f"{url}?connect_timeout=20") for _ in range(3))
     for _ in range(3):  # once it is prepared, a statement is sent without waiting for anything
         await take(locks, "x")
         await take(short, "y")
     server.pause()
-    try:
-        took = await asyncio.gather(in_vain(locks, "x", 60, 0), in_vain(short, "y", 2, 1.5), in_vain(fresh, "z", 60, 1))
-    finally:
-        server.resume()
+    async with background(fresh.lock("w").acquire()) as (patient,):
+        try:
+            took = await asyncio.gather(
+                in_vain(locks, "x", 60, 0), in_vain(short, "y", 2, 1.5), in_vain(fresh, "z", 60, 1)
+            )
+        finally:
+            server.resume()
+        await (await asyncio.wait_for(patient, SOON)).release()
     assert max(took) < 9
 
     async def free() -> bool:
