@@ -163,7 +163,8 @@ class AdvisoryBackend:
             try:
                 if self._seats.is_current(seat):
                     grant = await self._granted(seat, timeout)
-                    left = None if until is None else until - self._world.now()
+                    # If that is not known to be short, a look must not take longer than an answer: it may say nothing.
+                    left = seat.patience if until is None else until - self._world.now()
                     if grant is not None or await self._is_in_line(seat, limit_of(self._world.now, left)):
                         return grant or busy
                     self._seats.drop(seat)
