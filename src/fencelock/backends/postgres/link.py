@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 KNOWN_SECONDS = 86400.0
 KNOWN_KEPT = 10000
+HALFWAY_KEPT = 2
+"""Connections that are left to the next for want of time: each is a session of a server that goes on."""
 
 Row = tuple[bytes | None, ...]
 Word = str | int | float | bool | None
@@ -353,10 +355,11 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
             if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
                 raise TimeoutError(f"no connection within {seconds:.3g} s")
     except BaseException as error:
-        if isinstance(error, Exception) and not (isinstance(error, TimeoutError) and world.now() < halfway.until):
-            pgconn.finish()
-        else:
+        hurried = isinstance(error, TimeoutError) and world.now() < halfway.until and len(left) < HALFWAY_KEPT
+        if hurried or not isinstance(error, Exception):
             left.append(halfway)
+        else:
+            pgconn.finish()
         raise
 
 

@@ -143,6 +143,8 @@ class RowsBackend:
     async def _pay(self, limit: Deadline) -> None:
         """Abandon what could not be abandoned before, rather than have it last for its ttl."""
         for id, claim in list(self._owed.items()):
+            if limit.passed:
+                return
             await self._abandon(claim, limit)
             self._owed.pop(id, None)
 
