@@ -97,7 +97,8 @@ async def _wait_in_line(
         sent, answered = world.now(), False
         try:
             if busy is None:
-                outcome = await backend.attempt(claim, queue=queue, patience=patience.at_most(claim.ttl))
+                left = None if patience.at is None else patience.at_most(claim.ttl)
+                outcome = await backend.attempt(claim, queue=queue, patience=left)
             else:
                 outcome = await backend.wait(busy, patience.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 1.0
@@ -20,6 +21,19 @@ def answer_time(ttl: float, shortest: float, within: float | None = None) -> flo
     """
     seconds = min(LONGEST, max(shortest, ttl / 3))
     return seconds if within is None else min(seconds, max(within, GRACE))
+
+
+def limit_of(now: Callable[[], float], within: float | None) -> Deadline:
+    """Return when whatever an engine does for a caller who has so many seconds left has to be over."""
+    return PATIENT if within is None else Deadline(now, max(within, GRACE))
+
+
+def time_to_answer(limit: Deadline, seconds: float) -> float:
+    """Return what is left of these seconds to wait for an answer.
+
+    A connection that took its time to make must not leave its server none.
+    """
+    return max(limit.at_most(seconds), min(seconds, GRACE))
 
 
 class Backend(Protocol):

@@ -62,3 +62,7 @@ class Deadline:
     def at_most(self, seconds: float) -> float:
         """Return the seconds left, but no more than these."""
         return seconds if self.at is None else max(0.0, min(seconds, self.at - self._now()))
+
+
+PATIENT = Deadline(boottime, None)
+"""For whoever can wait for as long as anything takes by itself."""

@@ -18,12 +18,12 @@ class MysqlDialer:
 
     pushes = object
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, seconds: float) -> None:
         self.address = place.address
         self.messages = Messages()
         self.greeting: Greeting | None = None
         """What the server said before TLS began; without TLS it is the first packet."""
-        self._host = Host(place.host, place.port, place.tls, place.seconds, self._greeted if place.tls else None)
+        self._host = Host(place.host, place.port, place.tls, seconds, self._greeted if place.tls else None)
 
     def dial(self, reach: Callable[[Host], Any]) -> Any:
         """Connect."""

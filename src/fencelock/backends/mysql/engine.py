@@ -14,6 +14,8 @@ from fencelock.backends.mysql.place import Place
 from fencelock.backends.mysql.records import MysqlRecords
 from fencelock.backends.mysql.seat import SHORTEST, Seat, Stage
 from fencelock.backends.mysql.seats import Seats
+from fencelock.core.backend import limit_of, time_to_answer
+from fencelock.core.clock import Deadline
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
@@ -67,24 +69,26 @@ class MysqlBackend:
         self._links.check_open()
         if claim.id in self._abandoned:
             return await self._overtaken(claim)
+        limit = limit_of(self._world.now, patience)
         seat = self._seats.get(claim.id)
         if seat is not None:
-            outcome = await self._again(seat, queue)
+            outcome = await self._again(seat, queue, limit)
             if outcome is not None:
                 return outcome
         if len(self._seats) >= self._seats.sweep_at:
             self._seats.sweep()
         ttl = int(claim.ttl)
-        link = await self._links.take(ttl)
-        outcome = await self._take(claim, ttl, link, queue, patience)
+        link = await self._links.take(ttl, limit)
+        outcome = await self._take(claim, ttl, link, queue, patience, limit)
         if outcome is None:  # the server had hung up on an idle connection, and nothing was answered on it
-            outcome = await self._take(claim, ttl, await self._links.make(ttl), queue, patience)
+            link = await self._links.make(ttl, limit)
+            outcome = await self._take(claim, ttl, link, queue, patience, limit)
         if outcome is None:
             raise Unanswered(f"{self._links.address}: the connection broke before the answer came")
         return outcome
 
     async def _take(
-        self, claim: Claim, ttl: int, link: Link, queue: bool, patience: float | None
+        self, claim: Claim, ttl: int, link: Link, queue: bool, patience: float | None, limit: Deadline
     ) -> Grant | Busy | None:
         """Try it on this link; None if that turns out to be broken."""
         names = self._names()
@@ -105,10 +109,11 @@ class MysqlBackend:
                 self._seats.line_up(seat, patience)
                 return seat.busy()
             seat.replies = link.say(asked)
-            if not await link.hear(seat.replies, seat.patience):
+            answer_time = time_to_answer(limit, seat.patience)
+            if not await link.hear(seat.replies, answer_time):
                 if link.open:
-                    raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
-                await self._seats.end(seat)
+                    raise Unanswered(f"{self._links.address}: no answer within {answer_time:.3g} s")
+                await self._seats.end(seat, limit)
                 return None
             return await self._tried(seat, queue, patience)
         finally:
@@ -131,32 +136,33 @@ class MysqlBackend:
         self._seats.line_up(seat, patience)
         return seat.busy()
 
-    async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
+    async def _again(self, seat: Seat, queue: bool, limit: Deadline) -> Grant | Busy | None:
         """Go on with what an earlier attempt of the same claim has left; None if that is nothing."""
-        if not await seat.take(seat.patience):
+        if not await seat.take(limit.at_most(seat.patience)):
             raise Unanswered(f"{self._links.address}: an earlier attempt is still under way")
         try:
             if not self._seats.is_current(seat):
                 return None
             if not seat.link.open:
-                await self._seats.end(seat)
+                await self._seats.end(seat, limit)
                 return None
             if seat.stage is Stage.HELD:
-                return await self._seats.confirm(seat)
-            if not await seat.link.hear(seat.replies, seat.patience if seat.stage is Stage.TRYING else 0.0):
+                return await self._seats.confirm(seat, limit)
+            answer_time = time_to_answer(limit, seat.patience) if seat.stage is Stage.TRYING else 0.0
+            if not await seat.link.hear(seat.replies, answer_time):
                 if not seat.link.open:
-                    await self._seats.end(seat)
+                    await self._seats.end(seat, limit)
                     return None
                 if seat.stage is Stage.TRYING:
-                    raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
+                    raise Unanswered(f"{self._links.address}: no answer within {answer_time:.3g} s")
                 if not queue:
-                    await self._seats.end(seat)
+                    await self._seats.end(seat, limit)
                 return seat.busy()
             if seat.stage is Stage.TRYING:
                 return await self._tried(seat, queue, None)
-            outcome = await self._called(seat)
+            outcome = await self._called(seat, limit)
             if isinstance(outcome, Busy) and not queue:
-                await self._seats.end(seat)
+                await self._seats.end(seat, limit)
             return outcome
         finally:
             seat.give()
@@ -165,39 +171,44 @@ class MysqlBackend:
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for the server to answer what was asked when we lined up: for that, it is never asked anew."""
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= busy.claim.ttl / 3 else self._world.now() + timeout
         seat = self._seats.get(busy.claim.id)
-        if seat is None or seat.stage is not Stage.WAITING or not await seat.take(timeout):
-            return await self.attempt(busy.claim, queue=True)
-        try:
-            if not self._seats.is_current(seat):
-                pass  # abandoned meanwhile
-            elif await seat.link.hear(seat.replies, timeout):
-                outcome = await self._called(seat)
-                if outcome is not None:
-                    return outcome
-            elif seat.link.open:
-                if await self._is_in_line(seat):
-                    return seat.busy()
-                await self._seats.end(seat)
-            else:
-                await self._seats.end(seat)
-        finally:
-            seat.give()
-        return await self.attempt(busy.claim, queue=True)
+        if seat is not None and seat.stage is Stage.WAITING and await seat.take(timeout):
+            try:
+                outcome = await self._waited(seat, timeout, until)
+            finally:
+                seat.give()
+            if outcome is not None:
+                return outcome
+        return await self.attempt(busy.claim, queue=True, patience=None if until is None else until - self._world.now())
 
-    async def _is_in_line(self, seat: Seat) -> bool:
+    async def _waited(self, seat: Seat, timeout: float, until: float | None) -> Grant | Busy | None:
+        """Wait on the claim's own connection; None if it has to be asked for anew."""
+        if not self._seats.is_current(seat):
+            return None  # abandoned meanwhile
+        heard = await seat.link.hear(seat.replies, timeout)
+        limit = limit_of(self._world.now, None if until is None else until - self._world.now())
+        if heard:
+            return await self._called(seat, limit)
+        if seat.link.open and await self._is_in_line(seat, limit):
+            return seat.busy()
+        await self._seats.end(seat, limit)
+        return None
+
+    async def _is_in_line(self, seat: Seat, limit: Deadline) -> bool:
         """Return whether the server still has our session; looked up now and then, over another connection.
 
         A connection that died without a word, or a server that hangs, would else be waited for without end.
         """
         now = self._world.now()
         if now - seat.heard >= seat.claim.ttl / 4:
-            if not await self._links.lives(seat.link, seat.heard, seat.patience):
+            if not await self._links.lives(seat.link, seat.heard, seat.patience, limit):
                 return False
             seat.heard = now
         return True
 
-    async def _called(self, seat: Seat) -> Grant | Busy | None:
+    async def _called(self, seat: Seat, limit: Deadline) -> Grant | Busy | None:
         """Take in the answer to a wait; None if the lock was ours but is gone again."""
         said = seat.replies[0].answer
         try:
@@ -206,7 +217,7 @@ class MysqlBackend:
             if seat.link.open:
                 raise
             # The session has ended since it was let in: we were stopped for longer than the ttl.
-            await self._seats.end(seat)
+            await self._seats.end(seat, limit)
             return None
         if token:
             # The server counts from when it let us have the lock, which may have been long before we came to see it.
@@ -214,12 +225,12 @@ class MysqlBackend:
             self._contended = waited > SOON
             if waited <= seat.claim.ttl / 3:
                 return seat.grant(seat.sent)
-            return await self._seats.confirm(seat)
+            return await self._seats.confirm(seat, limit)
         if isinstance(said, Rows) and said.rows == [(b"0",)]:
             self._seats.line_up(seat, None)
             return seat.busy()
         # NULL: killed, a deadlock, out of memory. Never a grant.
-        await self._seats.end(seat)
+        await self._seats.end(seat, limit)
         raise EngineUnavailable(f"{self._links.address} broke off the wait: GET_LOCK answered NULL")
 
     async def abandon(self, claim: Claim) -> None:
@@ -231,15 +242,16 @@ class MysqlBackend:
         seat = self._seats.get(claim.id)
         if seat is None:
             return
-        if seat.stage is Stage.HELD and await seat.take(seat.patience):
+        limit = limit_of(self._world.now, 0.0)
+        if seat.stage is Stage.HELD and await seat.take(limit.at_most(seat.patience)):
             try:
                 if not self._seats.is_current(seat):
                     return
-                if seat.link.open and await self._seats.given_back(seat) is not None:
+                if seat.link.open and await self._seats.given_back(seat, limit) is not None:
                     return
             finally:
                 seat.give()
-        await self._seats.end(seat)
+        await self._seats.end(seat, limit)
 
     # ------------------------------------------------------------------ keeping it, giving it back
 

@@ -12,7 +12,8 @@ from fencelock.backends.mysql.link import Link
 from fencelock.backends.mysql.login import Greeting, Login, read_greeting
 from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
-from fencelock.core.backend import LONGEST
+from fencelock.core.backend import LONGEST, time_to_answer
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -57,7 +58,7 @@ class Links:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
 
-    async def take(self, ttl: int | None = None) -> Link:
+    async def take(self, ttl: int | None = None, limit: Deadline = PATIENT) -> Link:
         """Return a link that works, as far as can be told without asking, and the right to speak on it."""
         self.check_open()
         while self._idle:
@@ -70,7 +71,7 @@ class Links:
                 link.pooled = True
                 return link
             self.drop(link)
-        return await self.make(AIDE_TTL if ttl is None else ttl)
+        return await self.make(AIDE_TTL if ttl is None else ttl, limit)
 
     def _usable(self, link: Link) -> bool:
         idle = self._world.now() - link.used
@@ -91,20 +92,22 @@ class Links:
         self._all.discard(link)
         link.close()
 
-    async def make(self, ttl: int) -> Link:
-        """Connect, log in, and see that the server is one that we can work with."""
+    async def make(self, ttl: int, limit: Deadline = PATIENT) -> Link:
+        """Connect, log in, and see that the server is one that we can work with; all that within the limit."""
         place = self._place if isinstance(self._place, Place) else await self._place.place()
         self.address = place.address
+        if limit.passed:
+            raise EngineUnavailable(f"cannot reach MySQL at {self.address} in time")
         link = Link(self._world)
-        dialer = MysqlDialer(place)
+        dialer = MysqlDialer(place, limit.at_most(place.seconds))
         link.wire = await self._world.wire(dialer, link.heard, link.ended)
         self._all.add(link)
         try:
-            until = self._world.now() + place.seconds
+            until = self._world.now() + limit.at_most(place.seconds)
             greeting = await self._log_in(link, dialer, place, until)
             self.mariadb = greeting.mariadb
             link.ttl = ttl
-            await self._introduce(link, greeting.id, max(0.5, until - self._world.now()))
+            await self._introduce(link, greeting.id, max(0.5, until - self._world.now()), limit)
         except BaseException:
             self.drop(link)
             self.check_open()  # then that is why
@@ -141,11 +144,11 @@ class Links:
         answer: Packet = reply.answer
         return answer
 
-    async def _introduce(self, link: Link, promised: int, patience: float) -> None:
+    async def _introduce(self, link: Link, promised: int, patience: float, limit: Deadline) -> None:
         """Settle the session, and learn what has to be known of the server."""
         host_of = sql.HOST if self.mariadb else sql.MYSQL_HOST
         asked = [sql.settle(link.ttl, mariadb=self.mariadb), sql.WHO, host_of, sql.CLUSTER, sql.VERSION, sql.FIRST]
-        settled, who, host, cluster, version, first = await self.ask(link, asked, patience, check=False)
+        settled, who, host, cluster, version, first = await self.ask(link, asked, limit.at_most(patience), check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, flush, read_only),) = who.rows
@@ -159,8 +162,8 @@ class Links:
         if read_only not in (b"0", b"OFF"):
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
         if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
-            await self.create(link, patience, group=bool(known.get(b"group_replication_group_name")))
-            version, first = await self.ask(link, [sql.VERSION, sql.FIRST], patience)
+            await self.create(link, patience, limit, group=bool(known.get(b"group_replication_group_name")))
+            version, first = await self.ask(link, [sql.VERSION, sql.FIRST], limit.at_most(patience))
         self.check(version)
         self.check(first)
         ((layout, reserved),) = rows_of(version)
@@ -170,8 +173,8 @@ class Links:
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
         if not rows_of(first):  # the server was started anew, or is another one
-            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], patience)
-        await self._begin(link, patience)
+            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], limit.at_most(patience))
+        await self._begin(link, limit.at_most(patience))
         link.first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
@@ -201,13 +204,14 @@ class Links:
         finally:
             begun.set()
 
-    async def create(self, link: Link, patience: float, *, group: bool) -> None:
+    async def create(self, link: Link, patience: float, limit: Deadline, *, group: bool) -> None:
         """Make the tables; those of a group, and of who allows no others, are all on disk."""
         for statement in sql.schema():
             on_disk = statement.replace("ENGINE=MEMORY", "ENGINE=InnoDB")
-            (answer,) = await self.ask(link, [on_disk if group else statement], patience, check=False)
+            asked = [on_disk if group else statement]
+            (answer,) = await self.ask(link, asked, limit.at_most(patience), check=False)
             if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
-                (answer,) = await self.ask(link, [on_disk], patience, check=False)
+                (answer,) = await self.ask(link, [on_disk], limit.at_most(patience), check=False)
             self.check(answer)
         self.created = True
 
@@ -229,7 +233,7 @@ class Links:
         """Ask on this link."""
         replies = link.say(asked)
         if not await link.hear(replies, patience):
-            why = f"no answer within {patience:g} s" if link.open else "the connection broke before the answer came"
+            why = f"no answer within {patience:.3g} s" if link.open else "the connection broke before the answer came"
             raise Unanswered(f"{self.address}: {why}")
         answers = [reply.answer for reply in replies]
         if check:
@@ -237,20 +241,22 @@ class Links:
                 self.check(answer)
         return answers
 
-    async def run(self, *asked: str, check: bool = True, patience: float = LONGEST) -> list[Any]:
-        """Ask what may be repeated, on any link."""
-        link = await self.take()
+    async def run(
+        self, *asked: str, check: bool = True, patience: float = LONGEST, limit: Deadline = PATIENT
+    ) -> list[Any]:
+        """Ask what may be repeated, on any link, which has to be there within the limit."""
+        link = await self.take(limit=limit)
         again = link.pooled
         try:
-            return await self.ask(link, asked, patience, check=check)
+            return await self.ask(link, asked, time_to_answer(limit, patience), check=check)
         except Unanswered:
             if link.open or not again:
                 raise
         finally:
             self.give(link)
-        link = await self.make(AIDE_TTL)  # the server had hung up on the other
+        link = await self.make(AIDE_TTL, limit)  # the server had hung up on the other
         try:
-            return await self.ask(link, asked, patience, check=check)
+            return await self.ask(link, asked, time_to_answer(limit, patience), check=check)
         finally:
             self.give(link)
 
@@ -288,23 +294,24 @@ class Links:
 
     # ------------------------------------------------------------------ sessions, seen from another
 
-    async def lives(self, link: Link, since: float, patience: float) -> bool:
+    async def lives(self, link: Link, since: float, patience: float, limit: Deadline) -> bool:
         """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
         while self._census[0] < since:
             if (other := self._counting) is not None:
-                await other.wait(LONGEST)
+                if not await other.wait(limit.at_most(LONGEST)) and limit.passed:
+                    raise Unanswered(f"{self.address}: no answer in time")
                 continue
             counting = self._counting = self._world.event()
             try:
                 begun = self._world.now()
-                (found,) = await self.run(sql.SESSIONS, patience=patience)
+                (found,) = await self.run(sql.SESSIONS, patience=patience, limit=limit)
                 self._census = begun, frozenset(int(row[0]) for row in found.rows)
             finally:
                 self._counting = None
                 counting.set()
         return link.id in self._census[1]
 
-    async def end(self, link: Link, patience: float) -> None:
+    async def end(self, link: Link, patience: float, limit: Deadline) -> None:
         """End a session for sure, whatever it is doing; when this returns, it holds nothing and waits for nothing."""
         link.close()
         self._all.discard(link)
@@ -313,14 +320,17 @@ class Links:
         for pause in PAUSES:
             if pause:
                 await self._world.sleep(pause)
-            found, up = await self.run(sql.session(link.id, link.host), sql.UPTIME, patience=patience)
+                if limit.passed:
+                    break
+            looked = sql.session(link.id, link.host), sql.UPTIME
+            found, up = await self.run(*looked, patience=patience, limit=limit)
             if not found.rows or (":" not in link.host and float(up.rows[0][1]) < self._world.now() - link.made - 1):
                 return  # over a Unix socket all sessions have one address, and one of another start may have the number
             if pause in (0.0, 0.1):
-                (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience)
+                (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience, limit=limit)
                 if isinstance(answer, ServerError) and answer.code != sql.NO_SUCH_THREAD:
                     self.check(answer)
-        raise Unanswered(f"{self.address}: a session that was killed does not end")
+        raise Unanswered(f"{self.address}: a session that was killed does not end in time")
 
     # ------------------------------------------------------------------ the end
 

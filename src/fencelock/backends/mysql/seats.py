@@ -11,6 +11,8 @@ from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.packets import Ok, Rows, ServerError
 from fencelock.backends.mysql.seat import Seat, Stage
 from fencelock.core import seats
+from fencelock.core.backend import time_to_answer
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.model import Grant
@@ -60,15 +62,16 @@ class Seats(seats.Seats[Seat]):
         seat.stage, seat.token = Stage.HELD, minted.insert_id
         return seat.token
 
-    async def confirm(self, seat: Seat) -> Grant | None:
+    async def confirm(self, seat: Seat, limit: Deadline) -> Grant | None:
         """Make sure of a lock that we should hold, and count its ttl anew; None if it is gone."""
         sent = self._world.now()
         replies = seat.link.say([sql.is_mine(seat.key)])
-        if not await seat.link.hear(replies, seat.patience) and seat.link.open:
-            raise Unanswered(f"{self._links.address}: no answer within {seat.patience:g} s")
+        patience = time_to_answer(limit, seat.patience)
+        if not await seat.link.hear(replies, patience) and seat.link.open:
+            raise Unanswered(f"{self._links.address}: no answer within {patience:.3g} s")
         if self.is_held(seat, replies[0]):
             return seat.grant(sent)
-        await self.end(seat)
+        await self.end(seat, limit)
         return None
 
     def is_held(self, seat: Seat, reply: Reply) -> bool:
@@ -76,16 +79,16 @@ class Seats(seats.Seats[Seat]):
         answer = reply.answer
         return isinstance(answer, Rows) and answer.rows == [(str(seat.link.id).encode(),)]
 
-    async def given_back(self, seat: Seat) -> bool | None:
+    async def given_back(self, seat: Seat, limit: Deadline = PATIENT) -> bool | None:
         """Release on the claim's own connection; None if that cannot be told, and the session has to end."""
         ours = False
-        answer = await self._asked(seat, sql.release(seat.link.id))
+        answer = await self._asked(seat, sql.release(seat.link.id), limit)
         if isinstance(answer, Ok) and answer.affected:
             ours = True
         elif answer is not NO_ANSWER:
             # Nobody has written down that we hold it, or nothing can be written now: that is no reason to keep it.
             failed = isinstance(answer, ServerError)
-            answer = await self._asked(seat, sql.RELEASE_ALL)
+            answer = await self._asked(seat, sql.RELEASE_ALL, limit)
             if not isinstance(answer, Rows):
                 return None
             ours = answer.rows != [(b"0",)]
@@ -96,10 +99,10 @@ class Seats(seats.Seats[Seat]):
         self.let_go(seat)
         return ours
 
-    async def _asked(self, seat: Seat, statement: str) -> Any:
+    async def _asked(self, seat: Seat, statement: str, limit: Deadline) -> Any:
         """Return the answer, or NO_ANSWER."""
         (reply,) = seat.link.say([statement])
-        await seat.link.hear([reply], seat.patience)
+        await seat.link.hear([reply], time_to_answer(limit, seat.patience))
         return reply.answer
 
     def let_go(self, seat: Seat) -> None:
@@ -112,8 +115,8 @@ class Seats(seats.Seats[Seat]):
         self.pop(seat.claim.id, None)
         self._links.drop(seat.link)
 
-    async def end(self, seat: Seat) -> None:
+    async def end(self, seat: Seat, limit: Deadline = PATIENT) -> None:
         """End a claim together with its session."""
-        await self._links.end(seat.link, seat.patience)
+        await self._links.end(seat.link, seat.patience, limit)
         if self.is_current(seat):
             del self[seat.claim.id]

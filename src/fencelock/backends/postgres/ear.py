@@ -9,6 +9,7 @@ from threading import Lock
 from fencelock.backends.postgres.link import Link, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.trouble import ServerError
+from fencelock.core.clock import Deadline
 from fencelock.core.world import Event, World
 from fencelock.errors import Unanswered
 
@@ -67,8 +68,11 @@ class Ear:
         if seat is not None:
             seat.bell.set()  # on close, somebody may be waiting for it
 
-    async def open(self, patience: float) -> None:
-        """Listen, from now on; whoever comes while that is being seen to waits for it."""
+    async def open(self, patience: float, limit: Deadline) -> None:
+        """Listen, from now on; whoever comes while that is being seen to waits for it.
+
+        If whoever sees to it has no more time, the next one does.
+        """
         mine = self._world.event()
         with self._mutex:
             if self.channel is not None or self.deaf or self._closed:
@@ -80,20 +84,20 @@ class Ear:
             await other.wait(patience)
             return
         try:
-            await self._open()
+            await self._open(limit)
         finally:
             self._opening = None
             mine.set()
 
-    async def _open(self) -> None:
-        link = await self._links.make()
+    async def _open(self, limit: Deadline) -> None:
+        link = await self._links.make(limit)
         try:
             if not link.direct:
                 self.deaf = True
                 self._links.drop(link)
                 return
             channel = f"fencelock_{urandom(12).hex()}"
-            await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), ASK_SECONDS)
+            await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), limit.at_most(ASK_SECONDS))
             self._link = link
             self._ended = self._world.event()
             self._world.spawn(self._listen(link), "fencelock-ear")

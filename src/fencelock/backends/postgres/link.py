@@ -7,6 +7,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import OperationalError
@@ -14,6 +15,7 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingS
 
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.trouble import HINTS, PREPARED, SIGNS, UNPREPARED, ServerError
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 KNOWN_SECONDS = 86400.0
 KNOWN_KEPT = 10000
+HALFWAY_KEPT = 2
+"""Connections that are left to the next for want of time: each is a session of a server that goes on."""
 
 Row = tuple[bytes | None, ...]
 Word = str | int | float | bool | None
@@ -192,7 +196,7 @@ class Link:
     def _silent(self, timeout: float, keep: bool) -> Unanswered:
         if not keep:
             self.close()
-        return Unanswered(f"{self._address}: no answer within {timeout:g} s")
+        return Unanswered(f"{self._address}: no answer within {timeout:.3g} s")
 
     def _refused(self, result: Any) -> FencelockError | ServerError:
         state, words = "", ""
@@ -272,13 +276,17 @@ class Link:
 
 
 class Halfway:
-    """A connection that is being made. Whoever is interrupted meanwhile leaves it to the next: it cannot be hurried."""
+    """A connection that is being made. Whoever is interrupted, or has no more time, leaves it to the next: it cannot be
+    hurried.
+    """
 
-    __slots__ = ("conninfo", "pgconn")
+    __slots__ = ("conninfo", "pgconn", "until")
 
-    def __init__(self, conninfo: bytes, pgconn: Connection) -> None:
+    def __init__(self, conninfo: bytes, pgconn: Connection, until: float) -> None:
         self.conninfo = conninfo
         self.pgconn = pgconn
+        self.until = until
+        """When its own time is over: then another one is made."""
 
     def fileno(self) -> int:
         """Return its descriptor."""
@@ -291,26 +299,43 @@ class Halfway:
         self.pgconn.finish()
 
 
-async def dial(world: World, place: Place, left: list[Halfway]) -> Link:
-    """Connect and log in, at one host after the other; go on with what was left halfway."""
+async def dial(world: World, place: Place, left: list[Halfway], limit: Deadline = PATIENT) -> Link:
+    """Connect and log in, at one host after the other; go on with what was left halfway.
+
+    Each host has its own time; if the limit is shorter, the first that hangs must not use up what is left for the others.
+    """
     failed: list[str] = []
     cause: Exception | None = None
-    for conninfo in place.attempts:
+    for number, conninfo in enumerate(place.attempts):
+        share = Deadline(world.now, min(place.seconds, limit.at_most(inf) / (len(place.attempts) - number)))
         try:
-            halfway = next((each for each in left if each.conninfo == conninfo), None)
+            halfway = _take_up(left, conninfo)
             if halfway is not None:
-                left.remove(halfway)
-                with suppress(OperationalError, TimeoutError):  # the server may have lost its patience with it
-                    return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
+                try:
+                    return Link(world, await _dial(world, halfway, share.at_most(place.seconds), left), place.address)
+                except (OperationalError, TimeoutError):  # the server may have lost its patience with it
+                    if limit.at is not None and share.passed:
+                        raise
             # It looks names up, and waits for that.
-            halfway = Halfway(conninfo, await world.block(PGconn.connect_start, conninfo))
-            return Link(world, await _dial(world, halfway, place.seconds, left), place.address)
+            pgconn = await world.block(PGconn.connect_start, conninfo)
+            halfway = Halfway(conninfo, pgconn, world.now() + place.seconds)
+            seconds = place.seconds if limit.at is None else share.at_most(place.seconds)
+            return Link(world, await _dial(world, halfway, seconds, left), place.address)
         except (OperationalError, TimeoutError) as error:
             failed += map(str.strip, str(error).splitlines())  # libpq says it twice if it tries with and without TLS
             cause = error
     said = "; ".join(filter(None, dict.fromkeys(failed)))
     hint = next((HINTS[state] for words, state in SIGNS.items() if words in said), None)
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
+
+
+def _take_up(left: list[Halfway], conninfo: bytes) -> Halfway | None:
+    for halfway in list(left):
+        if halfway.conninfo == conninfo:
+            with suppress(ValueError):  # another thread was faster
+                left.remove(halfway)
+                return halfway
+    return None
 
 
 async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfway]) -> Connection:
@@ -328,12 +353,13 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
             if state == PollingStatus.FAILED:
                 raise OperationalError(pgconn.get_error_message())
             if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
-                raise TimeoutError(f"no connection within {seconds:g} s")
-    except Exception:
-        pgconn.finish()
-        raise
-    except BaseException:
-        left.append(halfway)
+                raise TimeoutError(f"no connection within {seconds:.3g} s")
+    except BaseException as error:
+        hurried = isinstance(error, TimeoutError) and world.now() < halfway.until and len(left) < HALFWAY_KEPT
+        if hurried or not isinstance(error, Exception):
+            left.append(halfway)
+        else:
+            pgconn.finish()
         raise
 
 

@@ -13,6 +13,8 @@ from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word
 from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
+from fencelock.core.backend import time_to_answer
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -26,6 +28,8 @@ SETTLE_SECONDS = 0.1
 TRIES = 10
 """How often a step is tried that others' steps make fail; each time nothing was done."""
 
+Prepare = Callable[[Link, Deadline], Awaitable[None]]
+
 
 class Ticket:
     """The right to use one of the links."""
@@ -36,9 +40,7 @@ class Ticket:
 class Links:
     """All links of a client to its server."""
 
-    def __init__(
-        self, world: World, source: Place | Application, prepare: Callable[[Link], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, world: World, source: Place | Application, prepare: Prepare | None = None) -> None:
         self.address = source.address
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
@@ -61,25 +63,39 @@ class Links:
     # ------------------------------------------------------------------ asking
 
     async def run(
-        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+        self,
+        statement: Statement,
+        words: Sequence[Word],
+        patience: float,
+        *,
+        urgent: bool = False,
+        limit: Deadline = PATIENT,
     ) -> list[Row]:
-        """Ask on any link; every step may be repeated, so one that a broken connection has lost is, once."""
+        """Ask on any link; every step may be repeated, so one that a broken connection has lost is: once, in time."""
         try:
-            _, rows = await self.timed(statement, words, patience, urgent=urgent)
+            _, rows = await self.timed(statement, words, patience, urgent=urgent, limit=limit)
         except Unanswered:
-            _, rows = await self.timed(statement, words, patience, urgent=urgent)
+            if limit.passed:
+                raise
+            _, rows = await self.timed(statement, words, patience, urgent=urgent, limit=limit)
         return rows
 
     async def timed(
-        self, statement: Statement, words: Sequence[Word], patience: float, *, urgent: bool = False
+        self,
+        statement: Statement,
+        words: Sequence[Word],
+        patience: float,
+        *,
+        urgent: bool = False,
+        limit: Deadline = PATIENT,
     ) -> tuple[float, list[Row]]:
-        """Ask on any link; return when that was sent, and the answer."""
+        """Ask on any link, which has to be there within the limit; return when that was sent, and the answer."""
         tries = TRIES
         while True:
-            link = await self.take(patience, urgent=urgent)
+            link = await self.take(patience, urgent=urgent, limit=limit)
             sent = self._world.now()
             try:
-                return sent, await link.ask(statement, words, patience)
+                return sent, await link.ask(statement, words, time_to_answer(limit, patience))
             except ServerError as error:
                 tries -= 1
                 if error.state in MISSING or error.state == UNPREPARED:
@@ -92,7 +108,7 @@ class Links:
 
     # ------------------------------------------------------------------ having one
 
-    async def take(self, patience: float, *, urgent: bool = False) -> Link:
+    async def take(self, patience: float, *, urgent: bool = False, limit: Deadline = PATIENT) -> Link:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back.
 
         Who finds all of them in use lines up, for as long as others are served: that there are many of us is no fault of the
@@ -121,7 +137,7 @@ class Links:
                     elif not called and self._queue:
                         self._queue.popleft().set()  # it was called, and interrupted before it could come
         try:
-            link = await self.borrow()
+            link = await self.borrow(limit)
         except BaseException:
             self._put_back(ticket)
             raise
@@ -135,7 +151,7 @@ class Links:
             self._tickets.add(ticket)
             return True
 
-    async def borrow(self) -> Link:
+    async def borrow(self, limit: Deadline = PATIENT) -> Link:
         """Return a link of which there may be any number; it is given back by `keep`."""
         while (link := self._pop()) is not None:
             usable = False
@@ -149,7 +165,7 @@ class Links:
         made: list[Link] = []
         try:
             # To its end even if the caller is cancelled: whoever is in such a hurry again finds it made.
-            await self._world.shield(self._make_for(made), 3 * self._seconds)
+            await self._world.shield(self._make_for(made, limit), 3 * self._seconds)
         except TimeoutError as error:
             self.check_open()
             raise EngineUnavailable(f"{self.address}: no connection in time") from error
@@ -164,8 +180,8 @@ class Links:
             return await link.settle(SETTLE_SECONDS)  # whoever used it before was interrupted
         return self._world.now() - link.used < IDLE_SECONDS or link.alive()
 
-    async def _make_for(self, made: list[Link]) -> None:
-        made.append(await self.make())
+    async def _make_for(self, made: list[Link], limit: Deadline) -> None:
+        made.append(await self.make(limit))
 
     def check_open(self) -> None:
         """Raise if the client is closed."""
@@ -184,17 +200,17 @@ class Links:
             if self._queue:
                 self._queue.popleft().set()
 
-    async def make(self) -> Link:
-        """Connect, and see that the server is one that we can work with."""
-        link = self._left.pop() if self._left else await self._dial()
+    async def make(self, limit: Deadline = PATIENT) -> Link:
+        """Connect, and see that the server is one that we can work with; all that within the limit."""
+        link = self._left.pop() if self._left else await self._dial(limit)
         with self._mutex:
             self._all.add(link)
         try:
-            if link.pending and not await link.settle(self._seconds):
+            if link.pending and not await link.settle(limit.at_most(self._seconds)):
                 raise Unanswered(f"{self.address}: no answer to a greeting")
-            self.idle_default = await greet(link, self.address, self._seconds)
+            self.idle_default = await greet(link, self.address, self._seconds, limit)
             if self._prepare is not None:
-                await self._prepare(link)
+                await self._prepare(link, limit)
             self.check_open()
         except Exception:
             self.drop(link)
@@ -204,19 +220,21 @@ class Links:
             raise
         return link
 
-    async def _dial(self) -> Link:
+    async def _dial(self, limit: Deadline) -> Link:
         source = self._source
         if isinstance(source, Place):
-            return await dial(self._world, source, self._halfway)
+            return await dial(self._world, source, self._halfway, limit)
         place = await source.place()
         self.address, self._seconds = place.address, place.seconds
         try:
-            return await dial(self._world, place, self._halfway)
+            return await dial(self._world, place, self._halfway, limit)
         except EngineUnavailable:
+            if limit.passed:
+                raise
             fresh = await source.place(afresh=True)  # passwords change
             if fresh == place:
                 raise
-            return await dial(self._world, fresh, self._halfway)
+            return await dial(self._world, fresh, self._halfway, limit)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""

@@ -11,15 +11,17 @@ from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
-from fencelock.core.backend import LONGEST, answer_time
+from fencelock.core.backend import GRACE, LONGEST, answer_time, limit_of
+from fencelock.core.clock import Deadline
 from fencelock.core.world import World
-from fencelock.errors import LimitMismatch
+from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
 
 TRAITS = Traits(engine="postgresql", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
 
 SHORTEST = 0.5
 """Seconds that an answer is waited for at the least."""
+OWED_KEPT = 1000
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
 """Seconds between two looks of a waiter that cannot be called, as there is a pooler between: first in line, and others."""
 
@@ -47,12 +49,17 @@ class RowsBackend:
         self.records = PostgresRecords(self._links, namespace)
         self._ear = Ear(world, self._links)
         self._rounds = count(1)
+        self._owed: dict[str, Claim] = {}
+        """What could not be abandoned, and may be carried out when a server that hangs goes on."""
 
     # ------------------------------------------------------------------ the protocol
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        name, ttl, owner, shared, limit, id = claim
+        name, ttl, owner, shared, permits, id = claim
+        limit = limit_of(self._world.now, patience)
+        if self._owed:
+            await self._pay(limit)
         round = next(self._rounds)
         seat = None
         if queue:
@@ -64,8 +71,8 @@ class RowsBackend:
             self._ear.rise(id)  # nobody would hear it being called
         granted = True
         try:
-            words = (self._namespace, name, id, ttl, shared, limit, owner, seat)
-            sent, rows = await self._links.timed(ATTEMPT, words, answer_time(ttl, SHORTEST, patience))
+            words = (self._namespace, name, id, ttl, shared, permits, owner, seat)
+            sent, rows = await self._links.timed(ATTEMPT, words, answer_time(ttl, SHORTEST, patience), limit=limit)
             ((token, retry_in, others, first),) = rows
             granted = token is not None or others is not None
         finally:
@@ -82,14 +89,19 @@ class RowsBackend:
         """Wait to be called; ask again in the end."""
         claim = busy.claim
         ear = self._ear
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
+        limit = limit_of(self._world.now, None if until is None else timeout)
         if busy.retry_in is not None:
             timeout = min(timeout, busy.retry_in)
         seat = ear.seats.get(claim.id)
         if seat is None:
             # Nobody listened when it lined up: it has to say where it can be called.
-            await ear.open(timeout)
+            await ear.open(timeout, limit)
             if ear.deaf:
-                return await self._poll(busy, timeout)
+                grant = await self._poll(busy, timeout, limit)
+                if grant is not None:
+                    return grant
         else:
             try:
                 await seat.bell.wait(timeout)
@@ -99,26 +111,42 @@ class RowsBackend:
             if seat.token is not None:
                 ear.rise(claim.id)
                 return Grant(claim, seat.token, busy.since)
-        return await self.attempt(claim, queue=True)
+        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
-    async def _poll(self, busy: Busy, timeout: float) -> Grant | Busy:
-        """Look every now and then; ask again in the end."""
+    async def _poll(self, busy: Busy, timeout: float, limit: Deadline) -> Grant | None:
+        """Look every now and then."""
         claim = busy.claim
         until = self._world.now() + timeout
         pause = POLL_FIRST if busy.handle else POLL_OTHERS
         while (left := until - self._world.now()) > 0:
             await self._world.sleep(min(left, pause * (0.5 + self._world.random())))
-            ((token,),) = await self._links.run(LOOK, (claim.id,), answer_time(claim.ttl, SHORTEST))
+            ((token,),) = await self._links.run(LOOK, (claim.id,), answer_time(claim.ttl, SHORTEST), limit=limit)
             if token is not None:
                 return Grant(claim, int(token), busy.since)
-        return await self.attempt(claim, queue=True)
+        return None
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
         self._ear.rise(claim.id)
-        await self._links.run(
-            ABANDON, (self._namespace, claim.name, claim.id, claim.ttl), answer_time(claim.ttl, SHORTEST)
-        )
+        try:
+            await self._abandon(claim, limit_of(self._world.now, 0.0))
+        except EngineUnavailable:
+            if len(self._owed) < OWED_KEPT:
+                self._owed[claim.id] = claim
+            raise
+        self._owed.pop(claim.id, None)
+
+    async def _abandon(self, claim: Claim, limit: Deadline) -> None:
+        words = (self._namespace, claim.name, claim.id, claim.ttl)
+        await self._links.run(ABANDON, words, min(GRACE, answer_time(claim.ttl, SHORTEST)), limit=limit)
+
+    async def _pay(self, limit: Deadline) -> None:
+        """Abandon what could not be abandoned before, rather than have it last for its ttl."""
+        for id, claim in list(self._owed.items()):
+            if limit.passed:
+                return
+            await self._abandon(claim, limit)
+            self._owed.pop(id, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one statement."""
@@ -181,6 +209,7 @@ class RowsBackend:
     def after_fork(self, *, child: bool) -> None:
         """The child lets go of the parent's connections without a word, and makes its own."""
         if child:
+            self._owed.clear()
             self._ear.forget()
             self._links.forget()
 

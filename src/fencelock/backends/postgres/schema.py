@@ -8,6 +8,7 @@ from importlib.resources import files
 from fencelock.backends.postgres.link import Link, Row, Statement, dial
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, ServerError, translate
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable
 
@@ -81,13 +82,13 @@ async def apply(link: Link, address: str, timeout: float) -> None:
         raise translate(error, address) from error
 
 
-async def greet(link: Link, address: str, timeout: float) -> str:
+async def greet(link: Link, address: str, timeout: float, limit: Deadline = PATIENT) -> str:
     """Make sure of the schema and of what the session needs; return its idle_session_timeout."""
     encoding = link.setting("server_encoding")
     if encoding not in ("UTF8", "SQL_ASCII"):
         raise EngineUnavailable(f"{address}: the database's encoding is {encoding}, and names need UTF8")
     try:
-        rows = await _greet(link, address, timeout)
+        rows = await _greet(link, address, timeout, limit)
         if [row[0] for row in rows] != [b"%d" % LAYOUT]:
             versions = ", ".join(sorted((row[0] or b"").decode() for row in rows)) or "none"
             raise EngineUnavailable(
@@ -98,21 +99,21 @@ async def greet(link: Link, address: str, timeout: float) -> str:
         link.pid = int(pid or 0)
         link.direct = link.pid == link.claimed_pid
         if isolation != b"read committed" and link.direct:
-            await link.ask(ISOLATION, (), timeout)
+            await link.ask(ISOLATION, (), limit.at_most(timeout))
     except ServerError as error:
         raise translate(error, address) from error
     return (idle or b"0").decode()
 
 
-async def _greet(link: Link, address: str, timeout: float) -> list[Row]:
+async def _greet(link: Link, address: str, timeout: float, limit: Deadline) -> list[Row]:
     """Greet the server; if it does not know us, make the schema first."""
     tries = TRIES
     while True:
         tries -= 1
         try:
-            return await link.ask(GREET, (), timeout)
+            return await link.ask(GREET, (), limit.at_most(timeout))
         except ServerError as error:
             if error.state not in AGAIN | MISSING or not tries:
                 raise
             if error.state in MISSING:
-                await apply(link, address, timeout)
+                await apply(link, address, limit.at_most(timeout))

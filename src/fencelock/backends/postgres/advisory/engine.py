@@ -18,7 +18,8 @@ from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
 from fencelock.backends.postgres.schema import ADVISORY_SINCE
 from fencelock.backends.postgres.trouble import ServerError, translate
-from fencelock.core.backend import LONGEST, answer_time
+from fencelock.core.backend import LONGEST, answer_time, limit_of
+from fencelock.core.clock import Deadline
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
@@ -66,14 +67,15 @@ class AdvisoryBackend:
         if claim.id in self._gone:
             self._links.check_open()
             return Busy(claim, self._world.now())
+        limit = limit_of(self._world.now, patience)
         seat = self._seats.get(claim.id)
         if seat is not None:
-            outcome = await self._again(seat, queue)
+            outcome = await self._again(seat, queue, patience)
             if outcome is not None:
                 return outcome
         if len(self._seats) >= self._seats.sweep_at:
             self._seats.sweep()
-        link = await self._links.borrow()
+        link = await self._links.borrow(limit)
         seat = self._seats[claim.id] = Seat(self._world, claim, sql.key(self._namespace, claim.name), link)
         seat.try_take()
         try:
@@ -119,24 +121,25 @@ class AdvisoryBackend:
             self._links.keep(link)
         return Busy(claim, sent)
 
-    async def _again(self, seat: Seat, queue: bool) -> Grant | Busy | None:
+    async def _again(self, seat: Seat, queue: bool, within: float | None) -> Grant | Busy | None:
         """Repeat an attempt, on its own session; return None if that has ended."""
         claim = seat.claim
-        if not await seat.take(seat.patience):
+        limit, patience = limit_of(self._world.now, within), answer_time(claim.ttl, SHORTEST, within)
+        if not await seat.take(patience):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}")
         try:
             if not self._seats.is_current(seat):
                 return None
             if seat.token is None:
                 sent = self._world.now()
-                rows = await self._links.run(sql.GRANTED, (seat.link.pid,), seat.patience)
-                grant = await self._granted(seat, seat.patience if rows == [(b"t",)] else 0.0)
+                rows = await self._links.run(sql.GRANTED, (seat.link.pid,), patience, limit=limit)
+                grant = await self._granted(seat, patience if rows == [(b"t",)] else 0.0)
                 if grant is None and not queue:
-                    await self._seats.leave(seat)
+                    await self._seats.leave(seat, limit)
                 return grant or Busy(claim, sent)
             sent = self._world.now()
             self._seats.knock(seat)
-            if await self._seats.heard(seat, sent + seat.patience) is Renewal.RENEWED:
+            if await self._seats.heard(seat, sent + patience) is Renewal.RENEWED:
                 seat.sent = sent
                 return Grant(claim, seat.token, sent)
         except Unanswered:
@@ -151,6 +154,8 @@ class AdvisoryBackend:
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for the server's answer, for so long; it goes on waiting for the lock."""
         claim = busy.claim
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
         if claim.id in self._gone:
             await self._world.sleep(min(timeout, PAUSE))
         seat = self._seats.get(claim.id)
@@ -158,22 +163,24 @@ class AdvisoryBackend:
             try:
                 if self._seats.is_current(seat):
                     grant = await self._granted(seat, timeout)
-                    if grant is not None or await self._is_in_line(seat):
+                    # If that is not known to be short, a look must not take longer than an answer: it may say nothing.
+                    left = seat.patience if until is None else until - self._world.now()
+                    if grant is not None or await self._is_in_line(seat, limit_of(self._world.now, left)):
                         return grant or busy
                     self._seats.drop(seat)
             except Unanswered:
                 self._seats.drop(seat)  # the server has ended the session, and with it the claim: line up anew
             finally:
                 seat.give()
-        return await self.attempt(claim, queue=True)
+        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
-    async def _is_in_line(self, seat: Seat) -> bool:
+    async def _is_in_line(self, seat: Seat, limit: Deadline) -> bool:
         """Return whether the server still has our session, as far as can be told; looked up now and then."""
         claim, now = seat.claim, self._world.now()
         if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
             return True
         try:
-            rows = await self._links.run(sql.GRANTED, (seat.link.pid,), seat.patience)
+            rows = await self._links.run(sql.GRANTED, (seat.link.pid,), limit.at_most(seat.patience), limit=limit)
         except EngineUnavailable:
             return True  # no connection to be had, perhaps, which says nothing of ours
         seat.looked = now
@@ -204,6 +211,7 @@ class AdvisoryBackend:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave the server's queue, or give back the lock, and end what may still be on its way."""
+        limit = limit_of(self._world.now, 0.0)
         seat = self._seats.get(claim.id)
         if seat is not None:
             if seat.try_take():
@@ -211,17 +219,17 @@ class AdvisoryBackend:
             else:
                 # Somebody waits there, as the client is being closed: have the server send it away.
                 self._gone[claim.id] = None
-                await self._links.run(sql.CANCEL, (seat.link.pid,), seat.patience)
-            if await seat.take(seat.patience):
+                await self._links.run(sql.CANCEL, (seat.link.pid,), limit.at_most(seat.patience), limit=limit)
+            if await seat.take(limit.at_most(seat.patience)):
                 try:
                     if self._seats.is_current(seat):
-                        await self._seats.leave(seat)
+                        await self._seats.leave(seat, limit)
                 finally:
                     seat.give()
             else:
                 # Whoever has the turn does not let go of it, or was interrupted just as it would have.
                 self._seats.hang_up(seat)
-        await self._seats.end_doomed(claim)
+        await self._seats.end_doomed(claim, limit)
 
     # ------------------------------------------------------------------ keeping it, giving it back
 
@@ -295,7 +303,7 @@ class AdvisoryBackend:
             self._gone.clear()
             self._links.forget()
 
-    async def _begin(self, link: Link) -> None:
+    async def _begin(self, link: Link, limit: Deadline) -> None:
         """Refuse a server that cannot keep a ttl, and a pooler, which would give our session to others."""
         if link.version < ADVISORY_SINCE:
             raise EngineUnavailable(
@@ -307,6 +315,6 @@ class AdvisoryBackend:
                 "server itself, or use postgresql://, which works behind a pooler"
             )
         try:
-            await link.ask(sql.BEGIN, (), LONGEST)
+            await link.ask(sql.BEGIN, (), limit.at_most(LONGEST))
         except ServerError as error:
             raise translate(error, self._links.address) from error

@@ -7,7 +7,8 @@ from fencelock.backends.postgres.advisory.seat import SHORTEST, Seat
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.trouble import ServerError, translate
 from fencelock.core import seats
-from fencelock.core.backend import LONGEST
+from fencelock.core.backend import GRACE
+from fencelock.core.clock import Deadline
 from fencelock.core.world import World
 from fencelock.errors import FencelockError, Unanswered
 from fencelock.model import Claim, Renewal
@@ -76,7 +77,7 @@ class Seats(seats.Seats[Seat]):
         self._links.keep(link)
         return True
 
-    async def leave(self, seat: Seat) -> None:
+    async def leave(self, seat: Seat, limit: Deadline) -> None:
         """Leave the line, or give back the lock; a session that does not do so in time is ended."""
         link, claim = seat.link, seat.claim
         self.pop(claim.id, None)
@@ -84,7 +85,7 @@ class Seats(seats.Seats[Seat]):
             return
         try:
             if link.pending and seat.token is None and seat.lined_up:
-                await self._links.run(sql.CANCEL, (link.pid,), SHORTEST)
+                await self._links.run(sql.CANCEL, (link.pid,), SHORTEST, limit=limit)
             if link.pending:
                 try:
                     await link.answer(SHORTEST)
@@ -114,10 +115,10 @@ class Seats(seats.Seats[Seat]):
         self._doomed.setdefault(seat.claim.id, []).append(seat.link.pid)
         seat.link.hang_up()
 
-    async def end_doomed(self, claim: Claim) -> None:
+    async def end_doomed(self, claim: Claim, limit: Deadline) -> None:
         """Have the server end what may still get the lock for a claim."""
         for pid in self._doomed.get(claim.id, ()):
-            await self._links.run(sql.END, (pid,), LONGEST)
+            await self._links.run(sql.END, (pid,), GRACE, limit=limit)
         self._doomed.pop(claim.id, None)
 
     def forget(self) -> None:
