@@ -10,6 +10,8 @@ from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 1.0
 """Seconds that an engine is given to answer, however little time its caller has left."""
+FIRST_CONTACT = 3.0
+"""Seconds that it is given for the first connection: names have to be looked up, certificates read, tables made."""
 LONGEST = 5.0
 """Seconds that an answer is waited for at the most."""
 
@@ -23,9 +25,12 @@ def answer_time(ttl: float, shortest: float, within: float | None = None) -> flo
     return seconds if within is None else min(seconds, max(within, GRACE))
 
 
-def limit_of(now: Callable[[], float], within: float | None) -> Deadline:
-    """Return when whatever an engine does for a caller who has so many seconds left has to be over."""
-    return PATIENT if within is None else Deadline(now, max(within, GRACE))
+def limit_of(now: Callable[[], float], within: float | None, *, met: bool = True) -> Deadline:
+    """Return when whatever an engine does for a caller who has so many seconds left has to be over.
+
+    `met` is whether it was ever connected.
+    """
+    return PATIENT if within is None else Deadline(now, max(within, GRACE if met else FIRST_CONTACT))
 
 
 def time_to_answer(limit: Deadline, seconds: float) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fencelock.backends.etcd.link import Link, Refused
 from fencelock.backends.etcd.sessions import FRESH, Lease, Sessions, patience
-from fencelock.core.backend import GRACE, LONGEST
+from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST
 from fencelock.errors import ClientClosed, FencelockError, Unanswered
 
 if TYPE_CHECKING:
@@ -24,12 +24,15 @@ A = TypeVar("A", bound=tuple[Any, ...])
 
 
 class Limit:
-    """How long an attempt may take. Each of its questions has a third of the ttl; who has less time, that for all."""
+    """How long an attempt may take. Each of its questions has a third of the ttl; who has less time, that for all.
 
-    def __init__(self, world: World, ttl: float, within: float | None) -> None:
+    `met` is whether any member has ever answered.
+    """
+
+    def __init__(self, world: World, ttl: float, within: float | None, *, met: bool = True) -> None:
         self._world = world
         self._each = patience(ttl)
-        self._until = inf if within is None else world.now() + max(within, GRACE)
+        self._until = inf if within is None else world.now() + max(within, GRACE if met else FIRST_CONTACT)
 
     @property
     def left(self) -> float:

@@ -67,7 +67,7 @@ class EtcdBackend:
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
-        limit = Limit(self._world, claim.ttl, patience)
+        limit = Limit(self._world, claim.ttl, patience, met=self._namespace.about is not None)
         while True:
             self._asking.check_open()
             key = self._keys.give(claim)

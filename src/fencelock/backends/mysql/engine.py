@@ -69,7 +69,7 @@ class MysqlBackend:
         self._links.check_open()
         if claim.id in self._abandoned:
             return await self._overtaken(claim)
-        limit = limit_of(self._world.now, patience)
+        limit = limit_of(self._world.now, patience, met=self._links.database is not None)
         seat = self._seats.get(claim.id)
         if seat is not None:
             outcome = await self._again(seat, queue, limit)

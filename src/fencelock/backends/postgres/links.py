@@ -42,6 +42,8 @@ class Links:
 
     def __init__(self, world: World, source: Place | Application, prepare: Prepare | None = None) -> None:
         self.address = source.address
+        self.met = False
+        """Whether there ever was a connection."""
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
         self._world = world
@@ -211,6 +213,7 @@ class Links:
             self.idle_default = await greet(link, self.address, self._seconds, limit)
             if self._prepare is not None:
                 await self._prepare(link, limit)
+            self.met = True
             self.check_open()
         except Exception:
             self.drop(link)

@@ -57,7 +57,7 @@ class RowsBackend:
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
         name, ttl, owner, shared, permits, id = claim
-        limit = limit_of(self._world.now, patience)
+        limit = limit_of(self._world.now, patience, met=self._links.met)
         if self._owed:
             await self._pay(limit)
         round = next(self._rounds)

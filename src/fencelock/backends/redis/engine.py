@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from itertools import count
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
@@ -16,7 +16,7 @@ from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
-from fencelock.core.backend import GRACE, LONGEST, answer_time
+from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import Command, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
@@ -99,11 +99,7 @@ class RedisBackend:
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
             seat = None
-        link = (
-            seat.link
-            if seat is not None
-            else self._links.idle(within) or await self._links.make(inf if patience is None else max(patience, GRACE))
-        )
+        link = seat.link if seat is not None else self._links.idle(within) or await self._make(patience)
         if patience is not None:
             within, linger = min(within, max(patience, GRACE)), max(0.0, min(linger, patience))
         if self._links.owed:
@@ -248,7 +244,12 @@ class RedisBackend:
             self._seats.clear()
             self._links.forget()
 
-    # ------------------------------------------------------------------ places in line, keys
+    # ------------------------------------------------------------------ links, places in line, keys
+
+    async def _make(self, patience: float | None) -> Link:
+        if patience is None:
+            return await self._links.make()
+        return await self._links.make(max(patience, FIRST_CONTACT if self._links.run_id is None else GRACE))
 
     def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: int) -> None:
         if seat is None:

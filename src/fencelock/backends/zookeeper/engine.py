@@ -15,7 +15,7 @@ from fencelock.backends.zookeeper.places import SHORTEST, Places
 from fencelock.backends.zookeeper.records import ZooKeeperRecords
 from fencelock.backends.zookeeper.sessions import Sessions
 from fencelock.backends.zookeeper.signs import BEAT
-from fencelock.core.backend import GRACE, answer_time
+from fencelock.core.backend import FIRST_CONTACT, GRACE, answer_time
 from fencelock.core.world import World
 from fencelock.errors import FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
@@ -66,7 +66,8 @@ class ZooKeeperBackend:
         if within is not None:
             patience = min(patience, max(within, GRACE))
         if place is None:
-            session = await self._sessions.get(claim.ttl, claim.name, None if within is None else max(within, GRACE))
+            connecting = None if within is None else max(within, FIRST_CONTACT)
+            session = await self._sessions.get(claim.ttl, claim.name, connecting)
             place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
             self._places.keep(place)
             try:

@@ -67,7 +67,7 @@ class AdvisoryBackend:
         if claim.id in self._gone:
             self._links.check_open()
             return Busy(claim, self._world.now())
-        limit = limit_of(self._world.now, patience)
+        limit = limit_of(self._world.now, patience, met=self._links.met)
         seat = self._seats.get(claim.id)
         if seat is not None:
             outcome = await self._again(seat, queue, patience)
