@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fencelock import EngineUnavailable
+import fencelock
+from fencelock import ClientClosed, EngineUnavailable
 from fencelock.backends.postgres.link import Halfway, dial
 from fencelock.backends.postgres.place import parse
 from fencelock.core.clock import Deadline
 from fencelock.worlds.blocking import BlockingWorld, drive
 from tests.backends.conftest import Clients
-from tests.backends.hung import hurried
+from tests.backends.hung import hurried, in_vain
 from tests.backends.postgres_server import advisory, empty
-from tests.contract.subject import take
+from tests.contract.subject import eventually, is_free, renewed, take
 from tests.engines.postgres import Postgres
 
 
@@ -49,3 +52,39 @@ def test_connection_left_halfway(postgres: Postgres) -> None:
     assert link.fileno() == descriptor
     assert not left
     link.close()
+
+
+async def test_undone_beside_renewals(postgres: Postgres, clients: Clients) -> None:
+    """What a hung server was asked in vain is undone as soon as a lease of the same client is renewed."""
+    server = empty(postgres)
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+    kept = await locks.lock("kept", ttl=9).acquire()
+    for _ in range(3):  # once it is prepared, a statement is sent without waiting for anything
+        await take(locks, "x")
+    server.pause()
+    try:
+        await in_vain(locks, "x", 60, 0)
+    finally:
+        server.resume()
+    await renewed(kept)
+
+    async def free() -> bool:
+        return await is_free(other, "x")
+
+    await eventually(free, "the lock is free for others")
+    assert await kept.release()
+
+
+def test_closed_while_it_connects(postgres: Postgres) -> None:
+    """A client that is closed while some connect to a hung server leaves no connection halfway."""
+    locks = fencelock.connect(postgres.url)
+    postgres.pause()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(locks.lock("x", timeout=0).acquire) for _ in range(3)]
+            time.sleep(0.3)
+            locks.close()
+            assert all(isinstance(each.exception(), EngineUnavailable | ClientClosed) for each in asked)
+    finally:
+        postgres.resume()
+    assert locks._client.backend._links._halfway == []  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from math import inf
 from threading import Lock
 from weakref import WeakSet
@@ -219,11 +220,21 @@ class Links:
             self.drop(link)
             raise
         except BaseException:
-            self._left.append(link)  # greeted anew by the next who needs one
+            if self._closed:
+                self.drop(link)
+            else:
+                self._left.append(link)  # greeted anew by the next who needs one
             raise
         return link
 
     async def _dial(self, limit: Deadline) -> Link:
+        try:
+            return await self._connect(limit)
+        finally:
+            if self._closed:
+                self._finish()  # what was left halfway after it was closed
+
+    async def _connect(self, limit: Deadline) -> Link:
         source = self._source
         if isinstance(source, Place):
             return await dial(self._world, source, self._halfway, limit)
@@ -276,14 +287,17 @@ class Links:
             idle, self._idle = self._idle, []
             used = set(self._all).difference(idle)
             self._all.clear()
-        for halfway in self._halfway:
-            halfway.pgconn.finish()
-        self._halfway.clear()
+        self._finish()
         self._left.clear()
         for link in idle:
             link.close()
         for link in used:
             link.hang_up()
+
+    def _finish(self) -> None:
+        with suppress(IndexError):  # two may come to do this
+            while self._halfway:
+                self._halfway.pop().pgconn.finish()
 
     def forget(self) -> None:
         """Begin anew in a forked child."""

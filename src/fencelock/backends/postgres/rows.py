@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 from fencelock.backends.postgres.application import Application
@@ -148,6 +149,10 @@ class RowsBackend:
             await self._abandon(claim, limit)
             self._owed.pop(id, None)
 
+    async def _pay_beside(self) -> None:
+        with suppress(EngineUnavailable):
+            await self._pay(limit_of(self._world.now, 0.0))
+
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one statement."""
         ids = ",".join(grant.claim.id for grant in grants)
@@ -155,6 +160,9 @@ class RowsBackend:
         patience = answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
         renewed = {row[0] for row in rows}
+        if self._owed:  # it answers again
+            with suppress(RuntimeError):  # no more threads: the next attempt pays
+                self._world.spawn(self._pay_beside(), "fencelock-undo")
         return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
 
     async def release(self, grant: Grant) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencelock.backends.redis.dial import RedisDialer, from_url
 from fencelock.backends.redis.redlock.engine import RedlockBackend
-from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS
+from fencelock.core.backend import FIRST_CONTACT
 from fencelock.core.urls import redact
 from fencelock.errors import InvalidURL
 
@@ -40,7 +40,7 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
         try:
             if dialers and at and ":" not in login:
                 raise InvalidURL("a user without a password, and not of the first node")
-            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", DIAL_SECONDS))
+            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", FIRST_CONTACT))
         except InvalidURL:
             if "@" not in hosts.partition(",")[2]:
                 raise

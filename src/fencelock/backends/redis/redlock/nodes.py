@@ -11,6 +11,7 @@ from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
+from fencelock.core.backend import FIRST_CONTACT
 from fencelock.core.world import NO_ANSWER, Command, Wire, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
 
@@ -30,7 +31,7 @@ class Node:
     """One of the servers. While it cannot be reached nobody waits for it; it is dialled again beside the work."""
 
     def __init__(self, world: World, dialer: RedisDialer, prefix: str) -> None:
-        self.links = Links(world, dialer, prefix, DIAL_SECONDS)
+        self.links = Links(world, dialer, prefix, FIRST_CONTACT)
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
         self._world = world
@@ -50,11 +51,11 @@ class Node:
         """Whether somebody is about to connect to it for the first time."""
         return self.error is None and self._mending
 
-    def dial(self, patience: float) -> None:
+    def dial(self, patience: float, within: float = DIAL_SECONDS) -> None:
         """Connect beside the work."""
         self._mending = True
         try:
-            self._world.spawn(self._mend(patience), "fencelock-mend")
+            self._world.spawn(self._mend(patience, within), "fencelock-mend")
         except BaseException:  # no more threads
             self._mending = False
             raise
@@ -69,7 +70,7 @@ class Node:
                 self._down(EngineUnavailable(f"{self.links.address}: no answer within {patience:g} s"))
             elif link is None:
                 try:
-                    link = await self.links.make()
+                    link = await self.links.make(DIAL_SECONDS)
                 except EngineUnavailable as error:
                     self._down(error)
             if link is not None:
@@ -90,7 +91,7 @@ class Node:
         if self._world.now() - self.failed < MEND_FIRST:
             return None
         try:
-            link = await self.links.take(patience)
+            link = self.links.idle(patience) or await self.links.make(DIAL_SECONDS)
         except EngineUnavailable as error:
             self._down(error)
             return None
@@ -115,9 +116,9 @@ class Node:
         self._again = self.failed + self._pause * (0.5 + self._world.random() / 2)
         self._pause = min(self._pause * 2, MEND_LAST)
 
-    async def _mend(self, patience: float) -> None:
+    async def _mend(self, patience: float, within: float) -> None:
         try:
-            self.links.give(await self.links.take(patience))
+            self.links.give(self.links.idle(patience) or await self.links.make(within))
             self._up()
         except EngineUnavailable as error:
             self._down(error)
@@ -164,9 +165,9 @@ class Nodes:
         """Connect to all of them at once: one that hangs must not hold up the others."""
         for node in self._nodes:
             if node.is_new:
-                node.dial(patience)
+                node.dial(patience, FIRST_CONTACT)
         now = self._world.now
-        until = now() + DIAL_SECONDS + STRAGGLERS
+        until = now() + FIRST_CONTACT + STRAGGLERS
         while (left := sum(node.is_dialled for node in self._nodes)) and now() < until:
             if len(self._nodes) - left - sum(node.error is not None for node in self._nodes) >= self.majority:
                 until = min(until, now() + STRAGGLERS)
