@@ -10,7 +10,7 @@ from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.contract.colours import LocksView
-from tests.contract.subject import SOON, background, eventually, is_free, take
+from tests.contract.subject import SOON, background, free_again, take
 from tests.engines.server import Server
 
 
@@ -41,11 +41,4 @@ async def hurried(server: Server, url: str, clients: Clients) -> None:
             server.resume()
         await (await asyncio.wait_for(patient, SOON)).release()
     assert max(took) < 9
-
-    async def free() -> bool:
-        try:
-            return await is_free(locks, "x")
-        except EngineUnavailable:
-            return False
-
-    await eventually(free, "the lock is free")
+    await free_again(locks, "x")

@@ -9,7 +9,7 @@ import pytest
 from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
-from tests.contract.subject import SOON, background, eventually, is_free, take, waiting
+from tests.contract.subject import SOON, background, free_again, take, waiting
 from tests.engines.redis import Redis
 
 
@@ -24,14 +24,7 @@ async def test_nothing_is_left_of_what_a_hung_server_was_asked(
     with pytest.raises(EngineUnavailable):
         await locks.lock("x", ttl=60, timeout=0.5).acquire()
     server.resume()
-
-    async def free() -> bool:
-        try:
-            return await is_free(locks, "x")
-        except EngineUnavailable:
-            return False
-
-    await eventually(free, "the lock is free")
+    await free_again(locks, "x")
 
 
 @pytest.mark.parametrize(("ttl", "connected"), [(30, True), (1, True), (30, False)])

@@ -10,7 +10,7 @@ from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.backends.zookeeper_server import chroot
-from tests.contract.subject import background, eventually, is_free, take, waiting
+from tests.contract.subject import background, free_again, take, waiting
 from tests.engines.zookeeper import ZooKeeper
 
 
@@ -30,14 +30,7 @@ async def test_timeout_while_the_server_hangs(
             await ask()
         assert boottime() - begun < 9
     server.resume()
-
-    async def free() -> bool:
-        try:
-            return await is_free(locks, "x")
-        except EngineUnavailable:
-            return False
-
-    await eventually(free, "the lock is free")
+    await free_again(locks, "x")
 
 
 async def test_timeout_of_a_waiter_whose_server_hangs(

@@ -11,6 +11,7 @@ from typing import Any
 from fencelock.core.backend import Backend
 from fencelock.core.urls import open_backend
 from fencelock.core.world import World
+from fencelock.errors import EngineUnavailable
 from fencelock.worlds.aio import AioWorld
 from fencelock.worlds.blocking import BlockingWorld
 from tests.contract import colours
@@ -145,3 +146,15 @@ async def is_free(locks: LocksView, name: str) -> bool:
     if lease is not None:
         await lease.release()
     return lease is not None
+
+
+async def free_again(locks: LocksView, name: str) -> None:
+    """Wait until a lock can be had, from a server that may need a moment before it answers again."""
+
+    async def free() -> bool:
+        try:
+            return await is_free(locks, name)
+        except EngineUnavailable:
+            return False
+
+    await eventually(free, f"{name!r} is free")
