@@ -15,7 +15,7 @@ from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name, check_ttl
 from fencelock.core.world import World
-from fencelock.errors import ClientClosed, FencelockError
+from fencelock.errors import ClientClosed, FencelockError, LockTimeout
 from fencelock.model import Claim, Reason, Snapshot
 
 OnLost = Callable[[Any, Reason], object]
@@ -54,8 +54,8 @@ class Client(Generic[L]):
         with _registry:
             _clients.add(self)
 
-    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
-        """Return a lease that the keeper looks after, or None when the time is over."""
+    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L:
+        """Return a lease that the keeper looks after, or raise LockTimeout."""
         # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
         self.under_way[claim.id] = claim
         try:
@@ -64,7 +64,9 @@ class Client(Generic[L]):
             lease = self._make_lease(self, renew, max_hold)
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
-                return None
+                name = claim.name
+                advice = f"wait longer, or ask inspect({name!r}) who holds it"
+                raise LockTimeout(f"{name!r} was not free within {timeout:g} s; {advice}", name)
             try:
                 lease._begin(grant)
                 self.keeper.add(lease)

@@ -46,14 +46,14 @@ class Keeper:
             with self._client.mutex:
                 grant = lease._grant
                 self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
-                look = min(lease._due, lease.deadline)
-                if look >= self._planned:
+                planned = self._planned
+                if lease._due >= planned and lease.deadline >= planned:
                     return
                 if self._wake is None:
                     ours = self._client.world.event()
                     self._wake = ours
                 wake = self._wake
-                self._planned = look
+                self._planned = min(lease._due, lease.deadline)
             if ours is None:
                 wake.set()
             else:

@@ -242,7 +242,8 @@ class LeaseCore:
         """Release; return whether it was still ours. Calling again is harmless."""
         client, grant = self._client, self._grant
         id = grant.claim.id
-        self.is_lost()
+        if client.world.now() >= self.deadline:
+            self.is_lost()
         with client.mutex:
             if self._released:
                 return False

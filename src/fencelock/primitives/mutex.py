@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Coroutine, Hashable
 from enum import Enum
-from itertools import count
-from typing import Final, Generic, Literal, TypedDict
+from typing import Any, Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
@@ -62,27 +61,29 @@ class Mutex(Generic[L]):
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
-        self._entered: dict[int, tuple[Hashable, L]] = {}
-        self._blocks = count()
+        self._entered: list[tuple[Hashable, L]] = []
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
         """Return a lease, or raise LockTimeout."""
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
-        client = self._client
-        if self._reentrant and (held := self._held_here()) is not None:
+        if self._reentrant:
+            return self._acquire_or_share(patience)
+        return self._acquire(patience)
+
+    def _acquire(self, patience: float | None) -> Coroutine[Any, Any, L]:
+        claim = Claim(self.name, self._ttl, self._client.owner)
+        return self._client.acquire(claim, patience, self._renew, self._max_hold)
+
+    async def _acquire_or_share(self, patience: float | None) -> L:
+        """Return what this very thread or task holds already, or else acquire it for whatever else is called here."""
+        if (held := self._held_here()) is not None:
             if held.is_lost():
                 raise held._loss()
             if held._again():
                 return held
-        lease = await client.acquire(Claim(self.name, self._ttl, client.owner), patience, self._renew, self._max_hold)
-        if lease is None:
-            raise LockTimeout(
-                f"{self.name!r} was not free within {patience:g} s; wait longer, or ask inspect({self.name!r}) who holds it",
-                self.name,
-            )
-        if self._reentrant:
-            lease._reentry = (self.name, client.world.here())
-            client.reentrant[lease._reentry] = weakref.ref(lease)
+        lease = await self._acquire(patience)
+        lease._reentry = (self.name, self._client.world.here())
+        self._client.reentrant[lease._reentry] = weakref.ref(lease)
         return lease
 
     async def try_acquire(self) -> L | None:
@@ -104,20 +105,20 @@ class Mutex(Generic[L]):
         lease._blocks += 1
         if world.guard is not None:
             lease._watch(world.guard())
-        self._entered[next(self._blocks)] = (world.here(), lease)
+        self._entered.append((world.here(), lease))
         return lease
 
     def leaving(self) -> L:
         """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`.
 
-        Other threads come and go meanwhile: what is removed is removed by its number.
+        Other threads come and go meanwhile.
         """
         entered = self._entered
         if len(entered) == 1:
-            block = next(iter(entered))  # ours: nobody else is in any, and who enters now comes after it
-        else:
-            here = self._client.world.here()
-            blocks = list(entered.items())
-            # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
-            block = next((block for block, (there, _) in reversed(blocks) if there == here), blocks[-1][0])
-        return entered.pop(block)[1]
+            return entered.pop(0)[1]  # ours: nobody else is in any, and who enters now comes after it
+        here = self._client.world.here()
+        blocks = entered.copy()
+        # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+        block = next((block for block in reversed(blocks) if block[0] == here), blocks[-1])
+        entered.remove(block)  # blocks of one lease are all the same
+        return block[1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import ETIMEDOUT
+from functools import partial
 from ssl import SSLWantReadError
 from typing import Any
 
@@ -23,10 +24,10 @@ SEND_SECONDS = 5.0
 
 
 class SocketWire:
-    """`fencelock.core.world.Wire` over a socket that blocks.
+    """`fencelock.core.world.Wire` over a socket.
 
-    It is polled and then read: Python's own time-outs would cost one more system call for each command, and the kernel's
-    (SO_RCVTIMEO) would begin anew with each signal. TLS has to do with Python's.
+    It is read with Python's own time-out, which goes on where a signal interrupted it, but written past it: there is nearly
+    always room for a command, and a look whether there is would be one more system call for each.
     """
 
     __slots__ = (
@@ -38,10 +39,14 @@ class SocketWire:
         "_on_end",
         "_on_push",
         "_pack",
+        "_patience",
         "_poll",
         "_pushes",
+        "_read",
         "_sock",
+        "_take",
         "_tls",
+        "_write",
         "open",
         "owed",
         "pace",
@@ -49,8 +54,6 @@ class SocketWire:
 
     def __init__(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> None:
         sock = dialer.dial(reach)
-        sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
         parser = dialer.parser()
         self._sock = sock
         self._tls = hasattr(sock, "pending")
@@ -58,7 +61,13 @@ class SocketWire:
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
         self._lingers = 0.0  # for how long a read sleeps over a short answer
-        self._poll = select.poll()  # before each read
+        self._patience = -1.0  # for how long a read waits at most
+        self._be_patient(SEND_SECONDS)
+        # Only by whoever has made the wire busy: the number of a descriptor may be another's as soon as it is closed.
+        self._read: Callable[[int], bytes] = sock.recv
+        self._take: Callable[[int], bytes] = self._take_tls if self._tls else partial(os.read, sock.fileno())
+        self._write: Callable[[bytes], int] = self._write_tls if self._tls else partial(os.write, sock.fileno())
+        self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
         self.owed: deque[tuple[float, list[Any], int]] = deque()
@@ -72,35 +81,33 @@ class SocketWire:
 
     async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
         """Send, and read until the answer is there."""
-        if not self.open:
-            raise Unanswered(f"{self._address}: the connection is closed")
         if self.owed:
             return self._ask_behind(command, timeout)
         self._busy = True
         try:
-            sock = self._sock
-            if self._tls:
-                self._send(command)
-                sock.settimeout(max(0.001, timeout))
-            else:
-                sock.sendall(command if isinstance(command, bytes) else self._pack(command))
-                if linger:
-                    if linger != self._lingers:
-                        self._linger(linger)
-                elif linger is not None and self._lingers:
-                    self._wake_for_all()
+            if not self.open:
+                raise Unanswered(f"{self._address}: the connection is closed")
+            data = command if isinstance(command, bytes) else self._pack(command)
+            try:
+                sent = self._write(data)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(data):
+                self._send_rest(data, sent)
+            if linger != self._lingers and linger is not None:
+                self._linger(linger)
+            patience = self._lingers or timeout
             while True:
+                if patience != self._patience:
+                    self._be_patient(patience)
                 try:
-                    if self._tls:
-                        data = sock.recv(CHUNK)
-                    else:
-                        self._poll.poll((self._lingers or max(0.001, timeout)) * 1000)
-                        data = sock.recv(CHUNK, socket.MSG_DONTWAIT)
-                except (BlockingIOError, SSLWantReadError, TimeoutError) as error:
+                    data = self._read(CHUNK)
+                except TimeoutError as error:
                     if error.errno == ETIMEDOUT:
                         raise  # not ours: the connection itself
                     if self._lingers:
-                        self._wake_for_all()
+                        self._linger(0.0)
+                        patience = timeout
                         continue
                     self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
@@ -141,50 +148,64 @@ class SocketWire:
 
     def post(self, command: Command | bytes, answers: list[Any], place: int) -> None:
         """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
-        if not self.open:
-            return
-        self.owed.append((boottime(), answers, place))
-        try:
+        if self.open:
+            self.owed.append((boottime(), answers, place))
             if self._lingers:
-                self._wake_for_all()
-            self._send(command)
-        except BaseException as error:
-            self._broken()
-            if not isinstance(error, OSError | ValueError):
-                raise
+                self._linger(0.0)
+            self.tell(command if isinstance(command, bytes) else self._pack(command))
 
     def tell(self, data: bytes) -> None:
         """Send bytes as they are."""
-        if not self.open:
-            return
+        busy, self._busy = self._busy, True
         try:
-            self._send_bytes(data)
+            if self.open:
+                self._send(data)
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
                 raise
+        finally:
+            self._busy = busy
+            if not self.open and not busy:
+                self._sock.close()
 
-    def _send(self, command: Command | bytes) -> None:
-        self._send_bytes(command if isinstance(command, bytes) else self._pack(command))
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self._write(data)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(data):
+            self._send_rest(data, sent)
 
-    def _send_bytes(self, data: bytes) -> None:
-        if self._tls:
-            self._sock.settimeout(SEND_SECONDS)
-        self._sock.sendall(data)
+    def _send_rest(self, data: bytes, sent: int) -> None:
+        """Wait until there is room for what is left."""
+        self._be_patient(SEND_SECONDS)
+        self._sock.sendall(memoryview(data)[sent:])
+
+    def _write_tls(self, data: bytes) -> int:
+        self._be_patient(SEND_SECONDS)
+        return int(self._sock.send(data))
+
+    def _take_tls(self, size: int) -> bytes:
+        """Read without waiting: what is there may be half a record, or nothing for us at all."""
+        self._sock.setblocking(False)
+        self._patience = -1.0
+        return bytes(self._sock.recv(size))
+
+    def _be_patient(self, seconds: float) -> None:
+        """Have the next reads wait for so long at most; it stays so, as to say it is a call of the system."""
+        self._sock.settimeout(max(0.001, seconds))
+        self._patience = seconds
 
     def _linger(self, seconds: float) -> None:
         """Have the next reads sleep over a short answer: the kernel does not wake us for it, but for more.
 
         It stays so for as long as nobody minds: a call of the system for each command would cost more than it saves.
         """
-        if not self._lingers:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
-        self._lingers = seconds
-
-    def _wake_for_all(self) -> None:
-        """Have the next reads wake up for whatever comes."""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        self._lingers = 0.0
+        if not self._tls:
+            if bool(seconds) != bool(self._lingers):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1 if seconds else 1)
+            self._lingers = seconds
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""
@@ -207,7 +228,7 @@ class SocketWire:
                 if self._poll.poll(self._lingers * 1000):
                     return True
                 timeout -= self._lingers
-                self._wake_for_all()  # else the rest of what came in two parts would lie there unread
+                self._linger(0.0)  # else the rest of what came in two parts would lie there unread
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
             self._busy = busy
@@ -218,9 +239,9 @@ class SocketWire:
         """Read what is there and put every answer in its place."""
         self._busy = True
         try:
-            if self._tls:  # what is there may be half a record, or nothing for us at all
-                self._sock.setblocking(False)
-            data = self._sock.recv(CHUNK, 0 if self._tls else socket.MSG_DONTWAIT)
+            if not self.open:
+                return
+            data = self._take(CHUNK)
             if not data:
                 self._broken()
                 return
@@ -367,8 +388,3 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: in
         if not all(wire.open for wire in wires):
             break
     return bell.is_set()
-
-
-def _timeval(seconds: float) -> bytes:
-    whole, micros = divmod(max(1000, round(seconds * 1_000_000)), 1_000_000)  # zero would mean for ever
-    return struct.pack("@ll", whole, micros)

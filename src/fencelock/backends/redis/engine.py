@@ -54,7 +54,7 @@ RELEASED = b"released"
 
 
 class Form(NamedTuple):
-    """What all claims of a kind have in common: the commands about them, packed but for id and seat, and how long to wait."""
+    """What all claims of a kind have in common: the commands about them, but for the last words, and how long to wait."""
 
     attempt: str
     release: str
@@ -94,7 +94,10 @@ class RedisBackend:
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or a place in line."""
         name, ttl, owner, shared, limit, id = claim
-        form, _, within, linger = self._form(name, ttl, owner, shared, limit)
+        form = self._form(name, ttl, owner, shared, limit)
+        _, release, within, linger = form
+        mine = f"${len(id)}\r\n{id}\r\n"
+        handle = f"{release}{mine}", within
         seat = self._seats.pop(id, None) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
@@ -112,7 +115,7 @@ class RedisBackend:
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
-            command = f"{form}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
+            command = f"{form.attempt}{mine}${len(place)}\r\n{place}\r\n".encode()
             answer = await link.wire.ask(command, within, linger)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
@@ -135,8 +138,8 @@ class RedisBackend:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
         if answer > 0:
-            return Grant(claim, answer, sent)
-        return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000)
+            return Grant(claim, answer, sent, handle)
+        return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000, handle)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
@@ -155,7 +158,7 @@ class RedisBackend:
             token, round = seat.link.calls.get(claim.id, NOT_CALLED)
             if round == seat.round:
                 self._rise(claim, seat)
-                return Grant(claim, token, busy.since)
+                return Grant(claim, token, busy.since, busy.handle)
             self._seats[claim.id] = seat
         return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
@@ -186,11 +189,10 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        name, ttl, owner, shared, limit, id = grant.claim
-        _, form, patience, _ = self._form(name, ttl, owner, shared, limit)
+        command, patience = grant.handle
         link = self._links.idle(patience) or await self._links.make()
         try:
-            command = f"{form}${len(id)}\r\n{id}\r\n{link.seat}".encode()
+            command = f"{command}{link.seat}".encode()
             answer = await link.wire.ask(command, patience, None)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)

@@ -31,7 +31,7 @@ class Link:
         self.calls: dict[str, tuple[int, int]] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
         self.doubtful = False
-        """Whether another link to the same server went silent after this one was last used."""
+        """Whether it is broken, or another link to the same server went silent after this one was last used."""
         self.used = 0.0
         self.wire: Wire
 
@@ -40,15 +40,17 @@ class Link:
         if not push[2] or push[0] != b"message":
             return bool(push[0] == b"subscribe")
         id, token, round = push[2].decode().split(":")
-        if len(self.calls) >= EARLY_KEPT and id not in self.bells:
+        bell = self.bells.get(id)
+        if bell is None and len(self.calls) >= EARLY_KEPT:
             self.calls.clear()
         self.calls[id] = int(token), int(round)
-        if (bell := self.bells.get(id)) is not None:
+        if bell is not None:
             bell.set()
         return False
 
     def ended(self) -> None:
         """Let those who wait look for themselves."""
+        self.doubtful = True
         for bell in list(self.bells.values()):
             bell.set()
 

@@ -68,20 +68,20 @@ class Links:
 
     def idle(self, patience: float) -> Link | None:
         """Return a link that was made before, if there is one that works."""
-        if self._closed:
-            raise ClientClosed("this client is closed; connect again")
         while self._idle:
             try:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
                 break  # another thread was faster
             now = self._now()
-            if now - link.used < IDLE_SECONDS and not link.wire.owed and link.wire.open and not link.doubtful:
+            if now - link.used < IDLE_SECONDS and not link.doubtful and not link.wire.owed:
                 link.used = now  # the ordinary case of `usable`
                 return link
             if self.usable(link, patience):
                 return link
             self.drop(link)
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
         return None
 
     def usable(self, link: Link, patience: float) -> bool:
@@ -108,16 +108,15 @@ class Links:
         """Give a link back, for the next who needs one."""
         if self._shared:
             return
-        if not link.wire.open:
-            self.drop(link)
-            for other in list(self._idle):
-                other.used = -inf  # whatever broke this one may have broken them all: look before they are used
-        elif self._closed or len(self._idle) >= LINKS_KEPT:
-            self.drop(link)
-        else:
+        if link.wire.open and len(self._idle) < LINKS_KEPT:
             if link.calls:
                 link.calls.clear()
             self._idle.append(link)
+            return
+        if not link.wire.open:
+            for other in list(self._idle):
+                other.used = -inf  # whatever broke this one may have broken them all: look before they are used
+        self.drop(link)
 
     def drop(self, link: Link) -> None:
         """Close a link for good."""
