@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ from fencelock.core.clock import boottime
 from fencelock.core.world import NO_ANSWER, Wire, World
 from fencelock.errors import Unanswered
 from fencelock.worlds.aio import AioWorld
-from fencelock.worlds.blocking import BlockingWorld
+from fencelock.worlds.blocking import BlockingWorld, drive
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis, RedisTls
@@ -166,6 +167,43 @@ async def test_time_out_under_signals(ends: Ends, linger: float) -> None:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
         dialer.theirs.close()
+
+
+def test_server_that_reads_late() -> None:
+    """A command for which there is no room waits until the server reads on, and then comes through whole."""
+    dialer = Scripted()
+    wire = drive(BlockingWorld().wire(dialer, print, print))
+    blob = "x" * 30_000_000  # more than the buffers of both ends
+    got = bytearray()
+
+    def read_late() -> None:
+        time.sleep(0.3)
+        while len(got) < len(blob):
+            got.extend(dialer.theirs.recv(1_000_000))
+        dialer.theirs.sendall(b"+read\r\n")
+
+    thread = threading.Thread(target=read_late)
+    thread.start()
+    try:
+        assert drive(wire.ask(("ECHO", blob), SOON)) == b"read"
+        assert bytes(got).endswith(blob.encode() + b"\r\n")
+    finally:
+        thread.join()
+        wire.close()
+        dialer.theirs.close()
+
+
+def test_server_that_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that leaves us with full buffers counts as gone: half a command must not be followed by another."""
+    monkeypatch.setattr("fencelock.worlds.sockets.SEND_SECONDS", 0.2)
+    dialer = Scripted()
+    wire = drive(BlockingWorld().wire(dialer, print, print))
+    with pytest.raises(Unanswered, match="the connection broke"):
+        drive(wire.ask(("ECHO", "x" * 30_000_000), SOON))
+    assert not wire.open
+    with pytest.raises(Unanswered, match="the connection is closed"):
+        drive(wire.ask(("PING",), SOON))
+    dialer.theirs.close()
 
 
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:

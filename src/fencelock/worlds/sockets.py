@@ -150,8 +150,6 @@ class SocketWire:
         """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
         if self.open:
             self.owed.append((boottime(), answers, place))
-            if self._lingers:
-                self._linger(0.0)
             self.tell(command if isinstance(command, bytes) else self._pack(command))
 
     def tell(self, data: bytes) -> None:
@@ -170,6 +168,8 @@ class SocketWire:
                 self._sock.close()
 
     def _send(self, data: bytes) -> None:
+        if self._lingers:
+            self._linger(0.0)
         try:
             sent = self._write(data)
         except BlockingIOError:

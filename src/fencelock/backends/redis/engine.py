@@ -95,9 +95,7 @@ class RedisBackend:
         """Take the lock or a place in line."""
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
-        _, release, within, linger = form
-        mine = f"${len(id)}\r\n{id}\r\n"
-        handle = f"{release}{mine}", within
+        _, _, within, linger = form
         seat = self._seats.pop(id, None) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
@@ -115,7 +113,7 @@ class RedisBackend:
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
-            command = f"{form.attempt}{mine}${len(place)}\r\n{place}\r\n".encode()
+            command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
             answer = await link.wire.ask(command, within, linger)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
@@ -138,8 +136,8 @@ class RedisBackend:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
         if answer > 0:
-            return Grant(claim, answer, sent, handle)
-        return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000, handle)
+            return Grant(claim, answer, sent, form)
+        return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000, form)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait to be called; ask again in the end."""
@@ -189,10 +187,11 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        command, patience = grant.handle
+        _, form, patience, _ = grant.handle
+        id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
         try:
-            command = f"{command}{link.seat}".encode()
+            command = f"{form}${len(id)}\r\n{id}\r\n{link.seat}".encode()
             answer = await link.wire.ask(command, patience, None)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)

@@ -31,7 +31,7 @@ class Link:
         self.calls: dict[str, tuple[int, int]] = {}
         """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
         self.doubtful = False
-        """Whether it is broken, or another link to the same server went silent after this one was last used."""
+        """Whether another link to the same server went silent after this one was last used."""
         self.used = 0.0
         self.wire: Wire
 
@@ -50,7 +50,6 @@ class Link:
 
     def ended(self) -> None:
         """Let those who wait look for themselves."""
-        self.doubtful = True
         for bell in list(self.bells.values()):
             bell.set()
 

@@ -74,7 +74,7 @@ class Links:
             except IndexError:
                 break  # another thread was faster
             now = self._now()
-            if now - link.used < IDLE_SECONDS and not link.doubtful and not link.wire.owed:
+            if now - link.used < IDLE_SECONDS and not link.wire.owed and link.wire.open and not link.doubtful:
                 link.used = now  # the ordinary case of `usable`
                 return link
             if self.usable(link, patience):
