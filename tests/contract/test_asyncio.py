@@ -13,6 +13,7 @@ import pytest
 
 import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
+from fencelock.core.acquire import CLEANUP_SECONDS
 from tests.contract.colours import LocksView, client_of
 from tests.contract.faults import Faulty
 from tests.contract.pace import Pace
@@ -145,6 +146,18 @@ async def test_cancelled_twice(subject: Subject, locks: LocksView) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await other.inspect("x")).waiters == ()
+
+
+async def test_cancelled_on_an_engine_that_hangs(locks: LocksView) -> None:
+    """A cancellation comes out although nothing can be undone: an engine that does not answer is given up after a while."""
+    faulty = Faulty.around(locks)
+    faulty.slow("attempt", 1, 600)
+    faulty.slow("abandon", 1, 600)
+    task = asyncio.ensure_future(locks.lock("x").acquire())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, CLEANUP_SECONDS + SOON)
 
 
 async def test_task_group_cancels_waiters(subject: Subject, locks: LocksView) -> None:

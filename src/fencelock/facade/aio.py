@@ -121,7 +121,8 @@ class Lock:
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
 
-        Keep the lease: one that nobody refers to any more is no longer renewed.
+        Keep the lease: one that nobody refers to any more is no longer renewed. If it is cancelled, what was asked for is
+        undone before the cancellation comes out; a server that does not answer is given 5 seconds for that.
         """
         return await self._mutex.acquire(timeout)
 
