@@ -190,8 +190,8 @@ async def test_answer_after_the_deadline(subject: Subject, locks: LocksView, pac
 async def test_answer_late_in_the_ttl(locks: LocksView) -> None:
     """A grant of which much of the ttl is gone when it is answered is renewed once before it is believed."""
     faulty = Faulty.around(locks)
-    faulty.slow("attempt", 1, 0.8)
-    lease = await locks.lock("x", ttl=2).acquire()
+    faulty.slow("attempt", 1, 2)
+    lease = await locks.lock("x", ttl=5).acquire()
     assert faulty.calls["renew"] == 1
     assert lease.remaining > lease.ttl * 0.75
     await lease.release()
