@@ -62,6 +62,7 @@ class Client(Generic[L]):
             if self.closed or self.world.ready is not None:
                 self._check_open(claim.name)
             lease = self._make_lease(self, renew, max_hold)
+            kept = self.keeper.expect(lease)
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
             if grant is None:
                 name = claim.name
@@ -69,11 +70,12 @@ class Client(Generic[L]):
                 raise LockTimeout(f"{name!r} was not free within {timeout:g} s; {advice}", name)
             try:
                 lease._begin(grant)
-                self.keeper.add(lease)
+                self.keeper.add(lease, kept)
                 if self.closed:
                     lease._lose(Reason.CLOSED)
                     self._check_open(claim.name)
             except BaseException:  # no thread to be had for the keeper, say
+                self.keeper.drop(grant.claim.id, None)
                 await undo(self.world, self.backend, grant.claim)
                 raise
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,14 @@ REST = 1.0
 """Seconds for which it stays at most when there is nothing to do: to start anew for each lease costs more than the rest."""
 
 
+class Kept(weakref.ref[LeaseCore]):
+    """A lease that may become garbage while it is held, and the grant that stays of it then."""
+
+    __slots__ = ("grant",)
+
+    grant: Grant
+
+
 class Keeper:
     """One per client. It runs while there are leases and ends, in one place, when there are none.
 
@@ -32,28 +41,36 @@ class Keeper:
 
     def __init__(self, client: Client[Any]) -> None:
         self._client = client
-        self._leases: dict[str, tuple[weakref.ref[LeaseCore], Grant]] = {}
+        self._leases: dict[str, Kept] = {}  # it changes at any moment: to be copied before it is looked through
+        self.drop: Callable[[str, None], Kept | None] = self._leases.pop
+        """Forgets a lease, by its id, and returns what was kept; a renewal that is under way no longer matters."""
         self._orphans: dict[str, tuple[Grant, float]] = {}
         self._renewing: set[str] = set()
         self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
 
-    def add(self, lease: LeaseCore) -> None:
-        """Look after a lease from now on."""
+    def expect(self, lease: LeaseCore) -> Kept:
+        """Return what `add` takes for a lease that has no grant yet: it is made while others hold the lock."""
+        return Kept(lease, self._dropped)
+
+    def add(self, lease: LeaseCore, kept: Kept) -> None:
+        """Look after a lease from now on. Whoever is interrupted in this has to `drop` it."""
+        grant = kept.grant = lease._grant
+        self._leases[grant.claim.id] = kept
+        planned = self._planned
+        # Without the mutex, as nothing changes: a plan that was not made in sight of this lease is the end of time until it
+        # is made, and only gets earlier then. So where one is seen that is early enough for the lease, it holds.
+        if lease._due >= planned and lease.deadline >= planned:
+            return
         ours = wake = None
         try:
             with self._client.mutex:
-                grant = lease._grant
-                self._leases[grant.claim.id] = weakref.ref(lease, self._dropped), grant
-                planned = self._planned
-                if lease._due >= planned and lease.deadline >= planned:
-                    return
                 if self._wake is None:
                     ours = self._client.world.event()
                     self._wake = ours
                 wake = self._wake
-                self._planned = min(lease._due, lease.deadline)
+                self._planned = min(self._planned, lease._due, lease.deadline)
             if ours is None:
                 wake.set()
             else:
@@ -62,14 +79,13 @@ class Keeper:
             with self._client.mutex:
                 if ours is not None:
                     self._ended(ours)
-                self.drop(lease)
             if wake is not None:
                 wake.set()
             raise
 
-    def drop(self, lease: LeaseCore) -> None:
-        """Forget a lease; a renewal that is under way no longer matters. The mutex is held."""
-        self._leases.pop(lease._grant.claim.id, None)
+    def __contains__(self, id: str) -> bool:
+        """Whether it looks after the lease with this id."""
+        return id in self._leases
 
     def gone(self, id: str) -> None:
         """Note that the engine has dropped a claim, from any thread; the loop tells its lease at once."""
@@ -83,7 +99,7 @@ class Keeper:
     def leases(self) -> list[LeaseCore]:
         """Return the leases that are still held."""
         with self._client.mutex:
-            return [lease for ref, _ in self._leases.values() if (lease := ref()) is not None]
+            return [lease for kept in list(self._leases.values()) if (lease := kept()) is not None]
 
     def grants(self) -> list[Grant]:
         """Return what the engine still has of ours: the leases that are held, and those that were dropped."""
@@ -91,15 +107,16 @@ class Keeper:
         orphans = [grant for grant, until in list(self._orphans.values()) if until > now]
         return [lease._grant for lease in self.leases()] + orphans
 
-    def _dropped(self, ref: weakref.ref[LeaseCore]) -> None:
+    def _dropped(self, kept: weakref.ref[LeaseCore]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
 
         It is left to run out, or until the client is closed, rather than released at once: whoever dropped the object may
         still be at work under it.
         """
         now = self._client.world.now()
-        for other, grant in list(self._leases.values()):
-            if other is ref:
+        for other in list(self._leases.values()):
+            if other is kept:
+                grant = other.grant
                 for id, (_, until) in list(self._orphans.items()):
                     if until <= now:
                         self._orphans.pop(id, None)
@@ -166,10 +183,10 @@ class Keeper:
         gone: list[LeaseCore] = []
         with self._client.mutex:
             dropped, self._gone = self._gone, set()
-            for id, (ref, _) in list(self._leases.items()):
-                lease = ref()
+            for id, kept in list(self._leases.items()):
+                lease = kept()
                 if lease is None or lease._over:
-                    del self._leases[id]
+                    self.drop(id, None)
                 elif now >= lease.deadline:
                     overdue.append(lease)
                 elif id in dropped:
@@ -191,8 +208,8 @@ class Keeper:
             # A lease was given back before we came to look. Another often follows soon, and need not wake us.
             self._planned = min(before, now + REST)
             return self._planned - now
-        for id, (ref, _) in self._leases.items():
-            if (lease := ref()) is not None:
+        for id, kept in list(self._leases.items()):
+            if (lease := kept()) is not None:
                 look = lease.deadline if id in self._renewing else min(lease._due, lease.deadline)
                 self._planned = min(self._planned, look)
         return None if self._planned == inf else max(0.0, self._planned - self._client.world.now())
@@ -224,9 +241,7 @@ class Keeper:
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
         with self._client.mutex:
-            looks = [
-                min(lease._due, lease.deadline) for ref, _ in self._leases.values() if (lease := ref()) is not None
-            ]
+            looks = [min(lease._due, lease.deadline) for lease in self.leases()]
             wake = self._wake
             if not looks or min(looks) >= self._planned or wake is None:
                 return

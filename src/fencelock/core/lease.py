@@ -14,6 +14,7 @@ Tell = Callable[["LeaseCore", Reason], None]
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
+    from fencelock.core.keeper import Kept
     from fencelock.core.world import Event, Guard
 
 RELEASE_PAUSES = (0.0, 0.02, 0.1)
@@ -33,8 +34,9 @@ ADVICE = "; others may hold it now: stop what it protected, then acquire it anew
 class LeaseCore:
     """A lease without a colour: the façades add `release`, `renew`, `lost` and the context manager.
 
-    All changes of state happen under the client's one mutex and never across an await, so that a loss is told once and a
-    renewal never outlives a release.
+    Its state changes under the client's one mutex and never across an await, so that a loss is told once and a renewal never
+    outlives a release. Only an ordinary release does without, as others wait for it: whoever takes the lease from the keeper
+    is the one who releases it.
     """
 
     __slots__ = (
@@ -195,7 +197,7 @@ class LeaseCore:
             if self._over:
                 return
             self.reason = reason
-            self._client.keeper.drop(self)
+            self._client.keeper.drop(self.id, None)
         if self._event is not None:
             self._event.set()
         if reason is Reason.FORKED:
@@ -233,10 +235,21 @@ class LeaseCore:
     def _again(self) -> bool:
         """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""
         with self._client.mutex:
-            if self._released:
-                return False
             self._depth += 1
-            return True
+            if not self._released and self.id in self._client.keeper:
+                return True
+            self._depth -= 1
+            return False
+
+    def _step_out(self, kept: Kept | None = None) -> bool:
+        """Count one holder less; False if there was but one. `kept` was taken from the keeper before that was seen."""
+        with self._client.mutex:
+            if self._depth == 1:
+                return False
+            self._depth -= 1
+        if kept is not None:
+            self._client.keeper.add(self, kept)
+        return True
 
     async def _give_back(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless."""
@@ -244,22 +257,22 @@ class LeaseCore:
         id = grant.claim.id
         if client.world.now() >= self.deadline:
             self.is_lost()
-        with client.mutex:
-            if self._released:
-                return False
-            lost = self.reason is not None
-            if self._depth > 1:
-                self._depth -= 1
-                return not lost
-            self._released = True
-            client.keeper.drop(self)
-            if not lost:
-                client.under_way[id] = grant.claim  # for a close() that would overtake us
+        if self._released:
+            return False
+        if self._depth > 1 and self._step_out():
+            return self.reason is None
+        client.under_way[id] = grant.claim  # a close() that would overtake us finds it here or at the keeper's
+        kept = client.keeper.drop(id, None)
+        if self._depth > 1 and self._step_out(kept):
+            client.under_way.pop(id, None)
+            return self.reason is None
+        self._released = True
         if self._reentry is not None:
             client.reentrant.pop(self._reentry, None)
         if self._event is not None:
             self._event.set()
-        if lost:
+        if kept is None:  # it is lost, or another thread was faster
+            client.under_way.pop(id, None)
             await self._give_back_lost()
             return False
         try:

@@ -131,7 +131,7 @@ class Lock:
         return await self._mutex.try_acquire()
 
     async def __aenter__(self) -> Lease:
-        return self._mutex.entered(await self._mutex.acquire())
+        return self._mutex.entered(self._mutex.here(), await self._mutex.acquire())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

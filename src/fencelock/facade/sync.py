@@ -124,7 +124,7 @@ class Lock:
         return drive(self._mutex.try_acquire())
 
     def __enter__(self) -> Lease:
-        return self._mutex.entered(drive(self._mutex.acquire()))
+        return self._mutex.entered(self._mutex.here(), drive(self._mutex.acquire()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -58,7 +58,7 @@ class LockStore:
             lease = self._lease = await mutex.acquire()
         except LockTimeout as error:
             raise in_progress(self._key) from error
-        mutex.entered(lease)
+        mutex.entered(mutex.here(), lease)
         self._fingerprint = fingerprint
         found = await self._records.read(PREFIX + self._key)
         if found is not None:

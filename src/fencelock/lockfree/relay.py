@@ -47,7 +47,7 @@ class _Held:
         self._patience = patience
 
     async def __aenter__(self) -> LeaseCore:
-        lease: LeaseCore = self._mutex.entered(await self._mutex.acquire(self._patience))
+        lease: LeaseCore = self._mutex.entered(self._mutex.here(), await self._mutex.acquire(self._patience))
         return lease
 
     async def __aexit__(

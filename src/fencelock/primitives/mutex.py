@@ -61,6 +61,7 @@ class Mutex(Generic[L]):
         self._reentrant = reentrant
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
+        self.here = client.world.here
         self._entered: list[tuple[Hashable, L]] = []
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
@@ -99,13 +100,12 @@ class Mutex(Generic[L]):
         lease = None if ref is None else ref()
         return None if lease is None or lease._given_back else lease
 
-    def entered(self, lease: L) -> L:
-        """Begin a `with` block with a lease that was just acquired."""
-        world = self._client.world
+    def entered(self, place: Hashable, lease: L) -> L:
+        """Begin a `with` block with a lease that was just acquired. `place` is `here`, asked while others held the lock."""
         lease._blocks += 1
-        if world.guard is not None:
-            lease._watch(world.guard())
-        self._entered.append((world.here(), lease))
+        if (guard := self._client.world.guard) is not None:
+            lease._watch(guard())
+        self._entered.append((place, lease))
         return lease
 
     def leaving(self) -> L:
@@ -116,7 +116,7 @@ class Mutex(Generic[L]):
         entered = self._entered
         if len(entered) == 1:
             return entered.pop(0)[1]  # ours: nobody else is in any, and who enters now comes after it
-        here = self._client.world.here()
+        here = self.here()
         blocks = entered.copy()
         # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
         block = next((block for block in reversed(blocks) if block[0] == here), blocks[-1])

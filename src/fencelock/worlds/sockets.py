@@ -8,9 +8,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from errno import ETIMEDOUT
 from functools import partial
-from ssl import SSLWantReadError
+from ssl import SSLWantReadError, SSLWantWriteError
+from struct import pack
 from typing import Any
 
 from fencelock.core.clock import boottime
@@ -19,16 +19,17 @@ from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host,
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
+BRIEF = 472
+"""Bytes that are read at first: for so many Python has room at hand, and most answers have less than a hundred."""
 SEND_SECONDS = 5.0
 """How long a server may leave us with full buffers before it counts as gone."""
+PROMPT = 0.005
+"""Seconds for which a read or write waits by itself, which spares a call of the system where that is enough. Who waits for
+longer does it in a poll: what signals interrupt waits anew each time, but a poll knows how much is left."""
 
 
 class SocketWire:
-    """`fencelock.core.world.Wire` over a socket.
-
-    It is read with Python's own time-out, which goes on where a signal interrupted it, but written past it: there is nearly
-    always room for a command, and a look whether there is would be one more system call for each.
-    """
+    """`fencelock.core.world.Wire` over a socket. Past its methods where it is not encrypted: they poll before each call."""
 
     __slots__ = (
         "_address",
@@ -39,12 +40,10 @@ class SocketWire:
         "_on_end",
         "_on_push",
         "_pack",
-        "_patience",
         "_poll",
         "_pushes",
         "_read",
         "_sock",
-        "_take",
         "_tls",
         "_write",
         "open",
@@ -61,12 +60,14 @@ class SocketWire:
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
         self._lingers = 0.0  # for how long a read sleeps over a short answer
-        self._patience = -1.0  # for how long a read waits at most
-        self._be_patient(SEND_SECONDS)
         # Only by whoever has made the wire busy: the number of a descriptor may be another's as soon as it is closed.
-        self._read: Callable[[int], bytes] = sock.recv
-        self._take: Callable[[int], bytes] = self._take_tls if self._tls else partial(os.read, sock.fileno())
-        self._write: Callable[[bytes], int] = self._write_tls if self._tls else partial(os.write, sock.fileno())
+        self._read: Callable[[int], bytes] = sock.recv if self._tls else partial(os.read, sock.fileno())
+        self._write: Callable[[bytes | memoryview], int] = (
+            self._write_tls if self._tls else partial(os.write, sock.fileno())
+        )
+        sock.setblocking(not self._tls)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, pack("ll", 0, int(PROMPT * 1_000_000)))
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
@@ -96,29 +97,32 @@ class SocketWire:
                 self._send_rest(data, sent)
             if linger != self._lingers and linger is not None:
                 self._linger(linger)
-            patience = self._lingers or timeout
+            feed, gets, pushes, heard = self._feed, self._gets, self._pushes, self._on_push
+            answer: Any = NO_ANSWER
+            until: float | None = None
+            size = BRIEF
             while True:
-                if patience != self._patience:
-                    self._be_patient(patience)
                 try:
-                    data = self._read(CHUNK)
-                except TimeoutError as error:
-                    if error.errno == ETIMEDOUT:
-                        raise  # not ours: the connection itself
-                    if self._lingers:
-                        self._linger(0.0)
-                        patience = timeout
+                    data = self._read(size)
+                except (BlockingIOError, SSLWantReadError):
+                    if until is None:
+                        until = boottime() + timeout
+                        self._linger(0.0)  # else no poll would show a short answer
+                    left = until - boottime()
+                    if left > 0 and self._poll.poll(left * 1000):
                         continue
                     self.owed.append((boottime() - timeout, [None], 0))
-                    raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from error
+                    raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
-                self._feed(data)
-                gets, answer = self._gets, NO_ANSWER
+                size = CHUNK
+                feed(data)
                 while (found := gets()) is not NO_ANSWER:
-                    if not isinstance(found, self._pushes) or self._on_push(found):
+                    if not isinstance(found, pushes) or heard(found):
                         answer = found
                 if answer is not NO_ANSWER:
+                    if self._lingers and len(data) <= SHORT and self._poll.poll(self._lingers * 1000):
+                        continue  # it was short, and more has come
                     return answer
         except Unanswered:
             raise
@@ -179,23 +183,21 @@ class SocketWire:
 
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Wait until there is room for what is left."""
-        self._be_patient(SEND_SECONDS)
-        self._sock.sendall(memoryview(data)[sent:])
+        room = select.poll()
+        room.register(self._sock.fileno(), select.POLLOUT)
+        until = boottime() + SEND_SECONDS
+        while sent < len(data):
+            left = until - boottime()
+            if left <= 0 or not room.poll(left * 1000):
+                raise TimeoutError(f"the server has not read what it was sent for {SEND_SECONDS:g} s")
+            with suppress(BlockingIOError):
+                sent += self._write(memoryview(data)[sent:])
 
-    def _write_tls(self, data: bytes) -> int:
-        self._be_patient(SEND_SECONDS)
-        return int(self._sock.send(data))
-
-    def _take_tls(self, size: int) -> bytes:
-        """Read without waiting: what is there may be half a record, or nothing for us at all."""
-        self._sock.setblocking(False)
-        self._patience = -1.0
-        return bytes(self._sock.recv(size))
-
-    def _be_patient(self, seconds: float) -> None:
-        """Have the next reads wait for so long at most; it stays so, as to say it is a call of the system."""
-        self._sock.settimeout(max(0.001, seconds))
-        self._patience = seconds
+    def _write_tls(self, data: bytes | memoryview) -> int:
+        try:
+            return int(self._sock.send(data))
+        except SSLWantWriteError:
+            return 0
 
     def _linger(self, seconds: float) -> None:
         """Have the next reads sleep over a short answer: the kernel does not wake us for it, but for more.
@@ -241,7 +243,7 @@ class SocketWire:
         try:
             if not self.open:
                 return
-            data = self._take(CHUNK)
+            data = self._read(CHUNK)
             if not data:
                 self._broken()
                 return

@@ -29,6 +29,7 @@ from fencelock.model import (
     Strength,
     Traits,
     Waiter,
+    make_grant,
 )
 
 TRAITS = Traits(engine="redis", strength=Strength.CLOCKED, fair=True, push=True, loss_pushed=False)
@@ -49,7 +50,6 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
-NOT_CALLED = (0, 0)
 RELEASED = b"released"
 
 
@@ -67,7 +67,7 @@ class Seat(NamedTuple):
 
     link: Link
     bell: Event
-    round: int
+    round: str
     """The number of the attempt that it was taken or kept with: a call for an earlier one comes too late."""
 
 
@@ -95,7 +95,7 @@ class RedisBackend:
         """Take the lock or a place in line."""
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
-        _, _, within, linger = form
+        begin, _, within, linger = form
         seat = self._seats.pop(id, None) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
@@ -109,19 +109,19 @@ class RedisBackend:
             # Where locks are free, one that is not is rather told so at once.
             linger = 0.0
         sent = self._world.now()
-        round = next(self._rounds)
+        round = str(next(self._rounds))
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
-            command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
+            command = f"{begin}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
             answer = await link.wire.ask(command, within, linger)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
             busy = self._contended = queue and type(answer) is int and answer < 0
             if busy and link.calls:
-                token, called = link.calls.pop(id, NOT_CALLED)
+                token, _, called = link.calls.pop(id, "").partition(":")
                 if called == round:  # by the way: the call came with the answer
-                    busy, answer = False, token
+                    busy, answer = False, int(token)
         except Unanswered:
             self._links.doubt(link)
             raise
@@ -136,7 +136,7 @@ class RedisBackend:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
         if answer > 0:
-            return Grant(claim, answer, sent, form)
+            return make_grant((claim, answer, sent, form, False))
         return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000, form)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
@@ -153,10 +153,10 @@ class RedisBackend:
             except BaseException:
                 self._rise(claim, seat)
                 raise
-            token, round = seat.link.calls.get(claim.id, NOT_CALLED)
+            token, _, round = seat.link.calls.get(claim.id, "").partition(":")
             if round == seat.round:
                 self._rise(claim, seat)
-                return Grant(claim, token, busy.since, busy.handle)
+                return make_grant((claim, int(token), busy.since, busy.handle, False))
             self._seats[claim.id] = seat
         return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
@@ -187,11 +187,11 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        _, form, patience, _ = grant.handle
+        _, begin, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
         try:
-            command = f"{form}${len(id)}\r\n{id}\r\n{link.seat}".encode()
+            command = f"{begin}${len(id)}\r\n{id}\r\n{link.seat}".encode()
             answer = await link.wire.ask(command, patience, None)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)
@@ -252,13 +252,13 @@ class RedisBackend:
             return await self._links.make()
         return await self._links.make(max(patience, FIRST_CONTACT if self._links.run_id is None else GRACE))
 
-    def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: int) -> None:
+    def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: str) -> None:
         if seat is None:
             bell = link.bells[claim.id] = self._world.bell()
         else:
             bell = seat.bell
             bell.clear()
-        if link.calls.get(claim.id, NOT_CALLED)[1] == round or not link.wire.open:
+        if link.calls.get(claim.id, "").partition(":")[2] == round or not link.wire.open:
             bell.set()  # by the way: the call came with the answer
         self._seats[claim.id] = Seat(link, bell, round)
 

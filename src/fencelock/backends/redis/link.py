@@ -21,31 +21,29 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "doubtful", "seat", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "seat", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self.seat = packed(channel)
         """The channel as the last word of a command."""
         self.bells: dict[str, Bell] = {}
-        self.calls: dict[str, tuple[int, int]] = {}
-        """What was called out, by the id of the claim; perhaps before the answer that makes its claim wait is read."""
-        self.doubtful = False
-        """Whether another link to the same server went silent after this one was last used."""
+        self.calls: dict[str, str] = {}
+        """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
         self.used = 0.0
         self.wire: Wire
 
     def heard(self, push: Any) -> bool:
         """Take a call in: `id:token:round`, or nothing (release.lua). That we subscribed is the answer to SUBSCRIBE."""
-        if not push[2] or push[0] != b"message":
-            return bool(push[0] == b"subscribe")
-        id, token, round = push[2].decode().split(":")
-        bell = self.bells.get(id)
-        if bell is None and len(self.calls) >= EARLY_KEPT:
-            self.calls.clear()
-        self.calls[id] = int(token), int(round)
-        if bell is not None:
+        kind, _, call = push
+        if not call or kind != b"message":
+            return bool(kind == b"subscribe")
+        id, _, called = call.decode().partition(":")
+        if (bell := self.bells.get(id)) is not None:
             bell.set()
+        elif len(self.calls) >= EARLY_KEPT:
+            self.calls.clear()
+        self.calls[id] = called
         return False
 
     def ended(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from os import urandom
 from typing import Any
@@ -73,8 +74,8 @@ class Links:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
                 break  # another thread was faster
-            now = self._now()
-            if now - link.used < IDLE_SECONDS and not link.wire.owed and link.wire.open and not link.doubtful:
+            now, wire = self._now(), link.wire
+            if now - link.used < IDLE_SECONDS and wire.open and not wire.owed:
                 link.used = now  # the ordinary case of `usable`
                 return link
             if self.usable(link, patience):
@@ -99,8 +100,6 @@ class Links:
             if since is not None and now - since >= max(patience, 2 * wire.pace):
                 self.stuck = True
                 return False
-        if link.doubtful:
-            return False
         idle, link.used = now - link.used, now
         return wire.open if idle < IDLE_SECONDS else wire.alive()
 
@@ -227,8 +226,10 @@ class Links:
 
     def doubt(self, link: Link) -> None:
         """Use no link again that was last used before this one went silent."""
-        for other in list(self._idle):
-            other.doubtful = other.doubtful or other.used < link.used
+        for other in [other for other in self._idle if other.used < link.used]:
+            with suppress(ValueError):  # another thread has just taken it, and will see for itself
+                self._idle.remove(other)
+                self.drop(other)
 
     async def mend(self, link: Link, script: Script, command: bytes, patience: float, error: ServerError) -> Any:
         """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
