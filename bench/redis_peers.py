@@ -115,9 +115,8 @@ class Bare:
     """Our own scripts over a socket, and nothing else: what the library costs is the difference. It minds no loss."""
 
     def __init__(self, url: str) -> None:
-        from fencelock.backends.redis.engine import ATTEMPT, RELEASE
+        from fencelock.backends.redis.engine import ATTEMPT, RELEASE, SILENCE
         from fencelock.backends.redis.scripts import packed
-        from fencelock.core.world import SHORT
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"
@@ -126,20 +125,18 @@ class Bare:
         for words in asked:
             self._sock.sendall(f"*{len(words)}\r\n{packed(*words)}".encode())
             self._sock.recv(65536)
-        # Woken for its turn, or the lock, but not to be told that it has to wait.
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1)
         keys = ("bare:{0}",)
-        self._attempt = ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 2)
+        # Told when it is its turn, but not that it has to wait.
+        self._attempt = SILENCE + ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 3)
         self._release = RELEASE.begin(keys, ("bare",), 2)
         self._id = packed(ID)
         self._mine = packed(self._channel)
-        self._seat = packed(f"{self._channel}:1")
+        self._seat = packed(f"{self._channel}:1", 1)
 
     def __enter__(self) -> None:
         self._id = f"$32\r\n{os.urandom(16).hex()}\r\n"
         self._sock.sendall(f"{self._attempt}{self._id}{self._seat}".encode())
-        while (data := self._sock.recv(4096)).startswith(b":-") and b">" not in data:
-            pass
+        self._sock.recv(4096)
 
     def __exit__(self, *_: object) -> None:
         self._sock.sendall(f"{self._release}{self._id}{self._mine}".encode())

@@ -16,6 +16,7 @@ import pytest
 
 from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
+from fencelock.backends.redis.engine import SILENCE as SILENT
 from fencelock.core.clock import boottime
 from fencelock.core.world import NO_ANSWER, Wire, World
 from fencelock.errors import Unanswered
@@ -25,6 +26,7 @@ from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis, RedisTls
 
+SILENCE = SILENT.encode()
 CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
 
 
@@ -34,6 +36,8 @@ class Ends:
     def __init__(self, colour: str) -> None:
         self.world: World = AioWorld() if colour == "aio" else BlockingWorld()
         self.heard: list[Any] = []
+        self.counts: bytes | None = None
+        """What is pushed and counts as an answer."""
         self.ended = 0
         self._wires: list[Wire] = []
 
@@ -46,7 +50,7 @@ class Ends:
         if push[0] == b"subscribe":
             return True
         self.heard.append(push)
-        return False
+        return bool(push[2] == self.counts)
 
     def _end(self) -> None:
         self.ended += 1
@@ -70,35 +74,19 @@ def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> s
     return server.url if request.param == "plain" else redis_tls.tls_url
 
 
-async def test_lingering(url: str, ends: Ends) -> None:
-    """Who sleeps over short answers gets them in the end, and everybody after it gets theirs at once, short or not."""
+@pytest.mark.colour("blocking")
+async def test_answered_by_a_push(url: str, ends: Ends) -> None:
+    """What the server says nothing to is answered by the push that counts, or by nothing; the next command is answered."""
     wire = await ends.wire(from_url(url))
     await wire.ask(("SUBSCRIBE", "here"), SOON)
-    for _ in range(3):
-        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
-        assert await wire.ask(("ECHO", "as it comes"), SOON, None) == b"as it comes"
-        assert await wire.ask(("ECHO", "short"), SOON, 0.01) == b"short"
-        assert await wire.ask(("ECHO", "again as it comes"), SOON, None) == b"again as it comes"
-        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
-        assert await wire.ask(b"*1\r\n$4\r\nPING\r\n", SOON) == b"PONG"
-        assert await wire.ask(("ECHO", "long enough to wake"), SOON, 10.0) == b"long enough to wake"
-        asked = [(wire, ("ECHO", "a")), (wire, ("ECHO", "b"))]
-        assert await ends.world.fan(asked, SOON, lambda answers: NO_ANSWER not in answers) == [b"a", b"b"]
-
-
-async def test_lingering_for_a_push(url: str, ends: Ends) -> None:
-    """A short answer and the push that follows it are read together; the answer alone is not taken for the push."""
-    wire, other = await ends.wire(from_url(url)), await ends.wire(from_url(url))
-    await wire.ask(("SUBSCRIBE", "here"), SOON)
-    script = "redis.call('PUBLISH', KEYS[1], ARGV[1]) return -1"
     for i in range(20):
-        assert await wire.ask(("EVAL", script, 1, "here", f"push{i}"), SOON, 10.0) == -1
-    assert await wire.ask(("ECHO", "s"), SOON, 0.01) == b"s"
-    assert await other.ask(("PUBLISH", "here", "last"), SOON) == 1
-    bell = ends.world.bell()
-    while len(ends.heard) < 21:
-        await ends.world.listen([wire], bell, 0.05)
-    assert [push[2] for push in ends.heard] == [*(b"push%d" % i for i in range(20)), b"last"]
+        ends.counts = b"b%d" % i
+        asked = SILENCE + RedisDialer.pack(from_url(url), ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", "unheard"))
+        push = await wire.ask(asked, SOON, pushed=True)
+        assert push[2] == ends.counts
+        assert await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", 0.01, pushed=True) is NO_ANSWER
+        assert await wire.ask(("ECHO", f"{i}"), SOON) == b"%d" % i
+    assert [push[2] for push in ends.heard] == [word for i in range(20) for word in (b"a%d" % i, b"b%d" % i)]
 
 
 class Scripted(RedisDialer):
@@ -123,14 +111,14 @@ PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
 
 @pytest.mark.parametrize("cut", [1, 5, 13])
 @pytest.mark.parametrize("with_answer", [True, False])
-async def test_push_in_two_parts_after_lingering(ends: Ends, cut: int, with_answer: bool) -> None:
-    """A push whose last bytes come by themselves is heard, also by a wire that sleeps over short answers."""
+async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
+    """A push whose last bytes come by themselves is heard."""
     dialer = Scripted()
     bell = ends.world.bell()
     ends.heard = _Ringing(bell)
     wire = await ends.wire(dialer)
     dialer.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
-    assert await wire.ask(("PING",), SOON, 0.01) == -2
+    assert await wire.ask(("PING",), SOON) == -2
     if not with_answer:
         dialer.theirs.sendall(PUSH[:-cut])
         assert not await ends.world.listen([wire], bell, 0.02)
@@ -140,8 +128,7 @@ async def test_push_in_two_parts_after_lingering(ends: Ends, cut: int, with_answ
     dialer.theirs.close()
 
 
-@pytest.mark.parametrize("linger", [0.0, 0.1])
-async def test_time_out_under_signals(ends: Ends, linger: float) -> None:
+async def test_time_out_under_signals(ends: Ends) -> None:
     """A time-out comes on time, however often signals interrupt whoever waits."""
     dialer = Scripted()
     wire = await ends.wire(dialer)
@@ -160,7 +147,7 @@ async def test_time_out_under_signals(ends: Ends, linger: float) -> None:
     thread.start()
     try:
         with pytest.raises(Unanswered, match="no answer within"):
-            await wire.ask(("PING",), 0.2, linger)
+            await wire.ask(("PING",), 0.2)
         assert boottime() - begun < 4
     finally:
         over.set()

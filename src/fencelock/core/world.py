@@ -20,10 +20,6 @@ Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
 
 
-SHORT = 13
-"""Bytes of an answer that may be left unread for a while."""
-
-
 class NoAnswer:
     """What stands for an answer that did not come, or not yet."""
 
@@ -153,12 +149,12 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
         """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
         connection broke.
 
-        A short answer (SHORT) may be left unread for `linger` seconds: if what is pushed next comes meanwhile, the two are
-        read at once, and who waits for them is woken once instead of twice. None: the answer is never short.
+        `pushed`: the server says nothing to it, so that what is pushed, and `on_push` says is an answer, is what is waited
+        for; NO_ANSWER if it does not come. Only where wires are not shared, and while nothing is owed.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...

@@ -13,6 +13,8 @@ from fencelock.core.world import Command
 from fencelock.sim.lua import Refused, Status, digest, lua, refusal
 from fencelock.sim.redis_data import OK, Data, Words
 
+SILENCE = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
+
 
 class Session(Protocol):
     """A connection, as the server sees it."""
@@ -54,6 +56,9 @@ class Redis(Data):
 
     def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
         """Carry out a command and return its answers: one, but for subscriptions. An error is an answer too."""
+        if isinstance(command, bytes) and command.startswith(SILENCE):
+            self.ask(command.removeprefix(SILENCE), session)
+            return []
         words = command.split(b"\r\n")[2::2] if isinstance(command, bytes) else [_word(word) for word in command]
         self._now = self._wall() // 1000
         name = words[0].upper()

@@ -162,7 +162,7 @@ class _Direct:
         self._host = host
         self._dialer = dialer
 
-    async def ask(self, command: Command | bytes, _: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, _: float) -> Any:
         if command[0] == "SUBSCRIBE":
             return [b"subscribe", b"", 0]
         return as_parsed(self._dialer, self._host.redis.ask(command)[0])

@@ -93,6 +93,8 @@ class SimWire:
         self.owed: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._inbox: deque[tuple[bool, Any]] = deque()
         self._dialled = Parked(process)
+        self._awaiting: Parked | None = None
+        self._answer: Any = NO_ANSWER
         self._ended = False
 
     # ------------------------------------------------------------------ the client's end
@@ -131,13 +133,30 @@ class SimWire:
         self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
         """Send, and wait for the answer."""
+        if pushed:
+            return await self._ask_for_push(command, timeout)
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._dialer.address}: {why}")
         return answer
+
+    async def _ask_for_push(self, command: Command | bytes, timeout: float) -> Any:
+        parked = Parked(self._process)
+        self._awaiting, self._answer = parked, NO_ANSWER
+        if self.open:
+            self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
+            timer = self._process.timer(timeout, parked.wake)
+            try:
+                await parked
+            finally:
+                self._awaiting = None
+                timer.cancel()
+        if not self.open:
+            raise Unanswered(f"{self._dialer.address}: the connection broke before the answer came")
+        return self._answer
 
     def close(self) -> None:
         """Close it. What was sent before may still arrive, unless it was held back by an outage."""
@@ -161,6 +180,8 @@ class SimWire:
         self._ended, was_open, self.open = True, self.open, False
         while self.owed:
             self.owed.popleft()[1](NO_ANSWER)
+        if self._awaiting is not None:
+            self._awaiting.wake()
         if was_open:
             self._on_end()
         else:
@@ -170,7 +191,9 @@ class SimWire:
         while self._inbox and self.open:
             pushed, answer = self._inbox.popleft()
             if pushed:
-                self._on_push(answer)
+                if self._on_push(answer) and self._awaiting is not None:
+                    self._answer = answer
+                    self._awaiting.wake()
             elif self.owed:
                 sent, take = self.owed.popleft()
                 self.pace = self._process.clock.now() - sent

@@ -15,7 +15,7 @@ from typing import Any
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, SHORT, Command, Dialer, Event, Host, OnPush
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, OnPush
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
@@ -36,7 +36,6 @@ class SocketWire:
         "_busy",
         "_feed",
         "_gets",
-        "_lingers",
         "_on_end",
         "_on_push",
         "_pack",
@@ -59,7 +58,6 @@ class SocketWire:
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
-        self._lingers = 0.0  # for how long a read sleeps over a short answer
         # Only by whoever has made the wire busy: the number of a descriptor may be another's as soon as it is closed.
         self._read: Callable[[int], bytes] = sock.recv if self._tls else partial(os.read, sock.fileno())
         self._write: Callable[[bytes | memoryview], int] = (
@@ -80,7 +78,7 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self.owed[0][0] if self.owed else None
 
-    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
         """Send, and read until the answer is there."""
         if self.owed:
             return self._ask_behind(command, timeout)
@@ -95,8 +93,6 @@ class SocketWire:
                 sent = 0
             if sent != len(data):
                 self._send_rest(data, sent)
-            if linger != self._lingers and linger is not None:
-                self._linger(linger)
             feed, gets, pushes, heard = self._feed, self._gets, self._pushes, self._on_push
             answer: Any = NO_ANSWER
             until: float | None = None
@@ -107,10 +103,11 @@ class SocketWire:
                 except (BlockingIOError, SSLWantReadError):
                     if until is None:
                         until = boottime() + timeout
-                        self._linger(0.0)  # else no poll would show a short answer
                     left = until - boottime()
                     if left > 0 and self._poll.poll(left * 1000):
                         continue
+                    if pushed:
+                        return NO_ANSWER
                     self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
                 if not data:
@@ -121,8 +118,6 @@ class SocketWire:
                     if not isinstance(found, pushes) or heard(found):
                         answer = found
                 if answer is not NO_ANSWER:
-                    if self._lingers and len(data) <= SHORT and self._poll.poll(self._lingers * 1000):
-                        continue  # it was short, and more has come
                     return answer
         except Unanswered:
             raise
@@ -172,8 +167,6 @@ class SocketWire:
                 self._sock.close()
 
     def _send(self, data: bytes) -> None:
-        if self._lingers:
-            self._linger(0.0)
         try:
             sent = self._write(data)
         except BlockingIOError:
@@ -199,16 +192,6 @@ class SocketWire:
         except SSLWantWriteError:
             return 0
 
-    def _linger(self, seconds: float) -> None:
-        """Have the next reads sleep over a short answer: the kernel does not wake us for it, but for more.
-
-        It stays so for as long as nobody minds: a call of the system for each command would cost more than it saves.
-        """
-        if not self._tls:
-            if bool(seconds) != bool(self._lingers):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, SHORT + 1 if seconds else 1)
-            self._lingers = seconds
-
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""
         return int(self._sock.fileno())
@@ -226,11 +209,6 @@ class SocketWire:
         try:
             if not self.open:
                 return True
-            if self._lingers and timeout > self._lingers:
-                if self._poll.poll(self._lingers * 1000):
-                    return True
-                timeout -= self._lingers
-                self._linger(0.0)  # else the rest of what came in two parts would lie there unread
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
             self._busy = busy

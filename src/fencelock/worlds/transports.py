@@ -108,8 +108,10 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command | bytes, timeout: float, linger: float | None = 0.0) -> Any:  # noqa: ARG002
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
         """Send, and await the answer."""
+        if pushed:
+            raise NotImplementedError("who shares a wire waits for what is pushed by `listen`")
         found = await self.post(command, timeout)
         if found is NO_ANSWER:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"

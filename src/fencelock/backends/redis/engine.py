@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import lru_cache
 from itertools import count
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
@@ -15,9 +15,9 @@ from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load
+from fencelock.backends.redis.scripts import load, packed
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import Command, Event, World
+from fencelock.core.world import NO_ANSWER, Command, Event, World
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -41,25 +41,28 @@ BATCH = 500
 SHORTEST = 0.2
 """Seconds that an answer is waited for at the least."""
 
-LINGER = 0.1
-"""Seconds for which a waiter may sleep on rather than look at its place in line, as its turn may come meanwhile: a thirtieth
-of the ttl, but no more than this. If the holder runs out just then, the waiter is so much late."""
+HUSH = 0.05
+"""Seconds for which a waiter may do without an answer, as its turn may come meanwhile: a thirtieth of the ttl, but no more
+than this. If the holder runs out just then, or the server did not understand, the waiter is so much late."""
+SILENCE = f"*3\r\n{packed('CLIENT', 'REPLY', 'SKIP')}"
+"""Has the server not answer the command that follows; what is called out is heard all the same."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
 )
 
 
-RELEASED = b"released"
+NOT_HELD, HANDED_OVER = b"not held", b"handed over"
 
 
 class Form(NamedTuple):
     """What all claims of a kind have in common: the commands about them, but for the last words, and how long to wait."""
 
     attempt: str
+    line_up: str
     release: str
     patience: float
-    linger: float
+    hush: float
 
 
 class Seat(NamedTuple):
@@ -85,36 +88,81 @@ class RedisBackend:
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
         self._contended = False
+        """Whether others were there a moment ago, so that it is likely that we have to wait."""
         self._form = lru_cache(BUCKETS)(self._make_form)
         self._base = lru_cache(BUCKETS)(self._make_base)
         self.records = RedisRecords(self._links, self._base)
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
         """Take the lock or a place in line."""
+        if (
+            self._contended
+            and queue
+            and not claim.shared
+            and not self._world.shares_wires
+            and claim.id not in self._seats
+        ):
+            return self._line_up(claim, patience)
+        return self._attempt(claim, queue, patience)
+
+    async def _line_up(self, claim: Claim, patience: float | None) -> Grant | Busy:
+        """Attempt without an answer: where others are, the best that the server can say is nothing, until it is our turn.
+
+        Who waits is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
+        """
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
-        begin, _, within, linger = form
+        hush = form.hush if patience is None else min(form.hush, patience)
+        link = self._links.idle(form.patience)
+        if link is None or link.wire.owed or self._links.owed:
+            return await self._attempt(claim, True, patience, link)
+        round = str(next(self._rounds))
+        place = f"{link.channel}:{round}"
+        command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
+        link.awaited = f"{id}:".encode()
+        sent = self._world.now()
+        try:
+            push = await link.wire.ask(command, hush, pushed=True)
+        except BaseException as error:
+            link.awaited = b""
+            if isinstance(error, Unanswered):
+                self._links.doubt(link)
+            self._links.give(link)
+            raise
+        link.awaited = b""
+        if push is not NO_ANSWER:
+            _, token, called = push[2].decode().split(":")
+            if called == round:
+                self._links.give(link)
+                return make_grant((claim, int(token), sent, form, False))
+        # Over the same link: if the server is slow, this must not overtake what it was asked before.
+        left = None if patience is None else patience - (self._world.now() - sent)
+        return await self._attempt(claim, True, left, link)
+
+    async def _attempt(
+        self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None
+    ) -> Grant | Busy:
+        name, ttl, owner, shared, limit, id = claim
+        form = self._form(name, ttl, owner, shared, limit)
+        within = form.patience
         seat = self._seats.pop(id, None) if self._seats else None
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
             seat = None
-        link = seat.link if seat is not None else self._links.idle(within) or await self._make(patience)
+        link = seat.link if seat is not None else link or self._links.idle(within) or await self._make(patience)
         if patience is not None:
-            within, linger = min(within, max(patience, GRACE)), max(0.0, min(linger, patience))
+            within = min(within, max(patience, GRACE))
         if self._links.owed:
             await self._links.pay(link)
-        if not queue or seat is not None or not self._contended:
-            # Where locks are free, one that is not is rather told so at once.
-            linger = 0.0
         sent = self._world.now()
         round = str(next(self._rounds))
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
-            command = f"{begin}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
-            answer = await link.wire.ask(command, within, linger)
+            command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
+            answer = await link.wire.ask(command, within)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
             busy = self._contended = queue and type(answer) is int and answer < 0
@@ -158,7 +206,7 @@ class RedisBackend:
                 self._rise(claim, seat)
                 return make_grant((claim, int(token), busy.since, busy.handle, False))
             self._seats[claim.id] = seat
-        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
+        return await self._attempt(claim, True, None if until is None else until - self._world.now())
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
@@ -187,12 +235,12 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        _, begin, patience, _ = grant.handle
+        _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
         try:
             command = f"{begin}${len(id)}\r\n{id}\r\n{link.seat}".encode()
-            answer = await link.wire.ask(command, patience, None)
+            answer = await link.wire.ask(command, patience)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)
         except Unanswered:
@@ -200,7 +248,8 @@ class RedisBackend:
             raise
         finally:
             self._links.give(link)
-        return bool(answer == RELEASED)
+        self._contended = bool(answer == HANDED_OVER)
+        return bool(answer != NOT_HELD)
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
@@ -270,8 +319,9 @@ class RedisBackend:
     def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
-        attempt, release = ATTEMPT.begin(keys, (name, _ms(ttl), mode, owner), 2), RELEASE.begin(keys, (name,), 2)
-        return Form(attempt, release, answer_time(ttl, SHORTEST), min(LINGER, ttl / 30))
+        words = (name, _ms(ttl), mode, owner)
+        attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
+        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 2), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

@@ -21,7 +21,7 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "seat", "used", "wire")
+    __slots__ = ("awaited", "bells", "calls", "channel", "seat", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -30,6 +30,8 @@ class Link:
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, str] = {}
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
+        self.awaited = b""
+        """How the call begins that is the answer to what was asked last, as there is no other."""
         self.used = 0.0
         self.wire: Wire
 
@@ -38,6 +40,8 @@ class Link:
         kind, _, call = push
         if not call or kind != b"message":
             return bool(kind == b"subscribe")
+        if self.awaited and call.startswith(self.awaited):
+            return True
         id, _, called = call.decode().partition(":")
         if (bell := self.bells.get(id)) is not None:
             bell.set()

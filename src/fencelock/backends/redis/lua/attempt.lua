@@ -1,11 +1,21 @@
 -- Take the lock or a place in line, in one step that also mints the token; count anew what is there already.
--- KEYS: base.  ARGV: name, ttl, mode, owner, id, seat: "channel:round" (none: do not queue).
+-- KEYS: base.  ARGV: name, ttl, mode, owner, id, seat: "channel:round" (none: do not queue), and anything if nobody reads what
+-- this returns: then whoever asks is called, if the lock is had at once.
 -- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
 -- string, the mode that others use the name in and that contradicts this one's.
-local BASE, NAME, ttl, mode, owner, id, seat = KEYS[1], unpack(ARGV)
+local BASE, NAME, ttl, mode, owner, id, seat, unread = KEYS[1], unpack(ARGV)
 local lock, queue, gone = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':gone:' .. id
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)
+
+local function granted(token)
+  if unread then
+    local mine, round = string.match(seat, '^(.*):(%d+)$')
+    redis.pcall('PUBLISH', mine, id .. ':' .. token .. ':' .. round)
+  end
+  return tonumber(token)
+end
+
 -- One look for all: what is named four times counts for more than the three others together.
 local there = redis.call('EXISTS', lock, queue, BASE .. ':holders:' .. NAME, gone, gone, gone, gone)
 if mode == 'x' and there == 0 then
@@ -17,7 +27,7 @@ if mode == 'x' and there == 0 then
     redis.call('SET', BASE, token)
   end
   redis.call('SET', lock, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
-  return tonumber(token)
+  return granted(token)
 end
 local now = tonumber(string.sub(clock, 1, -4))
 local holder = redis.call('GET', lock)
@@ -45,7 +55,7 @@ if not holder then
 end
 if held then
   hold(id, held, ttl, mode, owner)
-  return tonumber(held)
+  return granted(held)
 end
 if there >= 4 then return -1 end
 if mode ~= 'x' and redis.call('HEXISTS', WAITERS, id) == 0 then
@@ -64,7 +74,7 @@ if holder and seat == '' then
 end
 line_up(id, ttl, mode, seat == '' and ':0' or seat, owner)
 local token, first, soonest = settle(id)
-if token then return tonumber(token) end
+if token then return granted(token) end
 if seat == '' then
   leave_line(id)
   return -1

@@ -1,5 +1,5 @@
--- Give back the lock and hand it to the next live waiter in the same step. Returns "released" if it was still this
--- claim's, else "not held": neither so short that it would be left unread for a while (world.py: SHORT).
+-- Give back the lock and hand it to the next live waiter in the same step. Returns "not held" if it was no longer this
+-- claim's, "handed over" if an exclusive holder followed at once, else "released".
 -- KEYS: base.  ARGV: name, id, the channel of whoever asks.
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 local lock, queue, waiters = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
@@ -32,7 +32,7 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
     if type(heard) == 'table' or heard > 0 then
       redis.call('HDEL', waiters, first)
       redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
-      return 'released'
+      return 'handed over'
     end
   end
   redis.call('LPUSH', queue, first)
