@@ -146,6 +146,15 @@ class Redis(Data):
 
     # ------------------------------------------------------------------ the server itself
 
+    def _do_client(self, words: Words) -> Status:
+        if [word.upper() for word in words] != [b"REPLY", b"ON"]:
+            raise Refused("ERR unknown subcommand. Try CLIENT HELP.")
+        return OK
+
+    def _do_echo(self, words: Words) -> bytes:
+        (word,) = words
+        return word
+
     def _do_ping(self, words: Words) -> bytes:
         return words[0] if words else Status(b"PONG")
 
@@ -161,7 +170,7 @@ class Redis(Data):
         return "\r\n".join(sections[word] for word in wanted if word in sections).encode()
 
 
-FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
+FORBIDDEN = {b"CLIENT", b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
 
 
 @lru_cache(10_000)

@@ -116,7 +116,7 @@ class RedisBackend:
         form = self._form(name, ttl, owner, shared, limit)
         hush = form.hush if patience is None else min(form.hush, patience)
         link = self._links.idle(form.patience)
-        if link is None or link.wire.owed or self._links.owed:
+        if link is None or not link.can_hush or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
         round = str(next(self._rounds))
         place = f"{link.channel}:{round}"
@@ -124,22 +124,28 @@ class RedisBackend:
         link.awaited = f"{id}:".encode()
         sent = self._world.now()
         try:
-            push = await link.wire.ask(command, hush, pushed=True)
-        except BaseException as error:
+            call = await link.wire.ask(command, hush, pushed=True)
+            if isinstance(call, list):
+                _, token, called = call[2].decode().split(":")
+                if called == round:
+                    return make_grant((claim, int(token), sent, form, False))
             link.awaited = b""
-            if isinstance(error, Unanswered):
-                self._links.doubt(link)
-            self._links.give(link)
+            if not (call is NO_ANSWER and await self._in_step(link, round, form.patience)):
+                self._links.drop(link)
+        except Unanswered:
+            self._links.doubt(link)
             raise
-        link.awaited = b""
-        if push is not NO_ANSWER:
-            _, token, called = push[2].decode().split(":")
-            if called == round:
-                self._links.give(link)
-                return make_grant((claim, int(token), sent, form, False))
-        # Over the same link: if the server is slow, this must not overtake what it was asked before.
-        left = None if patience is None else patience - (self._world.now() - sent)
-        return await self._attempt(claim, True, left, link)
+        finally:
+            link.awaited = b""
+            self._links.give(link)
+        return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
+
+    async def _in_step(self, link: Link, round: str, patience: float) -> bool:
+        """Return whether the server says nothing where it should: else an answer would be taken for another's.
+
+        It also has come to what it was asked before then, so that nothing can overtake that over another link.
+        """
+        return bool(await link.wire.ask(("ECHO", round), patience) == round.encode())
 
     async def _attempt(
         self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None

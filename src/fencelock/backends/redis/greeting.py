@@ -16,8 +16,9 @@ LAYOUT = "1"
 async def greet(world: World, link: Link, address: str, namespace: str, patience: float) -> dict[bytes, bytes]:
     """Return what the server says of itself; raise if it is none that we can work with."""
     layout = f"{namespace}:layout"
-    asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
-    answers = await world.fan([(link.wire, command) for command in asked], patience, all_there)
+    asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout), ("CLIENT", "REPLY", "ON")]
+    *answers, on = await world.fan([(link.wire, command) for command in asked], patience, all_there)
+    link.can_hush = on == b"OK"  # not every user may
     _, info, found = answers
     check(info, address)
     known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)

@@ -1,0 +1,164 @@
+"""Lining up without an answer, on a real server: whatever becomes of it, everybody has a turn, and one at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+
+import pytest
+
+import fencelock
+from fencelock.backends.redis.engine import HUSH
+from fencelock.model import TOKEN_MAX
+from tests.backends.redis_server import commands, only_counters, tell
+from tests.contract.subject import SOON
+from tests.engines.redis import Redis
+
+Own = Callable[..., Redis]
+THREADS = 4
+SILENT = "client|reply"
+
+
+class Crowd:
+    """Threads, each with a client of its own, that take turns."""
+
+    def __init__(self, url: str, body: float = 0.0) -> None:
+        self._url = url
+        self._body = body
+        self._inside = 0
+        self.tokens: list[int] = []
+        self.errors: list[BaseException] = []
+
+    def run(self, turns: int) -> None:
+        """Let everybody have so many turns."""
+        threads = [threading.Thread(target=self._take, args=(turns,)) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not self.errors
+        assert len(self.tokens) == THREADS * turns
+        assert self.tokens == sorted(set(self.tokens)), "in the order of the turns, and none twice"
+        assert 0 < self.tokens[0] <= self.tokens[-1] <= TOKEN_MAX
+
+    def _take(self, turns: int) -> None:
+        try:
+            with fencelock.connect(self._url) as locks:
+                lock = locks.lock("x", timeout=SOON)
+                for _ in range(turns):
+                    with lock as lease:
+                        self._inside += 1
+                        self.tokens.append(lease.token)
+                        time.sleep(self._body)
+                        assert self._inside == 1
+                        self._inside -= 1
+        except BaseException as error:
+            self.errors.append(error)
+
+
+@contextmanager
+def meanwhile(harass: Callable[[], object], every: float) -> Iterator[None]:
+    """Do that again and again."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(every):
+            harass()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_turns(server: Redis) -> None:
+    """Where others are, one is asked for each turn, and one is given back: nothing else is said."""
+    tell(server, "CONFIG", "RESETSTAT")
+    Crowd(server.url).run(100)
+    seen = commands(server)
+    assert seen[SILENT] > 300
+    assert seen["evalsha"] < 2 * 400 + 40
+    assert only_counters(server)
+
+
+def test_nobody_there_after_all(server: Redis) -> None:
+    """Who lines up without an answer and finds the lock free has it at once."""
+    with fencelock.connect(server.url) as locks:
+        backend = locks._client.backend
+        with locks.lock("x"):
+            pass
+        for _ in range(20):
+            backend._contended = True  # type: ignore[attr-defined]
+            begun = time.monotonic()
+            with locks.lock("x") as lease:
+                assert lease.token
+                waited = time.monotonic() - begun
+            if waited < HUSH:
+                break  # a busy machine may be slow, but not every time
+        else:
+            pytest.fail("it was never told within the time that it does without an answer")
+    assert commands(server)[SILENT] > 0
+
+
+def test_server_that_forgets_scripts(server: Redis) -> None:
+    """What is not understood is not told either, and asked again with an answer."""
+    with meanwhile(lambda: tell(server, "SCRIPT", "FLUSH"), 0.01):
+        Crowd(server.url).run(60)
+    assert only_counters(server)
+
+
+def test_server_that_pauses(own_redis: Own) -> None:
+    """A server that does not come to it in time is asked again, and takes both for one."""
+    server = own_redis()
+    with meanwhile(lambda: tell(server, "CLIENT", "PAUSE", 3 * int(HUSH * 1000), "ALL"), 0.3):
+        Crowd(server.url, body=0.002).run(60)
+    assert commands(server)[SILENT] > 0
+    assert only_counters(server)
+
+
+def test_longer_than_without_an_answer(server: Redis) -> None:
+    """Who is not called in time learns where it stands, and is called later."""
+    Crowd(server.url, body=HUSH).run(5)
+    assert only_counters(server)
+
+
+def test_connections_that_break(server: Redis) -> None:
+    """Whose connection is cut while nothing is said lines up anew."""
+    with meanwhile(lambda: tell(server, "CLIENT", "KILL", "TYPE", "pubsub"), 0.05):
+        Crowd(server.url, body=0.001).run(60)
+
+
+def test_user_who_may_not_ask_for_silence(own_redis: Own) -> None:
+    """Who is refused at the beginning does not ask for it again."""
+    server = own_redis()
+    tell(server, "ACL", "SETUSER", "loud", "on", ">secret", "~*", "&*", "+@all", "-client|reply")
+    Crowd(server.url.replace("://", "://loud:secret@")).run(60)
+    stats = tell(server, "INFO", "commandstats")[f"cmdstat_{SILENT}"]
+    assert 0 < stats["rejected_calls"] <= 2 * THREADS
+    assert stats["calls"] == 0
+    assert only_counters(server)
+
+
+@pytest.mark.parametrize("pause", [0, 4 * int(HUSH * 1000)])
+def test_silence_that_is_refused_later(own_redis: Own, pause: int) -> None:
+    """Where a server answers all the same, at once or late, no answer is taken for another's."""
+    server = own_redis()
+    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
+
+    def change() -> None:
+        tell(server, "ACL", "SETUSER", "some", next(changes))
+        if pause:
+            tell(server, "CLIENT", "PAUSE", pause, "ALL")
+
+    changes = cycle(["-client|reply", "+client|reply"])
+    with meanwhile(change, 0.4 if pause else 0.1):
+        Crowd(server.url.replace("://", "://some:secret@"), body=0.002).run(100)
+    stats = tell(server, "INFO", "commandstats")[f"cmdstat_{SILENT}"]
+    assert stats["rejected_calls"] > 0 < stats["calls"]
+    assert only_counters(server)
