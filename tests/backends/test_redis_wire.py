@@ -156,6 +156,28 @@ async def test_time_out_under_signals(ends: Ends) -> None:
         dialer.theirs.close()
 
 
+def test_time_out_under_a_timer() -> None:
+    """A time-out comes on time, also if a profiler has a signal sent every millisecond."""
+    dialer = Scripted()
+    wire = drive(BlockingWorld().wire(dialer, print, print))
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    begun = boottime()
+    # Should it hang, it breaks, with another error.
+    cut = threading.Timer(10, dialer.theirs.close)
+    cut.start()
+    try:
+        with pytest.raises(Unanswered, match="no answer within"):
+            drive(wire.ask(("PING",), 0.2))
+        assert boottime() - begun < 4
+    finally:
+        cut.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        wire.close()
+        dialer.theirs.close()
+
+
 def test_server_that_reads_late() -> None:
     """A command for which there is no room waits until the server reads on, and then comes through whole."""
     dialer = Scripted()

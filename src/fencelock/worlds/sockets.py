@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +27,11 @@ SEND_SECONDS = 5.0
 PROMPT = 0.005
 """Seconds for which a read or write waits by itself, which spares a call of the system where that is enough. Who waits for
 longer does it in a poll: what signals interrupt waits anew each time, but a poll knows how much is left."""
+
+
+def restless() -> bool:
+    """Return whether a timer of this process sends signals again and again, perhaps more often than that: profilers do."""
+    return signal.getitimer(signal.ITIMER_REAL)[1] > 0
 
 
 class SocketWire:
@@ -94,12 +100,13 @@ class SocketWire:
             if sent != len(data):
                 self._send_rest(data, sent)
             feed, gets, pushes, heard = self._feed, self._gets, self._pushes, self._on_push
+            read = self._read_now if restless() else self._read
             answer: Any = NO_ANSWER
             until: float | None = None
             size = BRIEF
             while True:
                 try:
-                    data = self._read(size)
+                    data = read(size)
                 except (BlockingIOError, SSLWantReadError):
                     if until is None:
                         until = boottime() + timeout
@@ -185,6 +192,9 @@ class SocketWire:
                 raise TimeoutError(f"the server has not read what it was sent for {SEND_SECONDS:g} s")
             with suppress(BlockingIOError):
                 sent += self._write(memoryview(data)[sent:])
+
+    def _read_now(self, size: int) -> bytes:
+        return bytes(self._sock.recv(size) if self._tls else self._sock.recv(size, socket.MSG_DONTWAIT))
 
     def _write_tls(self, data: bytes | memoryview) -> int:
         try:
