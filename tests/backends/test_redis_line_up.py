@@ -15,6 +15,7 @@ from fencelock.backends.redis.engine import HUSH
 from fencelock.model import TOKEN_MAX
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
+from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis
 
 Own = Callable[..., Redis]
@@ -126,6 +127,59 @@ def test_longer_than_without_an_answer(server: Redis) -> None:
     """Who is not called in time learns where it stands, and is called later."""
     Crowd(server.url, body=HUSH).run(5)
     assert only_counters(server)
+
+
+def refused_while_silent(server: Redis, pause: Callable[[], object], timeout: float) -> float:
+    """Have somebody ask without an answer, and the server meet with something meanwhile; return how long it asked."""
+    with fencelock.connect(server.url) as holder, fencelock.connect(server.url) as other:
+        held = holder.lock("x").acquire()
+        with other.lock("warm"):
+            pass
+        other._client.backend._contended = True  # type: ignore[attr-defined]
+        begun = time.monotonic()
+        timer = threading.Timer(HUSH / 3, pause)
+        timer.start()
+        with pytest.raises(fencelock.EngineUnavailable):
+            other.lock("x", timeout=timeout).acquire()
+        took = time.monotonic() - begun
+        timer.join()
+        assert not other._client.under_way
+        server.resume()
+        tell(server, "CONFIG", "SET", "maxmemory", 0)
+        other.lock("warm").acquire().release()  # what could not be undone is undone now
+        assert not holder.inspect("x").waiters
+        assert held.release()
+        again = holder.lock("x").try_acquire()
+        assert again is not None
+        assert again.release()
+    return took
+
+
+def test_refused_after_all(own_redis: Own) -> None:
+    """Who is refused at the second attempt has left the line that it joined by the first."""
+    server = own_redis()
+    refused_while_silent(server, lambda: tell(server, "CONFIG", "SET", "maxmemory", 1), 10)
+
+
+@pytest.mark.parametrize("timeout", [0.1, 2.0])
+def test_server_that_hangs(own_redis: Own, timeout: float) -> None:
+    """A short time-out is kept also where nothing is said, and what was asked is undone when the server goes on."""
+    server = own_redis()
+    assert refused_while_silent(server, server.pause, timeout) < timeout + 3.5
+
+
+def test_slow_network(server: Redis, proxy: Callable[..., Proxy]) -> None:
+    """A call that comes late, but before it is known whether we wait at all, is the lock."""
+    between = proxy(server)
+    with fencelock.connect(between.url) as locks:
+        with locks.lock("x"):
+            pass
+        between.delay(HUSH * 1.5, "to_client")
+        tell(server, "CONFIG", "RESETSTAT")
+        locks._client.backend._contended = True  # type: ignore[attr-defined]
+        lease = locks.lock("x").acquire()
+        assert commands(server)["evalsha"] == 1
+        assert lease.release()
 
 
 def test_connections_that_break(server: Redis) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from math import ceil
@@ -18,7 +19,7 @@ from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load, packed
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import NO_ANSWER, Command, Event, World
-from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
     Claim,
@@ -89,6 +90,8 @@ class RedisBackend:
         self._rounds = count(1)
         self._contended = False
         """Whether others were there a moment ago, so that it is likely that we have to wait."""
+        self._hushes = not world.shares_wires
+        """Whether we may do without an answer, and no server has answered all the same."""
         self._form = lru_cache(BUCKETS)(self._make_form)
         self._base = lru_cache(BUCKETS)(self._make_base)
         self.records = RedisRecords(self._links, self._base)
@@ -97,13 +100,7 @@ class RedisBackend:
 
     def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
         """Take the lock or a place in line."""
-        if (
-            self._contended
-            and queue
-            and not claim.shared
-            and not self._world.shares_wires
-            and claim.id not in self._seats
-        ):
+        if self._contended and queue and self._hushes and not claim.shared and claim.id not in self._seats:
             return self._line_up(claim, patience)
         return self._attempt(claim, queue, patience)
 
@@ -114,38 +111,55 @@ class RedisBackend:
         """
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
-        hush = form.hush if patience is None else min(form.hush, patience)
+        sent = self._world.now()
         link = self._links.idle(form.patience)
         if link is None or not link.can_hush or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
-        round = str(next(self._rounds))
-        place = f"{link.channel}:{round}"
-        command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-        link.awaited = f"{id}:".encode()
-        sent = self._world.now()
         try:
+            round = str(next(self._rounds))
+            place = f"{link.channel}:{round}"
+            command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
+            link.awaited = f"{id}:".encode()
+            hush = form.hush if patience is None else min(form.hush, patience)
             call = await link.wire.ask(command, hush, pushed=True)
             if isinstance(call, list):
                 _, token, called = call[2].decode().split(":")
                 if called == round:
                     return make_grant((claim, int(token), sent, form, False))
-            link.awaited = b""
-            if not (call is NO_ANSWER and await self._in_step(link, round, form.patience)):
+            left = None if patience is None else patience - (self._world.now() - sent)
+            if call is NO_ANSWER and await self._in_step(link, round, form.patience, left):
+                token, _, called = link.calls.pop(id, "").partition(":")
+                if called == round:
+                    return make_grant((claim, int(token), sent, form, False))
+            else:
+                self._hushes = False
                 self._links.drop(link)
         except Unanswered:
+            # It may owe more than is known. If the server only hangs, the undoing waits until it is reached again.
             self._links.doubt(link)
+            self._links.drop(link)
             raise
         finally:
             link.awaited = b""
             self._links.give(link)
-        return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
+        try:
+            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
+        except Unanswered:
+            raise
+        except FencelockError:
+            # Refused, and all the same in line by now, or the holder: whoever is refused need not undo anything.
+            with suppress(EngineUnavailable):
+                await self.abandon(claim)
+            raise
 
-    async def _in_step(self, link: Link, round: str, patience: float) -> bool:
+    async def _in_step(self, link: Link, round: str, patience: float, left: float | None) -> bool:
         """Return whether the server says nothing where it should: else an answer would be taken for another's.
 
         It also has come to what it was asked before then, so that nothing can overtake that over another link.
         """
-        return bool(await link.wire.ask(("ECHO", round), patience) == round.encode())
+        link.awaited = b""
+        within = patience if left is None else min(patience, max(left, GRACE))
+        return bool(await link.wire.ask(("ECHO", round), within) == round.encode())
 
     async def _attempt(
         self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None
