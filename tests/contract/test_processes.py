@@ -465,6 +465,46 @@ thread.start()
     assert await worker.do("thread.join(15); got[0].check(); result = got[0].release()") is True
 
 
+FORKED_BY_A_SIGNAL = """
+import signal
+ear, mouth = os.pipe()
+parent = os.getpid()
+signal.signal(signal.SIGALRM, lambda *_: os.fork())
+signal.setitimer(signal.ITIMER_REAL, pace(0.3))
+try:
+    got = locks.raw.lock('x').acquire()
+    got.check()
+    outcome = str(got.token)
+    released = got.release()
+except Exception as error:
+    outcome = f'{type(error).__name__}: {error}'
+finally:
+    if os.getpid() != parent:
+        os.write(mouth, outcome.encode())
+        os._exit(0)
+os.close(mouth)
+child = os.read(ear, 1000).decode()
+os.wait()
+result = [outcome, child, released]
+"""
+
+
+@pytest.mark.colour("blocking")
+async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
+    """Where the very thread that waits is forked, the parent gets the lock, and the child is told that it is not its own."""
+    worker = await subject.worker()
+    holder = await locks.lock("x").acquire()
+    async with background(worker.do(FORKED_BY_A_SIGNAL)) as (waiter,):
+        await waiting(locks, "x")
+        await pace.sleep(1)
+        await holder.release()
+        outcome, child, released = await waiter
+    assert int(outcome) > holder.token
+    assert released
+    assert child.startswith("Forked: this process was forked")
+    assert await is_free(locks, "x")
+
+
 @pytest.mark.colour("blocking")
 async def test_forks_under_load(subject: Subject) -> None:
     """Forks in several threads at once, while others use the client, disturb nobody."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fencelock.core.backend import GRACE, Backend
 from fencelock.core.clock import Deadline
+from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal
@@ -21,7 +24,8 @@ async def acquire(
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
     Whatever else happens (an error, a cancellation, a time-out), nothing of the claim is left on the engine. `under_way`
-    is where close() looks, under the id of the first claim, for what is being asked for.
+    is where close() looks, under the id of the first claim, for what is being asked for; a forked child has nothing there, as
+    the claim is its parent's.
     """
     first = claim.id
     patience: Deadline | None = None
@@ -33,8 +37,9 @@ async def acquire(
             try:
                 outcome = await backend.attempt(claim, queue=timeout != 0, patience=timeout)
             except Unanswered:
-                if timeout is not None and world.now() - sent >= max(timeout, GRACE):
-                    raise  # it hangs, and there is no time left to ask again
+                late = timeout is not None and world.now() - sent >= max(timeout, GRACE)
+                if late or first not in under_way:
+                    raise  # it hangs, and there is no time left to ask again; or it is not ours to ask
                 outcome = None
             except FencelockError:
                 refused = True
@@ -42,19 +47,23 @@ async def acquire(
             if not isinstance(outcome, Grant):
                 if patience is None:
                     patience = Deadline(world.now, timeout, sent)
-                outcome = await _wait_in_line(world, backend, claim, patience, outcome, sent)
+                outcome = await _wait_in_line(
+                    world, backend, claim, patience, outcome, sent, lambda: first in under_way
+                )
             if outcome is None or world.now() - outcome.since <= outcome.claim.ttl / 3:
                 return outcome
             fresh = await _freshen(world, backend, outcome)
             if fresh is not None:
                 return fresh
         except BaseException as error:
-            if not refused:
+            if not refused and first in under_way:
                 hurry = timeout is not None and isinstance(error, EngineUnavailable)
                 await undo(world, backend, claim, GRACE if hurry else CLEANUP_SECONDS)
             name_it(error, claim.name)
             raise
         # The grant went stale before we saw it: the process was stopped, or the answer took too long. Line up anew.
+        if first not in under_way:
+            raise Forked(FORKED, claim.name)
         await undo(world, backend, claim)
         claim = under_way[first] = claim.again()
 
@@ -77,7 +86,13 @@ async def undo(world: World, backend: Backend, claim: Claim, seconds: float = CL
 
 
 async def _wait_in_line(
-    world: World, backend: Backend, claim: Claim, patience: Deadline, busy: Busy | None, sent: float
+    world: World,
+    backend: Backend,
+    claim: Claim,
+    patience: Deadline,
+    busy: Busy | None,
+    sent: float,
+    ours: Callable[[], bool],
 ) -> Grant | None:
     """Wait for what the first attempt did not get. `busy` is None if it was not answered."""
     queue = patience.seconds != 0
@@ -103,7 +118,7 @@ async def _wait_in_line(
                 outcome = await backend.wait(busy, patience.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
-            if patience.passed or world.now() - heard >= claim.ttl:
+            if patience.passed or world.now() - heard >= claim.ttl or not ours():
                 raise
             if unanswered is None:
                 unanswered = sent

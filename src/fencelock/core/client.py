@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, undo
 from fencelock.core.backend import Backend, Watchful
+from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name, check_ttl
@@ -71,12 +72,15 @@ class Client(Generic[L]):
             try:
                 lease._begin(grant)
                 self.keeper.add(lease, kept)
+                if claim.id not in self.under_way:
+                    raise Forked(FORKED, claim.name)
                 if self.closed:
                     lease._lose(Reason.CLOSED)
                     self._check_open(claim.name)
             except BaseException:  # no thread to be had for the keeper, say
                 self.keeper.drop(grant.claim.id, None)
-                await undo(self.world, self.backend, grant.claim)
+                if claim.id in self.under_way:
+                    await undo(self.world, self.backend, grant.claim)
                 raise
         finally:
             self.under_way.pop(claim.id, None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
 from fencelock.core.clock import boottime
+from fencelock.core.inherited import unforked
 
 if TYPE_CHECKING:
     import socket
@@ -96,7 +97,8 @@ class BlockingEvent:
         try:
             if self._set:  # whoever set it may not have seen us
                 return True
-            return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+            with unforked():
+                return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
         finally:
             with suppress(ValueError):
                 self._waiters.remove(wake)
@@ -109,7 +111,8 @@ class BlockingEvent:
         try:
             if source.enter(key):
                 self._waiters.append(source.wake)
-                source.read_until(key, self.is_set, until)
+                with unforked():
+                    source.read_until(key, self.is_set, until)
             return self.is_set() or await self.wait(until - boottime())
         finally:
             source.leave(key)
@@ -190,7 +193,8 @@ class SocketBell:
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a ring, for so long at most."""
-        return self._listen(timeout, self._socket.fileno()) and self.silence()
+        with unforked():
+            return self._listen(timeout, self._socket.fileno()) and self.silence()
 
     def _listen(self, timeout: float, *descriptors: int) -> bool:
         # A poll object for each wait: when a client is closed, two may come to wait for one bell.
@@ -295,7 +299,8 @@ class BlockingWorld:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in this thread."""
-        time.sleep(seconds)  # noqa: ASYNC251
+        with unforked():
+            time.sleep(seconds)  # noqa: ASYNC251
 
     async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here."""
@@ -335,7 +340,8 @@ class BlockingWorld:
         """Wait for it in this thread."""
         poll = select.poll()
         poll.register(descriptor, select.POLLIN | select.POLLOUT if write else select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout) * 1000))
+        with unforked():
+            return bool(poll.poll(max(0.0, timeout) * 1000))
 
     async def close(self) -> None:
         """Close the sockets that are kept."""

@@ -15,7 +15,7 @@ from struct import pack
 from typing import Any
 
 from fencelock.core.clock import boottime
-from fencelock.core.inherited import silence
+from fencelock.core.inherited import FORKED, Forked, silence
 from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, OnPush
 from fencelock.errors import Unanswered
 
@@ -41,6 +41,7 @@ class SocketWire:
         "_address",
         "_busy",
         "_feed",
+        "_forgotten",
         "_gets",
         "_on_end",
         "_on_push",
@@ -75,6 +76,7 @@ class SocketWire:
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._busy = False
+        self._forgotten = False
         self.owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
         self.pace = 0.0
@@ -132,6 +134,7 @@ class SocketWire:
             # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
             self._broken()
             if isinstance(error, OSError | ValueError):
+                self.check_forked()
                 raise Unanswered(f"{self._address}: the connection broke before the answer came: {error}") from error
             raise
         finally:
@@ -148,6 +151,7 @@ class SocketWire:
             if self.readable(left):
                 self.take_in()
         if answers[0] is NO_ANSWER:
+            self.check_forked()
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return answers[0]
@@ -268,6 +272,11 @@ class SocketWire:
         if not self._busy:
             self._sock.close()
 
+    def check_forked(self) -> None:
+        """Raise Forked if whoever waits here was forked meanwhile."""
+        if self._forgotten:
+            raise Forked(FORKED)
+
     def _broken(self) -> None:
         if self.open:
             self.open = False
@@ -277,7 +286,7 @@ class SocketWire:
 
     def forget(self) -> None:
         """Let go of our copy."""
-        self.open = False
+        self.open, self._forgotten = False, True
         silence(self._sock)
         self._sock.close()
 
@@ -309,6 +318,8 @@ def fan(
             if not wire.open or wire.waiting_since is None:
                 poll.unregister(descriptor)
                 del wires[descriptor]
+    for wire, _ in asked:
+        wire.check_forked()
     return answers
 
 
@@ -357,6 +368,7 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: in
         while not bell.is_set() and wire.open and (left := until - boottime()) > 0:
             if wire.readable(left):
                 wire.take_in()
+        wire.check_forked()
         return bell.is_set()
     while not bell.is_set():
         left = until - boottime()
@@ -377,4 +389,6 @@ def listen(wires: Sequence[SocketWire], bell: Event, timeout: float, besides: in
                 wire.take_in()
         if not all(wire.open for wire in wires):
             break
+    for wire in wires:
+        wire.check_forked()
     return bell.is_set()
