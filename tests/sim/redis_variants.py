@@ -70,7 +70,7 @@ def deadline_from_the_call() -> Iterator[None]:
 
 
 VARIANTS = (
-    Variant(no_tombstone, "late", "orphans", 300),
+    Variant(no_tombstone, "late", "orphans", 1500),
     Variant(release_without_owner, "lossy", "exclusion", 300),
     Variant(tokens_from_the_clock, "set", "tokens", 100),
     Variant(nobody_is_called, "calm", "wake-ups", 20),

@@ -85,7 +85,7 @@ class RedisBackend:
         """What a user's own client stands for; None if a URL was given."""
         self._world = world
         self._prefix = quote(namespace, safe="")
-        self._links = Links(world, dialer, self._prefix)
+        self._links = Links(world, dialer, self._prefix, hush=True)
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
         self._contended = False

@@ -27,7 +27,15 @@ OWED_KEPT = 1000
 class Links:
     """All links to one server. Where the world can share a wire there is one, else one for each who uses it now."""
 
-    def __init__(self, world: World, dialer: RedisDialer, namespace: str, patience: float = DIAL_SECONDS) -> None:
+    def __init__(
+        self,
+        world: World,
+        dialer: RedisDialer,
+        namespace: str,
+        patience: float = DIAL_SECONDS,
+        *,
+        hush: bool = False,
+    ) -> None:
         self.address = dialer.address
         self.run_id: bytes | None = None
         self.stuck = False
@@ -43,6 +51,7 @@ class Links:
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._dialling = Dialling(world, f"Redis at {self.address}", self.dial)
+        self._hush = hush and not self._shared
         self._closed = False
 
     # ------------------------------------------------------------------ having one
@@ -136,7 +145,8 @@ class Links:
         link.wire = await self._world.wire(self._dialer.within(within), link.heard, link.ended)
         self._all.add(link)
         try:
-            info = await greet(self._world, link, self.address, self._namespace, min(self._patience, within))
+            patience = min(self._patience, within)
+            info = await greet(self._world, link, self.address, self._namespace, patience, hush=self._hush)
             self.run_id = look_at(info, self.run_id, self.address)
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
