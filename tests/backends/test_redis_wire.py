@@ -89,6 +89,15 @@ async def test_answered_by_a_push(url: str, ends: Ends) -> None:
     assert [push[2] for push in ends.heard] == [word for i in range(20) for word in (b"a%d" % i, b"b%d" % i)]
 
 
+@pytest.mark.colour("aio")
+async def test_shared_wires_are_answered(server: Redis, ends: Ends) -> None:
+    """Who shares a wire with others cannot have it to itself until a push comes."""
+    wire = await ends.wire(from_url(server.url))
+    with pytest.raises(NotImplementedError, match="listen"):
+        await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, pushed=True)
+    assert await wire.ask(("PING",), SOON) == b"PONG"
+
+
 class Scripted(RedisDialer):
     """Leads to a server that says what the test has it say, byte by byte."""
 
