@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -42,6 +43,11 @@ def sessions(server: Postgres) -> set[int]:
 def kill_sessions(server: Postgres, where: str = "true") -> int:
     """End sessions of ours, as an administrator would; return how many."""
     return len(ask(server, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {OURS} AND {where}"))
+
+
+def any_alive(pids: Iterable[int]) -> bool:
+    """Whether the server still has one of these processes: a connection counts until its process has ended."""
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def advisory(server: Any) -> str:

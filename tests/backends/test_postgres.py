@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -17,7 +16,7 @@ from fencelock.core.urls import open_backend
 from fencelock.model import Claim, Grant
 from fencelock.worlds.blocking import BlockingWorld, drive
 from tests.backends.conftest import Clients
-from tests.backends.postgres_server import advisory, ask, connected, empty, kill_sessions, sessions
+from tests.backends.postgres_server import advisory, any_alive, ask, connected, empty, kill_sessions, sessions
 from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
 from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
@@ -388,8 +387,8 @@ async def test_too_many_connections(own_postgres: Callable[..., Postgres], clien
         for connection in held:
             connection.close()
 
-    async def ended() -> bool:  # the server frees a connection only when its own process for it has ended
-        return not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    async def ended() -> bool:
+        return not any_alive(processes)
 
     await eventually(ended, "the server let go of the connections")
     assert await take(locks, "x")

@@ -11,7 +11,7 @@ from itertools import cycle
 import pytest
 
 import fencelock
-from fencelock.backends.redis.engine import HUSH
+from fencelock.backends.redis.silence import HUSH
 from fencelock.model import TOKEN_MAX
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fencelock.backends.redis.engine import HUSH
+from fencelock.backends.redis.silence import HUSH
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import commands, tell
 from tests.contract.subject import SOON, background, eventually, take, waiting

@@ -124,7 +124,7 @@ class SocketWire:
                 size = CHUNK
                 feed(data)
                 while (found := gets()) is not NO_ANSWER:
-                    if not isinstance(found, pushes) or heard(found):
+                    if (not isinstance(found, pushes) or heard(found)) and answer is NO_ANSWER:
                         answer = found
                 if answer is not NO_ANSWER:
                     return answer

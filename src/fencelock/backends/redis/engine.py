@@ -16,7 +16,8 @@ from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load, packed
+from fencelock.backends.redis.scripts import load
+from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, keeps_silent
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import NO_ANSWER, Command, Event, World
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
@@ -41,12 +42,6 @@ BATCH = 500
 """Leases that one script renews: short enough not to keep the server from others."""
 SHORTEST = 0.2
 """Seconds that an answer is waited for at the least."""
-
-HUSH = 0.05
-"""Seconds for which a waiter may do without an answer, as its turn may come meanwhile: a thirtieth of the ttl, but no more
-than this. If the holder runs out just then, or the server did not understand, the waiter is so much late."""
-SILENCE = f"*3\r\n{packed('CLIENT', 'REPLY', 'SKIP')}"
-"""Has the server not answer the command that follows; what is called out is heard all the same."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -85,7 +80,7 @@ class RedisBackend:
         """What a user's own client stands for; None if a URL was given."""
         self._world = world
         self._prefix = quote(namespace, safe="")
-        self._links = Links(world, dialer, self._prefix, hush=True)
+        self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
         self._rounds = count(1)
         self._contended = False
@@ -109,13 +104,39 @@ class RedisBackend:
 
         Who waits is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
         """
-        name, ttl, owner, shared, limit, id = claim
+        name, ttl, owner, shared, limit, _ = claim
         form = self._form(name, ttl, owner, shared, limit)
-        sent = self._world.now()
+        begun = self._world.now()
         link = self._links.idle(form.patience)
-        if link is None or not link.can_hush or link.wire.owed or self._links.owed:
+        if link is None or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
         try:
+            if grant := await self._wait_for_call(claim, link, form, patience):
+                return grant
+        except Unanswered:
+            # It may owe more than is known. If the server only hangs, the undoing waits until it is reached again.
+            self._links.doubt(link)
+            self._links.drop(link)
+            raise
+        finally:
+            link.awaited = b""
+            self._links.give(link)
+        try:
+            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - begun))
+        except Unanswered:
+            raise
+        except FencelockError:
+            # Refused, and all the same in line by now, or the holder: whoever is refused need not undo anything.
+            with suppress(EngineUnavailable):
+                await self.abandon(claim)
+            raise
+
+    async def _wait_for_call(self, claim: Claim, link: Link, form: Form, patience: float | None) -> Grant | None:
+        """Return what we were called for; None if we were not in time, or cannot be."""
+        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
+        if link.silent or await keeps_silent(link, within):
+            id = claim.id
+            sent = self._world.now()
             round = str(next(self._rounds))
             place = f"{link.channel}:{round}"
             command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
@@ -126,40 +147,12 @@ class RedisBackend:
                 _, token, called = call[2].decode().split(":")
                 if called == round:
                     return make_grant((claim, int(token), sent, form, False))
-            left = None if patience is None else patience - (self._world.now() - sent)
-            if call is NO_ANSWER and await self._in_step(link, round, form.patience, left):
+            elif call is NO_ANSWER and await in_step(link, round, within):
                 token, _, called = link.calls.pop(id, "").partition(":")
-                if called == round:
-                    return make_grant((claim, int(token), sent, form, False))
-            else:
-                self._hushes = False
-                self._links.drop(link)
-        except Unanswered:
-            # It may owe more than is known. If the server only hangs, the undoing waits until it is reached again.
-            self._links.doubt(link)
-            self._links.drop(link)
-            raise
-        finally:
-            link.awaited = b""
-            self._links.give(link)
-        try:
-            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
-        except Unanswered:
-            raise
-        except FencelockError:
-            # Refused, and all the same in line by now, or the holder: whoever is refused need not undo anything.
-            with suppress(EngineUnavailable):
-                await self.abandon(claim)
-            raise
-
-    async def _in_step(self, link: Link, round: str, patience: float, left: float | None) -> bool:
-        """Return whether the server says nothing where it should: else an answer would be taken for another's.
-
-        It also has come to what it was asked before then, so that nothing can overtake that over another link.
-        """
-        link.awaited = b""
-        within = patience if left is None else min(patience, max(left, GRACE))
-        return bool(await link.wire.ask(("ECHO", round), within) == round.encode())
+                return make_grant((claim, int(token), sent, form, False)) if called == round else None
+        self._hushes = False
+        self._links.drop(link)
+        return None
 
     async def _attempt(
         self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None

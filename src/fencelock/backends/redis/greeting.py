@@ -13,17 +13,11 @@ LAYOUT = "1"
 """The version of everything that is stored; releases that disagree about it must not share a namespace."""
 
 
-async def greet(
-    world: World, link: Link, address: str, namespace: str, patience: float, *, hush: bool
-) -> dict[bytes, bytes]:
-    """Return what the server says of itself; raise if it is none that we can work with. `hush`: see if it can be silent."""
+async def greet(world: World, link: Link, address: str, namespace: str, patience: float) -> dict[bytes, bytes]:
+    """Return what the server says of itself; raise if it is none that we can work with."""
     layout = f"{namespace}:layout"
     asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
-    if hush:
-        asked.append(("CLIENT", "REPLY", "ON"))
     answers = await world.fan([(link.wire, command) for command in asked], patience, all_there)
-    if hush:
-        link.can_hush = answers.pop() == b"OK"  # not every user may
     _, info, found = answers
     check(info, address)
     known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)

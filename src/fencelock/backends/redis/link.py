@@ -21,7 +21,7 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("awaited", "bells", "calls", "can_hush", "channel", "seat", "used", "wire")
+    __slots__ = ("awaited", "bells", "calls", "channel", "seat", "silent", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
@@ -32,8 +32,8 @@ class Link:
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
         self.awaited = b""
         """How the call begins that is the answer to what was asked last, as there is no other."""
-        self.can_hush = False
-        """Whether the server can be asked not to answer."""
+        self.silent = False
+        """Whether the server has shown that it can be asked not to answer."""
         self.used = 0.0
         self.wire: Wire
 

@@ -33,8 +33,6 @@ class Links:
         dialer: RedisDialer,
         namespace: str,
         patience: float = DIAL_SECONDS,
-        *,
-        hush: bool = False,
     ) -> None:
         self.address = dialer.address
         self.run_id: bytes | None = None
@@ -51,7 +49,6 @@ class Links:
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._dialling = Dialling(world, f"Redis at {self.address}", self.dial)
-        self._hush = hush and not self._shared
         self._closed = False
 
     # ------------------------------------------------------------------ having one
@@ -146,7 +143,7 @@ class Links:
         self._all.add(link)
         try:
             patience = min(self._patience, within)
-            info = await greet(self._world, link, self.address, self._namespace, patience, hush=self._hush)
+            info = await greet(self._world, link, self.address, self._namespace, patience)
             self.run_id = look_at(info, self.run_id, self.address)
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
