@@ -122,7 +122,9 @@ class RedisBackend:
             link.awaited = b""
             self._links.give(link)
         try:
-            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - begun))
+            return await self._attempt(
+                claim, True, None if patience is None else patience - (self._world.now() - begun)
+            )
         except Unanswered:
             raise
         except FencelockError:
