@@ -115,8 +115,9 @@ class Bare:
     """Our own scripts over a socket, and nothing else: what the library costs is the difference. It minds no loss."""
 
     def __init__(self, url: str) -> None:
-        from fencelock.backends.redis.engine import ATTEMPT, RELEASE, SILENCE
+        from fencelock.backends.redis.engine import ATTEMPT, RELEASE
         from fencelock.backends.redis.scripts import packed
+        from fencelock.backends.redis.silence import SILENCE
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"

@@ -16,7 +16,7 @@ import pytest
 
 from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
-from fencelock.backends.redis.engine import SILENCE as SILENT
+from fencelock.backends.redis.silence import SILENCE as SILENT
 from fencelock.core.clock import boottime
 from fencelock.core.world import NO_ANSWER, Wire, World
 from fencelock.errors import Unanswered
