@@ -43,7 +43,7 @@ torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 6
 	$(BIN)/python -m fencelock.sim --engine redis --seeds 10000
 	$(BIN)/python -m fencelock.sim --engine redlock --seeds 10000
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup -m long
-	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k mysql_innodb
+	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k 'mysql_innodb or oldest_redis'
 	$(BIN)/python -m tests.fences.increments
 
 clean:  ## forget the virtual environment and whatever was unpacked beside it

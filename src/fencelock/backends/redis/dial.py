@@ -113,7 +113,7 @@ class RedisDialer:
 
 def _hint(words: str) -> str:
     if "unknown command" in words and "HELLO" in words:
-        return "; fencelock needs Redis 6 or later"
+        return "; fencelock needs Redis 6.2 or later"
     if "HELLO must be called with the client already authenticated" in words:
         return "; give the password in the URL"
     return ""
