@@ -111,8 +111,12 @@ async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> N
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
     faulty.lose("wait", 1)
+
+    async def waits() -> bool:  # being in line is not enough: the hand-over may come with the answer to the attempt
+        return bool(faulty.calls["wait"])
+
     async with background(locks.lock("x", ttl=10).acquire()) as (task,):
-        await waiting(other, "x")
+        await eventually(waits, "it waits")
         await holder.release()
         lease = await task
     assert [holder.token for holder in (await other.inspect("x")).holders] == [lease.token]
