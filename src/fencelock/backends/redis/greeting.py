@@ -21,7 +21,8 @@ async def greet(world: World, link: Link, address: str, namespace: str, patience
     _, info, found = answers
     check(info, address)
     known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
-    if known.get(b"redis_mode") == b"cluster":  # first: a key in somebody else's slot would only be refused as such
+    # First: a key in somebody else's slot would only be refused as such. Valkey has its own word for it.
+    if b"cluster" in (known.get(b"redis_mode"), known.get(b"server_mode")):
         raise EngineUnavailable(f"{address}: {HINTS['MOVED']}")
     for answer in answers:
         check(answer, address)

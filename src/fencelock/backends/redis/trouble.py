@@ -18,9 +18,12 @@ HINTS = {
     "BUSY": "it is busy with somebody's script",
     "NOAUTH": "give the password in the URL",
     "NOPERM": "the user needs `+@all -@dangerous +info`, and all keys and channels that begin with the namespace",
-    "MOVED": "it is a node of a Redis Cluster, which this release does not know",
-    "CROSSSLOT": "it is a node of a Redis Cluster, which this release does not know",
+    **dict.fromkeys(
+        ("MOVED", "CROSSSLOT", "CLUSTERDOWN"), "it is a node of a Redis Cluster, which this release does not know"
+    ),
 }
+NOT_IN_SCRIPTS = "The user executing the script can't", "ACL failure in script"
+"""What a user may not do inside a script is told as any other error of a script: so until Redis 7.0, so from 7.2 on."""
 ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
 """After these, connecting anew may lead to a server that can do it."""
 
@@ -30,6 +33,6 @@ def check(answer: Any, address: str) -> None:
     if answer is NO_ANSWER:
         raise Unanswered(f"{address}: no answer")
     if isinstance(answer, ServerError):
-        # What a user may not do inside a script is told as any other error of a script.
-        hint = HINTS.get("NOPERM" if "The user executing the script can't" in str(answer) else answer.kind)
+        kind = "NOPERM" if any(words in str(answer) for words in NOT_IN_SCRIPTS) else answer.kind
+        hint = HINTS.get(kind)
         raise EngineUnavailable(f"{address} refused: {answer}" + (f" ({hint})" if hint else "")) from answer
