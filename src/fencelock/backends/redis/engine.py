@@ -17,7 +17,7 @@ from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
-from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, keeps_silent
+from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import NO_ANSWER, Command, Event, World
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
@@ -104,15 +104,36 @@ class RedisBackend:
 
         Who waits is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
         """
-        name, ttl, owner, shared, limit, _ = claim
+        name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
-        begun = self._world.now()
+        begun = sent = self._world.now()
         link = self._links.idle(form.patience)
         if link is None or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
+        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
         try:
-            if grant := await self._wait_for_call(claim, link, form, patience):
-                return grant
+            if not link.silent:
+                await try_silence(link, within)
+                sent = self._world.now()
+            if link.silent:
+                round = str(next(self._rounds))
+                place = f"{link.channel}:{round}"
+                command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
+                link.awaited = f"{id}:".encode()
+                call = await link.wire.ask(
+                    command, form.hush if patience is None else min(form.hush, patience), pushed=True
+                )
+                if isinstance(call, list):
+                    _, token, called = call[2].decode().split(":")
+                    if called == round:
+                        return make_grant((claim, int(token), sent, form, False))
+                link.silent = call is NO_ANSWER and await in_step(link, round, within)
+                token, _, called = link.calls.pop(id, "").partition(":")
+                if link.silent and called == round:
+                    return make_grant((claim, int(token), sent, form, False))
+            if not link.silent:
+                self._hushes = False
+                self._links.drop(link)
         except Unanswered:
             # It may owe more than is known. If the server only hangs, the undoing waits until it is reached again.
             self._links.doubt(link)
@@ -132,29 +153,6 @@ class RedisBackend:
             with suppress(EngineUnavailable):
                 await self.abandon(claim)
             raise
-
-    async def _wait_for_call(self, claim: Claim, link: Link, form: Form, patience: float | None) -> Grant | None:
-        """Return what we were called for; None if we were not in time, or cannot be."""
-        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
-        if link.silent or await keeps_silent(link, within):
-            id = claim.id
-            sent = self._world.now()
-            round = str(next(self._rounds))
-            place = f"{link.channel}:{round}"
-            command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-            link.awaited = f"{id}:".encode()
-            hush = form.hush if patience is None else min(form.hush, patience)
-            call = await link.wire.ask(command, hush, pushed=True)
-            if isinstance(call, list):
-                _, token, called = call[2].decode().split(":")
-                if called == round:
-                    return make_grant((claim, int(token), sent, form, False))
-            elif call is NO_ANSWER and await in_step(link, round, within):
-                token, _, called = link.calls.pop(id, "").partition(":")
-                return make_grant((claim, int(token), sent, form, False)) if called == round else None
-        self._hushes = False
-        self._links.drop(link)
-        return None
 
     async def _attempt(
         self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None

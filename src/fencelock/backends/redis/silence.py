@@ -14,15 +14,14 @@ TRIAL = "silence"
 """Who is called to see whether that is so: no claim has such an id."""
 
 
-async def keeps_silent(link: Link, within: float) -> bool:
-    """Return whether the server is silent when it is asked to be, and calls nonetheless; if not, the link is of no more use.
+async def try_silence(link: Link, within: float) -> None:
+    """Find out whether the server is silent when it is asked to be, and calls nonetheless; if not, the link is out of step.
 
     Not every user may ask for it, and Redis before 6.2.12 and 7.0.10 does not call either whom it does not answer.
     """
     call, echo = packed("PUBLISH", link.channel, f"{TRIAL}:heard"), packed("ECHO", TRIAL)
     answer = await link.wire.ask(f"{SILENCE}*3\r\n{call}*2\r\n{echo}".encode(), within)
     link.silent = answer == TRIAL.encode() and link.calls.pop(TRIAL, None) is not None
-    return link.silent
 
 
 async def in_step(link: Link, word: str, within: float) -> bool:
