@@ -18,7 +18,7 @@ from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
 from fencelock.backends.redis.silence import SILENCE as SILENT
 from fencelock.core.clock import boottime
-from fencelock.core.world import NO_ANSWER, Wire, World
+from fencelock.core.world import NO_ANSWER, Pushed, Wire, World
 from fencelock.errors import Unanswered
 from fencelock.worlds.aio import AioWorld
 from fencelock.worlds.blocking import BlockingWorld, drive
@@ -36,8 +36,6 @@ class Ends:
     def __init__(self, colour: str) -> None:
         self.world: World = AioWorld() if colour == "aio" else BlockingWorld()
         self.heard: list[Any] = []
-        self.counts: bytes | None = None
-        """What is pushed and counts as an answer."""
         self.ended = 0
         self._wires: list[Wire] = []
 
@@ -50,7 +48,7 @@ class Ends:
         if push[0] == b"subscribe":
             return True
         self.heard.append(push)
-        return bool(push[2] == self.counts)
+        return False
 
     def _end(self) -> None:
         self.ended += 1
@@ -75,18 +73,22 @@ def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> s
 
 
 @pytest.mark.colour("blocking")
-async def test_answered_by_a_push(url: str, ends: Ends) -> None:
-    """What the server says nothing to is answered by the push that counts, or by nothing; the next command is answered."""
+async def test_waiting_for_a_push(url: str, ends: Ends) -> None:
+    """A push that is waited for comes as it is; whatever else is pushed is heard; the next command is answered."""
     wire = await ends.wire(from_url(url))
+    pack = from_url(url).pack
     await wire.ask(("SUBSCRIBE", "here"), SOON)
-    for i in range(20):
-        ends.counts = b"b%d" % i
-        asked = SILENCE + RedisDialer.pack(from_url(url), ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", "unheard"))
-        push = await wire.ask(asked, SOON, pushed=True)
-        assert push[2] == ends.counts
-        assert await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", 0.01, pushed=True) is NO_ANSWER
-        assert await wire.ask(("ECHO", f"{i}"), SOON) == b"%d" % i
-    assert [push[2] for push in ends.heard] == [word for i in range(20) for word in (b"a%d" % i, b"b%d" % i)]
+    for word in (f"b{i}" for i in range(10, 30)):
+        whole = f">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$3\r\n{word}\r\n".encode()
+        push = Pushed(whole[:-4], len(whole))
+        assert await wire.ask(SILENCE + pack(("PUBLISH", "here", word)), SOON, pushed=push) == whole
+        asked = SILENCE + pack(("EVAL", CALL_OUT, 1, "here", "another", word, "unheard"))
+        assert await wire.ask(asked, SOON, pushed=push) is NO_ANSWER
+        assert await wire.ask(SILENCE + pack(("PING",)), 0.01, pushed=push) is NO_ANSWER
+        assert await wire.ask(pack(("PING",)), SOON, pushed=push) == b"PONG"
+        assert [push[2] for push in ends.heard] == [b"another", word.encode()]
+        ends.heard.clear()
+        assert await wire.ask(("ECHO", word), SOON) == word.encode()
 
 
 @pytest.mark.colour("aio")
@@ -94,7 +96,7 @@ async def test_shared_wires_are_answered(server: Redis, ends: Ends) -> None:
     """Who shares a wire with others cannot have it to itself until a push comes."""
     wire = await ends.wire(from_url(server.url))
     with pytest.raises(NotImplementedError, match="listen"):
-        await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, pushed=True)
+        await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, pushed=Pushed(b">", 1))
     assert await wire.ask(("PING",), SOON) == b"PONG"
 
 
@@ -134,6 +136,23 @@ async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> Non
     dialer.theirs.sendall(PUSH[-cut:])
     assert await ends.world.listen([wire], bell, SOON)
     assert [push[2] for push in ends.heard] == [b"0123456789"]
+    dialer.theirs.close()
+
+
+@pytest.mark.colour("blocking")
+@pytest.mark.parametrize("behind", [0, -1, 5])
+async def test_push_that_does_not_come_alone(ends: Ends, behind: int) -> None:
+    """Whoever waits for a push gets it as it is only if it is there as a whole, and with nothing behind it."""
+    dialer = Scripted()
+    wire = await ends.wire(dialer)
+    said = PUSH + b":-2\r\n"
+    first = len(PUSH) + behind
+    dialer.theirs.sendall(said[:first])
+    heard = await wire.ask(b"anything", SOON, pushed=Pushed(PUSH[:-5], len(PUSH)))
+    assert heard == {0: PUSH, -1: NO_ANSWER, 5: -2}[behind]
+    dialer.theirs.sendall(said[first:] + (b":-2\r\n" if behind == 5 else b""))
+    assert await wire.ask(("PING",), SOON) == -2
+    assert [push[2] for push in ends.heard] == ([b"0123456789"] if behind else [])
     dialer.theirs.close()
 
 

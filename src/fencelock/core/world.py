@@ -118,6 +118,13 @@ class Parser(Protocol):
         ...
 
 
+class Pushed(NamedTuple):
+    """A push that somebody waits for, as it will look: then it need not be taken apart to be known."""
+
+    begins: bytes
+    size: int
+
+
 class Wire(Protocol):
     """A connection to a server that answers in the order in which it is asked, and may push what nobody asked for.
 
@@ -149,12 +156,13 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
         """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
         connection broke.
 
-        `pushed`: the server says nothing to it, so that what is pushed, and `on_push` says is an answer, is what is waited
-        for; NO_ANSWER if it does not come. Only where wires are not shared, and while nothing is owed.
+        `pushed`: the server says nothing to it, and such a push is waited for: its bytes are returned, as they came.
+        NO_ANSWER if it does not come in time, or `on_push` got something before, perhaps just that. Only where wires are not
+        shared, and while nothing is owed.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fencelock.core.world import NO_ANSWER, Command, Dialer, OnPush
+from fencelock.core.world import NO_ANSWER, Command, Dialer, OnPush, Pushed
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.sim.host import Host
 from fencelock.sim.lua import Refused
@@ -94,7 +94,6 @@ class SimWire:
         self._inbox: deque[tuple[bool, Any]] = deque()
         self._dialled = Parked(process)
         self._awaiting: Parked | None = None
-        self._answer: Any = NO_ANSWER
         self._ended = False
 
     # ------------------------------------------------------------------ the client's end
@@ -133,9 +132,9 @@ class SimWire:
         self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: bool = False) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
         """Send, and wait for the answer."""
-        if pushed:
+        if pushed is not None:
             return await self._ask_for_push(command, timeout)
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
@@ -144,8 +143,8 @@ class SimWire:
         return answer
 
     async def _ask_for_push(self, command: Command | bytes, timeout: float) -> Any:
-        parked = Parked(self._process)
-        self._awaiting, self._answer = parked, NO_ANSWER
+        """Send, and wait until something is pushed: there are no bytes here that it could be known by."""
+        self._awaiting = parked = Parked(self._process)
         if self.open:
             self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
             timer = self._process.timer(timeout, parked.wake)
@@ -156,7 +155,7 @@ class SimWire:
                 timer.cancel()
         if not self.open:
             raise Unanswered(f"{self._dialer.address}: the connection broke before the answer came")
-        return self._answer
+        return NO_ANSWER
 
     def close(self) -> None:
         """Close it. What was sent before may still arrive, unless it was held back by an outage."""
@@ -191,8 +190,8 @@ class SimWire:
         while self._inbox and self.open:
             pushed, answer = self._inbox.popleft()
             if pushed:
-                if self._on_push(answer) and self._awaiting is not None:
-                    self._answer = answer
+                self._on_push(answer)
+                if self._awaiting is not None:
                     self._awaiting.wake()
             elif self.owed:
                 sent, take = self.owed.popleft()

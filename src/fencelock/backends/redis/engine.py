@@ -19,7 +19,7 @@ from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Command, Event, World
+from fencelock.core.world import NO_ANSWER, Command, Event, Pushed, World
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -42,6 +42,9 @@ BATCH = 500
 """Leases that one script renews: short enough not to keep the server from others."""
 SHORTEST = 0.2
 """Seconds that an answer is waited for at the least."""
+
+TOKEN_DIGITS = 16
+"""Of a time in µs until the year 2286, as tokens are. A call with another is only known more slowly."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -119,15 +122,14 @@ class RedisBackend:
                 round = str(next(self._rounds))
                 place = f"{link.channel}:{round}"
                 command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-                link.awaited = f"{id}:".encode()
-                call = await link.wire.ask(
-                    command, form.hush if patience is None else min(form.hush, patience), pushed=True
-                )
-                if isinstance(call, list):
-                    _, token, called = call[2].decode().split(":")
-                    if called == round:
-                        return make_grant((claim, int(token), sent, form, False))
-                link.silent = call is NO_ANSWER and await in_step(link, round, within)
+                length = len(id) + 1 + TOKEN_DIGITS + 1 + len(round)
+                begins, ends = f"{link.push}{length}\r\n{id}:".encode(), f":{round}\r\n".encode()
+                push = Pushed(begins, len(begins) + TOKEN_DIGITS + len(ends))
+                hush = form.hush if patience is None else min(form.hush, patience)
+                call = await link.wire.ask(command, hush, pushed=push)
+                if type(call) is bytes and call.endswith(ends):
+                    return make_grant((claim, int(call[len(begins) : -len(ends)]), sent, form, False))
+                link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
                 token, _, called = link.calls.pop(id, "").partition(":")
                 if link.silent and called == round:
                     return make_grant((claim, int(token), sent, form, False))
@@ -140,7 +142,6 @@ class RedisBackend:
             self._links.drop(link)
             raise
         finally:
-            link.awaited = b""
             self._links.give(link)
         try:
             return await self._attempt(

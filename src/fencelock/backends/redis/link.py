@@ -21,17 +21,17 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("awaited", "bells", "calls", "channel", "seat", "silent", "used", "wire")
+    __slots__ = ("bells", "calls", "channel", "push", "seat", "silent", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
         self.seat = packed(channel)
         """The channel as the last word of a command."""
+        self.push = f">3\r\n{packed('message', channel)}$"
+        """How calls begin, up to the length of what is called."""
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, str] = {}
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
-        self.awaited = b""
-        """How the call begins that is the answer to what was asked last, as there is no other."""
         self.silent = False
         """Whether the server has shown that it can be asked not to answer."""
         self.used = 0.0
@@ -42,8 +42,6 @@ class Link:
         kind, _, call = push
         if not call or kind != b"message":
             return bool(kind == b"subscribe")
-        if self.awaited and call.startswith(self.awaited):
-            return True
         id, _, called = call.decode().partition(":")
         if (bell := self.bells.get(id)) is not None:
             bell.set()

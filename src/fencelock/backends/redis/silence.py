@@ -29,5 +29,4 @@ async def in_step(link: Link, word: str, within: float) -> bool:
 
     It also has come to what it was asked before then, so that nothing can overtake that over another link.
     """
-    link.awaited = b""
     return bool(await link.wire.ask(("ECHO", word), within) == word.encode())

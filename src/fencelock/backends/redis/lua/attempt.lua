@@ -42,6 +42,7 @@ if holder and not ours and mode == 'x' and seat ~= '' and there < 4 then
       redis.call('PEXPIRE', waiters, ttl * 2)
       redis.call('PEXPIRE', queue, ttl * 2)
     end
+    if unread then return 0 end
     if place == 1 then return -2 - math.max(0, redis.call('PTTL', lock)) end
     local ahead = redis.call('HGET', waiters, redis.call('LINDEX', queue, -2))
     return math.min(now - tonumber(string.match(ahead or '0', '^%d+')), 0) - 2
