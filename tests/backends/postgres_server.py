@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,22 @@ def sessions(server: Postgres) -> set[int]:
 def kill_sessions(server: Postgres, where: str = "true") -> int:
     """End sessions of ours, as an administrator would; return how many."""
     return len(ask(server, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {OURS} AND {where}"))
+
+
+def fill(server: Postgres) -> list[psycopg.Connection[Any]]:
+    """Take all connections that are left: what is refused once may still be freed, by a session that is ending."""
+    held: list[psycopg.Connection[Any]] = []
+    refused = 0
+    while refused < 5:
+        try:
+            held.append(psycopg.connect(server.url))
+            refused = 0
+        except psycopg.OperationalError as error:
+            if "too many clients" not in str(error):
+                raise
+            refused += 1
+            time.sleep(0.05)
+    return held
 
 
 def any_alive(pids: Iterable[int]) -> bool:

@@ -16,7 +16,7 @@ from fencelock.core.urls import open_backend
 from fencelock.model import Claim, Grant
 from fencelock.worlds.blocking import BlockingWorld, drive
 from tests.backends.conftest import Clients
-from tests.backends.postgres_server import advisory, any_alive, ask, connected, empty, kill_sessions, sessions
+from tests.backends.postgres_server import advisory, any_alive, ask, connected, empty, fill, kill_sessions, sessions
 from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
 from tests.engines.pgbouncer import PgBouncer
 from tests.engines.postgres import Postgres
@@ -378,7 +378,8 @@ async def test_too_many_connections(own_postgres: Callable[..., Postgres], clien
     """A server that has no connection left is named as such, in its own words."""
     server = own_postgres(settings={"max_connections": "8", "superuser_reserved_connections": "0"})
     locks = clients.connect(server.url)
-    held = [psycopg.connect(server.url) for _ in range(8)]
+    held = fill(server)
+    assert len(held) == 8
     processes = [connection.info.backend_pid for connection in held]
     try:
         with pytest.raises(EngineUnavailable, match="too many clients"):
