@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import count, cycle
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import fencelock
+from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.silence import HUSH
 from fencelock.model import TOKEN_MAX
 from tests.backends.redis_server import commands, only_counters, tell
@@ -229,3 +233,55 @@ def test_silence_that_is_refused_later(own_redis: Own, pause: int) -> None:
     stats = tell(server, "INFO", "commandstats")[f"cmdstat_{SILENT}"]
     assert stats["rejected_calls"] > 0 < stats["calls"]
     assert only_counters(server)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Who is interrupted, at whichever line, amid answers that should not be, leaves no link on which others follow."""
+    monkeypatch.setattr("fencelock.worlds.sockets.BRIEF", 8)  # so that they are read one by one
+    server = own_redis()
+    url = server.url.replace("://", "://some:secret@")
+    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
+    for lines in count(1):
+        tell(server, "ACL", "SETUSER", "some", "+client|reply")
+        with fencelock.connect(url) as locks:
+            with locks.lock("x"):
+                pass
+            if late:
+                locks._client.backend._contended = True  # type: ignore[attr-defined]
+                with locks.lock("x"):
+                    pass
+            tell(server, "ACL", "SETUSER", "some", "-client|reply")
+            locks._client.backend._contended = True  # type: ignore[attr-defined]
+            if not interrupted_after(lines, RedisBackend._line_up, locks.lock("x", timeout=SOON)):
+                break
+            for number in range(5):
+                with locks.lock(f"{number}", timeout=SOON) as lease:
+                    assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
+            assert not list(locks.names())
+    assert lines > 10
+
+
+def interrupted_after(lines: int, function: Callable[..., object], lock: fencelock.Lock) -> bool:
+    """Take the lock, and be interrupted after so many lines of a function; return whether it had as many."""
+    code, left = function.__code__, lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with lock:
+            return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)

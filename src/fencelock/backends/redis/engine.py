@@ -119,6 +119,9 @@ class RedisBackend:
                 await try_silence(link, within)
                 sent = self._world.now()
             if link.silent:
+                link.silent = (
+                    False  # until it is known: whoever is interrupted must not leave a link that is out of step
+                )
                 round = str(next(self._rounds))
                 place = f"{link.channel}:{round}"
                 command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
@@ -128,21 +131,22 @@ class RedisBackend:
                 hush = form.hush if patience is None else min(form.hush, patience)
                 call = await link.wire.ask(command, hush, pushed=push)
                 if type(call) is bytes and call.endswith(ends):
+                    link.silent = True
                     return make_grant((claim, int(call[len(begins) : -len(ends)]), sent, form, False))
                 link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
                 token, _, called = link.calls.pop(id, "").partition(":")
                 if link.silent and called == round:
                     return make_grant((claim, int(token), sent, form, False))
-            if not link.silent:
-                self._hushes = False
-                self._links.drop(link)
+            self._hushes = link.silent
         except Unanswered:
-            # It may owe more than is known. If the server only hangs, the undoing waits until it is reached again.
             self._links.doubt(link)
-            self._links.drop(link)
             raise
         finally:
-            self._links.give(link)
+            # If the server only hangs, the undoing waits until it is reached again.
+            if link.silent:
+                self._links.give(link)
+            else:
+                self._links.drop(link)
         try:
             return await self._attempt(
                 claim, True, None if patience is None else patience - (self._world.now() - begun)
