@@ -109,12 +109,12 @@ class RedisBackend:
         """
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
+        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
         begun = sent = self._world.now()
         link = self._links.idle(form.patience)
         if link is None or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
-        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
-        try:
+        try:  # at once: nobody else knows of the link now, if an interrupt comes
             if not link.silent:
                 await try_silence(link, within)
                 sent = self._world.now()
