@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -396,6 +398,33 @@ async def test_too_many_connections(own_postgres: Callable[..., Postgres], clien
 
 
 # ---------------------------------------------------------------------------- forks, stopped processes
+
+
+@pytest.mark.colour("aio")
+async def test_cancelled_release_on_a_slow_session(pg: Postgres, clients: Clients) -> None:
+    """When a release that was cancelled is over, so is the session: nobody is kept from the lock by one that is slow."""
+    other = clients.connect(advisory(pg))
+    assert await take(other, "y")
+    theirs = sessions(pg)
+    locks = clients.connect(advisory(pg))
+    lease = await locks.lock("x", ttl=30).acquire()
+    mine = sessions(pg) - theirs
+
+    def tell(number: signal.Signals) -> None:
+        for pid in mine:
+            os.kill(pid, number)
+
+    tell(signal.SIGSTOP)
+    go_on = threading.Timer(0.3, tell, [signal.SIGCONT])
+    go_on.start()
+    task = asyncio.ensure_future(lease.release())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await take(other, "x", within=0)
+    go_on.join()
+
 
 CHILD = """
 import gc

@@ -68,8 +68,11 @@ class Seats(seats.Seats[Seat]):
         except ServerError as error:
             self._links.drop(link)
             raise translate(error, self._links.address) from error
-        except BaseException:
+        except FencelockError:
             self._links.drop(link)  # the server ends the session when it sees that, or at the end of the ttl
+            raise
+        except BaseException:
+            self.doom(seat)  # whoever was interrupted abandons the claim next, and has the server end the session
             raise
         if rows[0][0] != b"t":
             self._links.drop(link)
