@@ -203,8 +203,8 @@ async def test_cluster_node(own_redis: Own, clients: Clients) -> None:
 
 async def test_layout_of_another_release(server: Redis, clients: Clients) -> None:
     """A namespace that another release wrote is refused, others are not."""
-    tell(server, "SET", "fencelock:layout", "99")
-    said = await refused(clients.connect(server.url))
+    tell(server, "SET", "theirs:layout", "99")
+    said = await refused(clients.connect(server.url, namespace="theirs"))
     assert "layout 99" in said
     assert tell(server, "DBSIZE") == 1
     await take(clients.connect(server.url, namespace="mine"), "x")

@@ -14,7 +14,7 @@ import psycopg
 
 from fencelock.backends.mysql.statements import schema
 
-_databases = itertools.count()
+_databases = itertools.count(1000)  # below are those of other tests, which leave things there
 _spare: dict[str, list[str]] = defaultdict(list)
 _TABLES = ("claim", "gone", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
