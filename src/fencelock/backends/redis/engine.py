@@ -119,9 +119,8 @@ class RedisBackend:
                 await try_silence(link, within)
                 sent = self._world.now()
             if link.silent:
-                link.silent = (
-                    False  # until it is known: whoever is interrupted must not leave a link that is out of step
-                )
+                # Until it is known again: whoever is interrupted must not leave a link that is out of step.
+                link.silent = False
                 round = str(next(self._rounds))
                 place = f"{link.channel}:{round}"
                 command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
