@@ -117,7 +117,7 @@ class Bare:
     def __init__(self, url: str) -> None:
         from fencelock.backends.redis.engine import ATTEMPT, RELEASE
         from fencelock.backends.redis.scripts import packed
-        from fencelock.backends.redis.silence import SILENCE
+        from fencelock.backends.redis.silence import AFTER_YOU, SILENCE
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"
@@ -127,11 +127,10 @@ class Bare:
             self._sock.sendall(f"*{len(words)}\r\n{packed(*words)}".encode())
             self._sock.recv(65536)
         keys = ("bare:{0}",)
-        # Told when it is its turn, but not that it has to wait.
+        # Told when it is its turn, but not that it has to wait; others are told first when it is theirs.
         self._attempt = SILENCE + ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 3)
-        self._release = RELEASE.begin(keys, ("bare",), 2)
+        self._release = AFTER_YOU + RELEASE.begin(keys, ("bare",), 1)
         self._id = packed(ID)
-        self._mine = packed(self._channel)
         self._seat = packed(f"{self._channel}:1", 1)
 
     def __enter__(self) -> None:
@@ -140,7 +139,7 @@ class Bare:
         self._sock.recv(4096)
 
     def __exit__(self, *_: object) -> None:
-        self._sock.sendall(f"{self._release}{self._id}{self._mine}".encode())
+        self._sock.sendall(f"{self._release}{self._id}".encode())
         self._sock.recv(4096)
 
 

@@ -18,7 +18,7 @@ from fencelock import aio
 from fencelock.backends.redis.dial import RedisDialer, from_url
 from fencelock.backends.redis.silence import SILENCE as SILENT
 from fencelock.core.clock import boottime
-from fencelock.core.world import NO_ANSWER, Pushed, Wire, World
+from fencelock.core.world import NO_ANSWER, Likely, Wire, World
 from fencelock.errors import Unanswered
 from fencelock.worlds.aio import AioWorld
 from fencelock.worlds.blocking import BlockingWorld, drive
@@ -80,12 +80,12 @@ async def test_waiting_for_a_push(url: str, ends: Ends) -> None:
     await wire.ask(("SUBSCRIBE", "here"), SOON)
     for word in (f"b{i}" for i in range(10, 30)):
         whole = f">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$3\r\n{word}\r\n".encode()
-        push = Pushed(whole[:-4], len(whole))
-        assert await wire.ask(SILENCE + pack(("PUBLISH", "here", word)), SOON, pushed=push) == whole
+        push = Likely(whole[:-4], whole[-3:], len(whole), pushed=True)
+        assert await wire.ask(SILENCE + pack(("PUBLISH", "here", word)), SOON, likely=push) == whole
         asked = SILENCE + pack(("EVAL", CALL_OUT, 1, "here", "another", word, "unheard"))
-        assert await wire.ask(asked, SOON, pushed=push) is NO_ANSWER
-        assert await wire.ask(SILENCE + pack(("PING",)), 0.01, pushed=push) is NO_ANSWER
-        assert await wire.ask(pack(("PING",)), SOON, pushed=push) == b"PONG"
+        assert await wire.ask(asked, SOON, likely=push) is NO_ANSWER
+        assert await wire.ask(SILENCE + pack(("PING",)), 0.01, likely=push) is NO_ANSWER
+        assert await wire.ask(pack(("PING",)), SOON, likely=push) == b"PONG"
         assert [push[2] for push in ends.heard] == [b"another", word.encode()]
         ends.heard.clear()
         assert await wire.ask(("ECHO", word), SOON) == word.encode()
@@ -96,7 +96,7 @@ async def test_shared_wires_are_answered(server: Redis, ends: Ends) -> None:
     """Who shares a wire with others cannot have it to itself until a push comes."""
     wire = await ends.wire(from_url(server.url))
     with pytest.raises(NotImplementedError, match="listen"):
-        await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, pushed=Pushed(b">", 1))
+        await wire.ask(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, likely=Likely(b">", b"", 1, pushed=True))
     assert await wire.ask(("PING",), SOON) == b"PONG"
 
 
@@ -148,7 +148,7 @@ async def test_push_that_does_not_come_alone(ends: Ends, behind: int) -> None:
     said = PUSH + b":-2\r\n"
     first = len(PUSH) + behind
     dialer.theirs.sendall(said[:first])
-    heard = await wire.ask(b"anything", SOON, pushed=Pushed(PUSH[:-5], len(PUSH)))
+    heard = await wire.ask(b"anything", SOON, likely=Likely(PUSH[:-5], b"", len(PUSH), pushed=True))
     assert heard == {0: PUSH, -1: NO_ANSWER, 5: -2}[behind]
     dialer.theirs.sendall(said[first:] + (b":-2\r\n" if behind == 5 else b""))
     assert await wire.ask(("PING",), SOON) == -2

@@ -31,7 +31,13 @@ class Lab:
         self.ended = 0
 
     async def wire(self, label: str = "a") -> Wire:
-        return await self.world.wire(dialer(label), self.pushed.append, self._end)
+        return await self.world.wire(dialer(label), self._heard, self._end)
+
+    def _heard(self, push: Any) -> bool:
+        if push[0] == b"subscribe":
+            return True  # an answer
+        self.pushed.append(push)
+        return False
 
     def _end(self) -> None:
         self.ended += 1

@@ -8,6 +8,7 @@ in the caller's own thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -118,11 +119,18 @@ class Parser(Protocol):
         ...
 
 
-class Pushed(NamedTuple):
-    """A push that somebody waits for, as it will look: then it need not be taken apart to be known."""
+class Likely(NamedTuple):
+    """What a server will most likely say, as it will look: then it need not be taken apart to be known."""
 
     begins: bytes
+    ends: bytes
     size: int
+    pushed: bool
+    """Whether the server does not answer at all, and this is called out to us instead."""
+
+
+make_likely: Callable[[tuple[bytes, bytes, int, bool]], Likely] = partial(tuple.__new__, Likely)
+"""Makes one of all that it has, and saves a call of Python's: see `fencelock.model.make_grant`."""
 
 
 class Wire(Protocol):
@@ -156,13 +164,13 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
         """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
         connection broke.
 
-        `pushed`: the server says nothing to it, and such a push is waited for: its bytes are returned, as they came.
-        NO_ANSWER if it does not come in time, or `on_push` got something before, perhaps just that. Only where wires are not
-        shared, and while nothing is owed.
+        If what comes looks as is `likely`, and nothing comes with it, its bytes may be returned, as they came. If that is
+        `pushed`, nothing else is waited for: NO_ANSWER if it does not come in time, or `on_push` got something before,
+        perhaps just that. Only where wires are not shared, and while nothing is owed.
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
         """
         ...

@@ -20,7 +20,7 @@ class Session(Protocol):
     """A connection, as the server sees it."""
 
     def push(self, message: list[Any]) -> None:
-        """Send what was published on a channel that it subscribed to."""
+        """Send what was published on a channel that it subscribed to, or that it did."""
         ...
 
 
@@ -55,7 +55,7 @@ class Redis(Data):
     # ------------------------------------------------------------------ being asked
 
     def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
-        """Carry out a command and return its answers: one, but for subscriptions. An error is an answer too."""
+        """Carry out a command and return its answers: one, but for subscriptions, which push. An error is an answer too."""
         if isinstance(command, bytes):
             silent = command.startswith(SILENCE)
             answers = [self._ask(words, session) for words in _commands(command.removeprefix(SILENCE))]
@@ -118,15 +118,16 @@ class Redis(Data):
 
     def _subscribe(self, name: bytes, channels: Words, session: Session) -> list[Any]:
         mine = [channel for channel, sessions in self._subscribers.items() if session in sessions]
-        answers: list[Any] = []
         for channel in channels or mine:
             if name == b"SUBSCRIBE":
                 self._subscribers.setdefault(channel, {})[session] = None
             else:
                 self._leave(channel, session)
             count = sum(session in sessions for sessions in self._subscribers.values())
-            answers.append([name.lower(), channel, count])
-        return answers or [[name.lower(), None, 0]]
+            session.push([name.lower(), channel, count])
+        if not (channels or mine):
+            session.push([name.lower(), None, 0])
+        return []
 
     def _leave(self, channel: bytes, session: Session) -> None:
         sessions = self._subscribers.get(channel, {})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fencelock.core.world import NO_ANSWER, Command, Dialer, OnPush, Pushed
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Likely, OnPush
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.sim.host import Host
 from fencelock.sim.lua import Refused
@@ -132,9 +132,9 @@ class SimWire:
         self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
         """Send, and wait for the answer."""
-        if pushed is not None:
+        if likely is not None and likely.pushed:
             return await self._ask_for_push(command, timeout)
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
@@ -189,8 +189,7 @@ class SimWire:
     def _take_in(self) -> None:
         while self._inbox and self.open:
             pushed, answer = self._inbox.popleft()
-            if pushed:
-                self._on_push(answer)
+            if pushed and not self._on_push(answer):
                 if self._awaiting is not None:
                     self._awaiting.wake()
             elif self.owed:
@@ -237,7 +236,7 @@ class SimWire:
             self._down.send(partial(self._receive, False, parsed))
 
     def push(self, message: list[Any]) -> None:
-        """Send what was published."""
+        """Send what was published, or that it subscribed."""
         self._down.send(partial(self._receive, True, message))
 
     def _reset(self) -> None:

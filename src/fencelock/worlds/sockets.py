@@ -16,7 +16,7 @@ from typing import Any
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import FORKED, Forked, silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, OnPush, Pushed
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, Likely, OnPush
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
@@ -86,7 +86,7 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self.owed[0][0] if self.owed else None
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
         """Send, and read until the answer is there."""
         if self.owed:
             return self._ask_behind(command, timeout)
@@ -115,20 +115,25 @@ class SocketWire:
                     left = until - boottime()
                     if left > 0 and self._poll.poll(left * 1000):
                         continue
-                    if pushed is not None:
+                    if likely is not None and likely.pushed:
                         return NO_ANSWER
                     self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
-                if pushed is not None and len(data) == pushed.size and data.startswith(pushed.begins):
+                if (
+                    likely is not None
+                    and len(data) == likely.size
+                    and data.startswith(likely.begins)
+                    and data.endswith(likely.ends)
+                ):
                     return data
                 size = CHUNK
                 feed(data)
                 while (found := gets()) is not NO_ANSWER:
                     if (not isinstance(found, pushes) or heard(found)) and answer is NO_ANSWER:
                         answer = found
-                if answer is not NO_ANSWER or pushed is not None:
+                if answer is not NO_ANSWER or (likely is not None and likely.pushed):
                     return answer
         except Unanswered:
             raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Host, OnPush, Pushed
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Host, Likely, OnPush
 from fencelock.errors import Unanswered
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command | bytes, timeout: float, *, pushed: Pushed | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
         """Send, and await the answer."""
-        if pushed is not None:
+        if likely is not None and likely.pushed:
             raise NotImplementedError("who shares a wire waits for what is pushed by `listen`")
         found = await self.post(command, timeout)
         if found is NO_ANSWER:

@@ -13,13 +13,13 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.dial import RedisDialer, ServerError
-from fencelock.backends.redis.link import Link
+from fencelock.backends.redis.link import CALL, FIRST_ROUND, TOKEN_DIGITS, Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load
-from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
+from fencelock.backends.redis.scripts import load, packed
+from fencelock.backends.redis.silence import AFTER_YOU, HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Command, Event, Pushed, World
+from fencelock.core.world import NO_ANSWER, Command, Event, Likely, World, make_likely
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -43,15 +43,15 @@ BATCH = 500
 SHORTEST = 0.2
 """Seconds that an answer is waited for at the least."""
 
-TOKEN_DIGITS = 16
-"""Of a time in µs until the year 2286, as tokens are. A call with another is only known more slowly."""
-
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
 )
 
 
 NOT_HELD, HANDED_OVER = b"not held", b"handed over"
+_handed_over = f">3\r\n{packed('unsubscribe', '-')}:1\r\n{packed(HANDED_OVER.decode())}".encode()
+AS_A_RULE = Likely(_handed_over, b"", len(_handed_over), pushed=False)
+"""What the server says to a release where others wait, if it is asked to call them first."""
 
 
 class Form(NamedTuple):
@@ -85,7 +85,7 @@ class RedisBackend:
         self._prefix = quote(namespace, safe="")
         self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
-        self._rounds = count(1)
+        self._rounds = count(FIRST_ROUND)
         self._contended = False
         """Whether others were there a moment ago, so that it is likely that we have to wait."""
         self._hushes = not world.shares_wires
@@ -124,14 +124,13 @@ class RedisBackend:
                 round = str(next(self._rounds))
                 place = f"{link.channel}:{round}"
                 command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-                length = len(id) + 1 + TOKEN_DIGITS + 1 + len(round)
-                begins, ends = f"{link.push}{length}\r\n{id}:".encode(), f":{round}\r\n".encode()
-                push = Pushed(begins, len(begins) + TOKEN_DIGITS + len(ends))
+                begins, ends = link.called, f":{round}\r\n".encode()
+                size, end = len(begins) + CALL + 2, -len(ends)
                 hush = form.hush if patience is None else min(form.hush, patience)
-                call = await link.wire.ask(command, hush, pushed=push)
-                if type(call) is bytes and call.endswith(ends):
+                call = await link.wire.ask(command, hush, likely=make_likely((begins, ends, size, True)))
+                if type(call) is bytes:  # no other round is called so
                     link.silent = True
-                    return make_grant((claim, int(call[len(begins) : -len(ends)]), sent, form, False))
+                    return make_grant((claim, int(call[end - TOKEN_DIGITS : end]), sent, form, False))
                 link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
                 token, _, called = link.calls.pop(id, "").partition(":")
                 if link.silent and called == round:
@@ -255,17 +254,20 @@ class RedisBackend:
         _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
+        after = self._contended and link.silent
         try:
-            command = f"{begin}${len(id)}\r\n{id}\r\n{link.seat}".encode()
-            answer = await link.wire.ask(command, patience)
+            command = f"{AFTER_YOU if after else ''}{begin}${len(id)}\r\n{id}\r\n".encode()
+            answer = await link.wire.ask(command, patience, likely=AS_A_RULE if after else None)
             if type(answer) is ServerError:
+                if after and answer.kind != "NOSCRIPT":
+                    self._links.drop(link)  # perhaps we may no longer ask it to call others first, and it is out of step
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)
         except Unanswered:
             self._links.doubt(link)
             raise
         finally:
             self._links.give(link)
-        self._contended = bool(answer == HANDED_OVER)
+        self._contended = bool(answer == HANDED_OVER or answer == AS_A_RULE.begins)
         return bool(answer != NOT_HELD)
 
     async def inspect(self, name: str) -> Snapshot:
@@ -338,7 +340,7 @@ class RedisBackend:
         keys = (self._base(name),)
         words = (name, _ms(ttl), mode, owner)
         attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
-        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 2), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
+        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

@@ -12,6 +12,14 @@ EARLY_KEPT = 1000
 """Calls that are kept for claims of which nobody knows yet that they wait."""
 
 
+ID_DIGITS, TOKEN_DIGITS, ROUND_DIGITS = 32, 16, 10
+"""As a rule: 128 bits, a time in µs until the year 2286, and what is counted from FIRST_ROUND on. Calls in which one of
+them is longer or shorter are only known more slowly."""
+FIRST_ROUND = 10 ** (ROUND_DIGITS - 1)
+CALL = ID_DIGITS + 1 + TOKEN_DIGITS + 1 + ROUND_DIGITS
+"""Bytes that are called, `id:token:round`."""
+
+
 class Bell(Protocol):
     """What is rung when somebody is called."""
 
@@ -21,19 +29,17 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "calls", "channel", "push", "seat", "silent", "used", "wire")
+    __slots__ = ("bells", "called", "calls", "channel", "silent", "used", "wire")
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.seat = packed(channel)
-        """The channel as the last word of a command."""
-        self.push = f">3\r\n{packed('message', channel)}$"
-        """How calls begin, up to the length of what is called."""
+        self.called = f">3\r\n{packed('message', channel)}${CALL}\r\n".encode()
+        """How calls begin, up to what is called."""
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, str] = {}
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
         self.silent = False
-        """Whether the server has shown that it can be asked not to answer."""
+        """Whether the server has shown that it can be asked not to answer, and to call others first."""
         self.used = 0.0
         self.wire: Wire
 

@@ -1,6 +1,6 @@
 -- Give back the lock and hand it to the next live waiter in the same step. Returns "not held" if it was no longer this
 -- claim's, "handed over" if an exclusive holder followed at once, else "released".
--- KEYS: base.  ARGV: name, id, the channel of whoever asks.
+-- KEYS: base.  ARGV: name, id.
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 local lock, queue, waiters = BASE .. ':lock:' .. NAME, BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 local ours = false
@@ -25,9 +25,6 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
-    -- The server writes first to whoever it had something for last. There has to be something for us before, or our
-    -- answer would be written first, while the name is idle.
-    if channel ~= ARGV[3] then redis.pcall('PUBLISH', ARGV[3], '') end
     local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
     if type(heard) == 'table' or heard > 0 then
       redis.call('HDEL', waiters, first)
