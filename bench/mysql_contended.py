@@ -32,11 +32,11 @@ def main(rounds: int) -> list[Goal]:
         )
     ours = seen[OURS]
     return [
-        Goal("MariaDB contended: grants per second ÷ the bare statements'", ours.per_second / seen[BARE].per_second, 0.7,
+        Goal("MariaDB contended: grants per second ÷ the bare statements'", ours.over(seen[BARE]), 0.7,
              at_most=False),
         Goal("MariaDB contended: grants per second ÷ GET_LOCK alone, without a token",
-             ours.per_second / seen[PLAIN].per_second, 0.3, at_most=False),
+             ours.over(seen[PLAIN]), 0.3, at_most=False),
         Goal("MariaDB contended: with the counter on disk ÷ the bare statements'",
-             seen[COUNTER].per_second / seen[BARE].per_second, 0.3, at_most=False),
+             seen[COUNTER].over(seen[BARE]), 0.3, at_most=False),
         Goal("MariaDB contended: the most uneven process, % of the mean", ours.uneven * 100, 10),
     ]  # fmt: skip

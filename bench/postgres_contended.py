@@ -22,7 +22,7 @@ def main(rounds: int) -> list[Goal]:
         pair = interleaved({"bare": with_lock(peers.BareRow(server.url))}, 5, repetitions=30)["bare"].median / 1e6
     advisory, rows = found[ADVISORY], found[ROWS]
     return [
-        Goal("advisory contended: grants ÷ bare", advisory.per_second / found[BARE].per_second, 0.7, at_most=False),
+        Goal("advisory contended: grants ÷ bare", advisory.over(found[BARE]), 0.7, at_most=False),
         Goal("advisory contended: the most uneven process, % of the mean", advisory.uneven * 100, 10),
         Goal("rows contended: grants per second", rows.per_second, 400, at_most=False),
         Goal("rows contended: grants ÷ the bare row pair's rate", rows.per_second * pair, 0.4, at_most=False),

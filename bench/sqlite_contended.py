@@ -31,7 +31,7 @@ def main(rounds: int) -> list[Goal]:
     with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
         outcomes = compare(title, contestants, folder, rounds=rounds)
     ours = outcomes[OURS]
-    ratio = ours.per_second / outcomes[FILELOCK].per_second
+    ratio = ours.over(outcomes[FILELOCK])
     return [
         Goal("SQLite contended: grants per second ÷ filelock's", ratio, 0.4, at_most=False),
         Goal("SQLite contended: the most uneven process, % of the mean", ours.uneven * 100, 10),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench import zookeeper_peers as peers
-from bench.contended import PROCESSES, Make, compare, contend
+from bench.contended import PROCESSES, Make, compare
 from bench.harness import Goal
 from tests.engines.zookeeper import ZooKeeper
 
@@ -18,10 +18,8 @@ def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {OURS: peers.ours, KAZOO: peers.kazoo, BARE: peers.raw}
     with ZooKeeper(settings=peers.SETTINGS, environment=peers.JVM) as server:
         title = f"ZooKeeper, {PROCESSES} processes on one name, empty body"
-        for make in contestants.values():
-            contend(make, server.url, WARM_UP)
-        found = compare(title, contestants, server.url, rounds=rounds)
-    ratio = found[OURS].per_second / found[KAZOO].per_second
+        found = compare(title, contestants, server.url, rounds=rounds, warm_up=WARM_UP)
+    ratio = found[OURS].over(found[KAZOO])
     return [
         Goal("ZooKeeper contended: grants per second ÷ kazoo Lock's", ratio, 2, at_most=False),
         Goal("ZooKeeper contended: the most uneven process, % of the mean", found[OURS].uneven * 100, 5),

@@ -16,7 +16,7 @@ from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
-from fencelock.worlds.blocking import BlockingWorld, drive, each
+from fencelock.worlds.blocking import BlockingWorld, drive, each, finish
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -73,7 +73,7 @@ class Lease(LeaseCore):
 
     def renew(self) -> None:
         """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
-        drive(self._renew_now())
+        finish(self._renew_now())
 
     def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
@@ -86,7 +86,7 @@ class Lease(LeaseCore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._leave(error))
+        finish(self._leave(error))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
@@ -129,7 +129,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._mutex.leaving()._leave(error))
+        finish(self._mutex.leaving()._leave(error))
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -224,7 +224,7 @@ class Locks:
 
     def close(self) -> None:
         """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
-        drive(self._client.close())
+        finish(self._client.close())
 
     def __enter__(self) -> Locks:
         return self
@@ -276,7 +276,7 @@ def _close_all() -> None:
     ours = [client for client in clients() if isinstance(client.world, BlockingWorld)]
     waited = any(client.under_way for client in ours)
     for client in ours:
-        drive(client.close())
+        finish(client.close())
     if waited:
         # Threads that waited say why they no longer do; one that still writes when the interpreter goes would abort it.
         until = time.monotonic() + 0.5

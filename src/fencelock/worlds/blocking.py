@@ -28,12 +28,17 @@ BELLS_KEPT = 8
 def drive(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of this world to its end and return its result."""
     result: list[T] = []
-    outer = _put(result, work)
-    for _ in outer.__await__():
+    finish(_put(result, work))
+    return result[0]
+
+
+def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine of this world, one without a result, to its end."""
+    for _ in work.__await__():
         break
     else:
-        return result[0]
-    outer.close()
+        return
+    work.close()
     raise RuntimeError("a coroutine suspended in the blocking world: an engine awaited something not of its world")
 
 

@@ -60,6 +60,7 @@ class Form(NamedTuple):
     attempt: str
     line_up: str
     release: str
+    release_after: str
     patience: float
     hush: float
 
@@ -251,16 +252,18 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        _, _, begin, patience, _ = grant.handle
+        _, _, begin, after, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
-        after = self._contended and link.silent
+        likely = None
+        if self._contended and link.silent:
+            begin, likely = after, AS_A_RULE
         try:
-            command = f"{AFTER_YOU if after else ''}{begin}${len(id)}\r\n{id}\r\n".encode()
-            answer = await link.wire.ask(command, patience, likely=AS_A_RULE if after else None)
+            command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
+            answer = await link.wire.ask(command, patience, likely=likely)
             if type(answer) is ServerError:
-                if after and answer.kind != "NOSCRIPT":
-                    self._links.drop(link)  # perhaps we may no longer ask it to call others first, and it is out of step
+                if likely is not None and answer.kind != "NOSCRIPT":
+                    self._links.drop(link)  # out of step, if it is that we may no longer have others called first
                 answer = await self._links.mend(link, RELEASE, command, patience, answer)
         except Unanswered:
             self._links.doubt(link)
@@ -340,7 +343,8 @@ class RedisBackend:
         keys = (self._base(name),)
         words = (name, _ms(ttl), mode, owner)
         attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
-        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
+        release = RELEASE.begin(keys, (name,), 1)
+        return Form(attempt, line_up, release, AFTER_YOU + release, answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

@@ -75,11 +75,11 @@ class Links:
 
     def idle(self, patience: float) -> Link | None:
         """Return a link that was made before, if there is one that works."""
-        while self._idle:
+        while True:
             try:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
-                break  # another thread was faster
+                break
             now, wire = self._now(), link.wire
             if now - link.used < IDLE_SECONDS and wire.open and not wire.owed:
                 link.used = now  # the ordinary case of `usable`

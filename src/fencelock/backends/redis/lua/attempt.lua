@@ -16,9 +16,12 @@ local function granted(token)
   return tonumber(token)
 end
 
--- One look for all: what is named four times counts for more than the three others together.
-local there = redis.call('EXISTS', lock, queue, BASE .. ':holders:' .. NAME, gone, gone, gone, gone)
-if mode == 'x' and there == 0 then
+-- Whoever asks in silence expects a holder. Everybody else has one look for all: what is named four times counts for more
+-- than the three others together.
+local holder = unread and redis.call('GET', lock)
+local there = holder and 4 * redis.call('EXISTS', gone)
+  or redis.call('EXISTS', lock, queue, BASE .. ':holders:' .. NAME, gone, gone, gone, gone)
+if mode == 'x' and there == 0 and not holder then
   -- Nobody is there: what `settle` would do, in as few steps as possible.
   local token = clock
   local last = redis.call('SET', BASE, token, 'GET')
@@ -30,12 +33,12 @@ if mode == 'x' and there == 0 then
   return granted(token)
 end
 local now = tonumber(string.sub(clock, 1, -4))
-local holder = redis.call('GET', lock)
+holder = holder or redis.call('GET', lock)
 local ours = holder and string.sub(holder, 1, #id) == id
 if holder and not ours and mode == 'x' and seat ~= '' and there < 4 then
   -- Somebody has it: whoever is new goes to the end of the line, and there is nothing to settle.
   local waiters = BASE .. ':waiters:' .. NAME
-  local me = now + ttl .. ':' .. ttl .. ':x:' .. seat .. ':' .. owner
+  local me = string.format('%d', now + ttl) .. ':' .. ttl .. ':x:' .. seat .. ':' .. owner
   if redis.call('HSET', waiters, id, me) == 1 then
     local place = redis.call('RPUSH', queue, id)
     if redis.call('PTTL', waiters) <= tonumber(ttl) then
