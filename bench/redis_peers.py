@@ -116,8 +116,9 @@ class Bare:
 
     def __init__(self, url: str) -> None:
         from fencelock.backends.redis.engine import ATTEMPT, RELEASE
+        from fencelock.backends.redis.link import Link
         from fencelock.backends.redis.scripts import packed
-        from fencelock.backends.redis.silence import AFTER_YOU, SILENCE
+        from fencelock.backends.redis.silence import SILENCE
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"
@@ -129,7 +130,7 @@ class Bare:
         keys = ("bare:{0}",)
         # Told when it is its turn, but not that it has to wait; others are told first when it is theirs.
         self._attempt = SILENCE + ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 3)
-        self._release = AFTER_YOU + RELEASE.begin(keys, ("bare",), 1)
+        self._release = Link(self._channel).after_you + RELEASE.begin(keys, ("bare",), 1)
         self._id = packed(ID)
         self._seat = packed(f"{self._channel}:1", 1)
 

@@ -89,6 +89,7 @@ def test_turns(server: Redis) -> None:
     seen = commands(server)
     assert seen[SILENT] > 300
     assert seen["evalsha"] < 2 * 400 + 40
+    assert 300 < seen["subscribe"] < 400 + 2 * THREADS, "a word before the release of whoever is not alone"
     assert only_counters(server)
 
 
@@ -233,6 +234,30 @@ def test_silence_that_is_refused_later(own_redis: Own, pause: int) -> None:
     stats = tell(server, "INFO", "commandstats")[f"cmdstat_{SILENT}"]
     assert stats["rejected_calls"] > 0 < stats["calls"]
     assert only_counters(server)
+
+
+def test_word_before_a_release_that_is_refused_later(own_redis: Own) -> None:
+    """Where a server refuses the word, which no longer may be said, its refusal is not taken for another's answer."""
+    server = own_redis()
+    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
+    url = server.url.replace("://", "://some:secret@")
+    with fencelock.connect(url) as locks:
+        assert in_contention(locks).acquire().release()
+        lease = in_contention(locks).acquire()
+        tell(server, "ACL", "SETUSER", "some", "-subscribe")
+        with pytest.raises(fencelock.EngineUnavailable, match="NOPERM"):
+            lease.release()
+        tell(server, "ACL", "SETUSER", "some", "+subscribe")
+        for number in range(5):
+            with locks.lock(f"{number}", timeout=SOON) as lease:
+                assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
+        assert only_counters(server)
+
+
+def in_contention(locks: fencelock.Client) -> fencelock.Lock:
+    """Return a lock of a client who has just met others."""
+    locks._client.backend._contended = True  # type: ignore[attr-defined]
+    return locks.lock("x", timeout=SOON)
 
 
 @pytest.mark.parametrize("late", [False, True])

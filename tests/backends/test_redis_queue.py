@@ -13,8 +13,6 @@ from tests.engines.redis import Redis
 
 Own = Callable[..., Redis]
 WAITERS = 20
-PUBLISHED = {"blocking": 2, "aio": 1}
-"""With each hand-over: the call, and before it a nothing to the releaser, if that has another connection than the next."""
 
 
 def asked(server: Redis) -> dict[str, int]:
@@ -38,8 +36,8 @@ async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
         await asyncio.gather(*waiters)
         seen = asked(server)
     assert seen["evalsha"] == WAITERS + 1, "one release each, and nothing else"
-    assert seen["publish"] == WAITERS * PUBLISHED[clients.colour], "one call for each that was next"
-    assert "subscribe" not in seen
+    assert seen["publish"] == WAITERS, "one call for each that was next"
+    assert seen.get("subscribe", 0) <= WAITERS, "a word before a release, so that others are called first, at the most"
 
 
 async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
@@ -59,7 +57,7 @@ async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
         await lease.release()
         await waiting(locks, "x", WAITERS - 1)
         await asyncio.sleep(0.3)
-        assert commands(server)["publish"] == PUBLISHED[clients.colour]
+        assert commands(server)["publish"] == 1
         done.set()
         tokens = await asyncio.gather(*waiters)
     assert len(set(tokens)) == WAITERS

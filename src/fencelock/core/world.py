@@ -122,14 +122,14 @@ class Parser(Protocol):
 class Likely(NamedTuple):
     """What a server will most likely say, as it will look: then it need not be taken apart to be known."""
 
-    begins: bytes
-    ends: bytes
     size: int
+    ends: bytes
+    """Its last bytes, which no other of that size has."""
     pushed: bool
     """Whether the server does not answer at all, and this is called out to us instead."""
 
 
-make_likely: Callable[[tuple[bytes, bytes, int, bool]], Likely] = partial(tuple.__new__, Likely)
+make_likely: Callable[[tuple[int, bytes, bool]], Likely] = partial(tuple.__new__, Likely)
 """Makes one of all that it has, and saves a call of Python's: see `fencelock.model.make_grant`."""
 
 

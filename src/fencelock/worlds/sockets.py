@@ -28,6 +28,9 @@ PROMPT = 0.005
 """Seconds for which a read or write waits by itself, which spares a call of the system where that is enough. Who waits for
 longer does it in a poll: what signals interrupt waits anew each time, but a poll knows how much is left."""
 
+UNKNOWN = Likely(0, b"", pushed=False)
+"""For whoever cannot say what the server will."""
+
 
 def restless() -> bool:
     """Return whether a timer of this process sends signals again and again, perhaps more often than that: profilers do."""
@@ -90,6 +93,7 @@ class SocketWire:
         """Send, and read until the answer is there."""
         if self.owed:
             return self._ask_behind(command, timeout)
+        expected, ends, pushed = likely or UNKNOWN
         self._busy = True
         try:
             if not self.open:
@@ -115,25 +119,20 @@ class SocketWire:
                     left = until - boottime()
                     if left > 0 and self._poll.poll(left * 1000):
                         continue
-                    if likely is not None and likely.pushed:
+                    if pushed:
                         return NO_ANSWER
                     self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
                 if not data:
                     raise ConnectionResetError("the server closed the connection")
-                if (
-                    likely is not None
-                    and len(data) == likely.size
-                    and data.startswith(likely.begins)
-                    and data.endswith(likely.ends)
-                ):
+                if len(data) == expected and data.endswith(ends):
                     return data
                 size = CHUNK
                 feed(data)
                 while (found := gets()) is not NO_ANSWER:
                     if (not isinstance(found, pushes) or heard(found)) and answer is NO_ANSWER:
                         answer = found
-                if answer is not NO_ANSWER or (likely is not None and likely.pushed):
+                if pushed or answer is not NO_ANSWER:
                     return answer
         except Unanswered:
             raise

@@ -13,13 +13,13 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.dial import RedisDialer, ServerError
-from fencelock.backends.redis.link import CALL, FIRST_ROUND, TOKEN_DIGITS, Link
+from fencelock.backends.redis.link import FIRST_ROUND, HANDED_OVER, TOKEN_DIGITS, Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load, packed
-from fencelock.backends.redis.silence import AFTER_YOU, HUSH, SILENCE, in_step, try_silence
+from fencelock.backends.redis.scripts import load
+from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Command, Event, Likely, World, make_likely
+from fencelock.core.world import NO_ANSWER, Command, Event, World, make_likely
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -48,10 +48,7 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
-NOT_HELD, HANDED_OVER = b"not held", b"handed over"
-_handed_over = f">3\r\n{packed('unsubscribe', '-')}:1\r\n{packed(HANDED_OVER.decode())}".encode()
-AS_A_RULE = Likely(_handed_over, b"", len(_handed_over), pushed=False)
-"""What the server says to a release where others wait, if it is asked to call them first."""
+NOT_HELD = b"not held"
 
 
 class Form(NamedTuple):
@@ -60,7 +57,6 @@ class Form(NamedTuple):
     attempt: str
     line_up: str
     release: str
-    release_after: str
     patience: float
     hush: float
 
@@ -125,13 +121,13 @@ class RedisBackend:
                 round = str(next(self._rounds))
                 place = f"{link.channel}:{round}"
                 command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-                begins, ends = link.called, f":{round}\r\n".encode()
-                size, end = len(begins) + CALL + 2, -len(ends)
+                ends = f":{round}\r\n".encode()
+                likely, where = make_likely((link.call_size, ends, True)), slice(-len(ends) - TOKEN_DIGITS, -len(ends))
                 hush = form.hush if patience is None else min(form.hush, patience)
-                call = await link.wire.ask(command, hush, likely=make_likely((begins, ends, size, True)))
-                if type(call) is bytes:  # no other round is called so
+                call = await link.wire.ask(command, hush, likely=likely)
+                if type(call) is bytes:
                     link.silent = True
-                    return make_grant((claim, int(call[end - TOKEN_DIGITS : end]), sent, form, False))
+                    return make_grant((claim, int(call[where]), sent, form, False))
                 link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
                 token, _, called = link.calls.pop(id, "").partition(":")
                 if link.silent and called == round:
@@ -252,12 +248,12 @@ class RedisBackend:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the script hands it over."""
-        _, _, begin, after, patience, _ = grant.handle
+        _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
         likely = None
         if self._contended and link.silent:
-            begin, likely = after, AS_A_RULE
+            begin, likely = link.after_you + begin, link.handed_over
         try:
             command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
             answer = await link.wire.ask(command, patience, likely=likely)
@@ -270,7 +266,7 @@ class RedisBackend:
             raise
         finally:
             self._links.give(link)
-        self._contended = bool(answer == HANDED_OVER or answer == AS_A_RULE.begins)
+        self._contended = answer == HANDED_OVER or answer == link.handed_over.ends
         return bool(answer != NOT_HELD)
 
     async def inspect(self, name: str) -> Snapshot:
@@ -343,8 +339,7 @@ class RedisBackend:
         keys = (self._base(name),)
         words = (name, _ms(ttl), mode, owner)
         attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
-        release = RELEASE.begin(keys, (name,), 1)
-        return Form(attempt, line_up, release, AFTER_YOU + release, answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
+        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fencelock.backends.redis.scripts import packed
-from fencelock.core.world import NO_ANSWER, Wire
+from fencelock.core.world import NO_ANSWER, Likely, Wire
 
 EARLY_KEPT = 1000
 """Calls that are kept for claims of which nobody knows yet that they wait."""
 
+
+HANDED_OVER = b"handed over"
 
 ID_DIGITS, TOKEN_DIGITS, ROUND_DIGITS = 32, 16, 10
 """As a rule: 128 bits, a time in µs until the year 2286, and what is counted from FIRST_ROUND on. Calls in which one of
@@ -29,12 +31,30 @@ class Bell(Protocol):
 class Link:
     """One wire, the channel that it listens to, and the bells of those who wait there."""
 
-    __slots__ = ("bells", "called", "calls", "channel", "silent", "used", "wire")
+    __slots__ = (
+        "_listens",
+        "after_you",
+        "bells",
+        "call_size",
+        "calls",
+        "channel",
+        "handed_over",
+        "silent",
+        "used",
+        "wire",
+    )
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.called = f">3\r\n{packed('message', channel)}${CALL}\r\n".encode()
-        """How calls begin, up to what is called."""
+        self.call_size = len(f">3\r\n{packed('message', channel)}{packed('.' * CALL)}")
+        """Bytes in which somebody is called, as a rule."""
+        self.after_you = f"*2\r\n{packed('SUBSCRIBE', channel)}"
+        """Has the server say something to us before it does what follows. It writes first to whoever it had something for
+        last: to whoever is called meanwhile then, and not to us, while the name is idle."""
+        handed_over = f">3\r\n{packed('subscribe', channel)}:1\r\n{packed(HANDED_OVER.decode())}".encode()
+        self.handed_over = Likely(len(handed_over), handed_over, pushed=False)
+        """What it most likely says to that, and to the release that follows."""
+        self._listens = False
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, str] = {}
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
@@ -44,10 +64,11 @@ class Link:
         self.wire: Wire
 
     def heard(self, push: Any) -> bool:
-        """Take a call in: `id:token:round`, or nothing (release.lua). That we subscribed is the answer to SUBSCRIBE."""
+        """Take a call in: `id:token:round`. That we subscribed is the answer to SUBSCRIBE, but not again: see `after_you`."""
         kind, _, call = push
-        if not call or kind != b"message":
-            return bool(kind == b"subscribe")
+        if kind != b"message":
+            listened, self._listens = self._listens, True
+            return not listened
         id, _, called = call.decode().partition(":")
         if (bell := self.bells.get(id)) is not None:
             bell.set()

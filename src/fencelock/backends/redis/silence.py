@@ -10,9 +10,6 @@ HUSH = 0.05
 than this. If the holder runs out just then, or the server did not understand, the waiter is so much late."""
 SILENCE = f"*3\r\n{packed('CLIENT', 'REPLY', 'SKIP')}"
 """Has the server not answer the command that follows; what is called out is heard all the same."""
-AFTER_YOU = f"*2\r\n{packed('UNSUBSCRIBE', '-')}"
-"""Has the server say something to us, before it does what follows. It writes first to whoever it had something for last: to
-whoever is called meanwhile, and not to us, while the name is idle. What it says comes as a push, and is not heard."""
 TRIAL = "silence"
 """Who is called to see whether that is so: no claim has such an id."""
 
@@ -23,7 +20,7 @@ async def try_silence(link: Link, within: float) -> None:
     Not every user may ask for that, and Redis before 6.2.12 and 7.0.10 does not call either whom it does not answer.
     """
     call, echo = packed("PUBLISH", link.channel, f"{TRIAL}:heard"), packed("ECHO", TRIAL)
-    answer = await link.wire.ask(f"{SILENCE}*3\r\n{call}{AFTER_YOU}*2\r\n{echo}".encode(), within)
+    answer = await link.wire.ask(f"{SILENCE}*3\r\n{call}{link.after_you}*2\r\n{echo}".encode(), within)
     link.silent = answer == TRIAL.encode() and link.calls.pop(TRIAL, None) is not None
 
 
