@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count, cycle
 from types import FrameType
 from typing import Any
 
 import pytest
+from redis import ResponseError
 
 import fencelock
 from fencelock.backends.redis.engine import RedisBackend
@@ -236,28 +237,53 @@ def test_silence_that_is_refused_later(own_redis: Own, pause: int) -> None:
     assert only_counters(server)
 
 
-def test_word_before_a_release_that_is_refused_later(own_redis: Own) -> None:
-    """Where a server refuses the word, which no longer may be said, its refusal is not taken for another's answer."""
+@contextmanager
+def forbidden(server: Redis) -> Iterator[None]:
+    """Have the server refuse what is said before a release, and carry out the release."""
+    tell(server, "ACL", "SETUSER", "some", "-subscribe")
+    yield
+    tell(server, "ACL", "SETUSER", "some", "+subscribe")
+
+
+@contextmanager
+def busy(server: Redis) -> Iterator[None]:
+    """Have the server refuse both."""
+    tell(server, "CONFIG", "SET", "lua-time-limit", 1)
+    script = threading.Thread(target=pytest.raises, args=(ResponseError, tell, server, "EVAL", "while true do end", 0))
+    script.start()
+    while True:
+        try:
+            tell(server, "PING")
+        except ResponseError:
+            break
+    yield
+    tell(server, "SCRIPT", "KILL")
+    script.join()
+
+
+@pytest.mark.parametrize("refusing", [forbidden, busy])
+def test_word_before_a_release_is_refused(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch, refusing: Callable[[Redis], AbstractContextManager[None]]
+) -> None:
+    """Where a server refuses the word that we say before a release, no answer is taken for another's."""
+    for size in ("BRIEF", "CHUNK"):
+        monkeypatch.setattr(f"fencelock.worlds.sockets.{size}", 8)  # so that answers are read one by one
     server = own_redis()
     tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
-    url = server.url.replace("://", "://some:secret@")
-    with fencelock.connect(url) as locks:
-        assert in_contention(locks).acquire().release()
-        lease = in_contention(locks).acquire()
-        tell(server, "ACL", "SETUSER", "some", "-subscribe")
-        with pytest.raises(fencelock.EngineUnavailable, match="NOPERM"):
+    with fencelock.connect(server.url.replace("://", "://some:secret@")) as locks:
+        backend: Any = locks._client.backend
+        backend._contended = True
+        assert locks.lock("x", timeout=SOON).acquire().release()  # the server has shown that it can be asked
+        backend._contended = True
+        lease = locks.lock("x", timeout=SOON).acquire()
+        tell(server, "CONFIG", "RESETSTAT")
+        with refusing(server), pytest.raises(fencelock.EngineUnavailable, match=r"NOPERM|BUSY"):
             lease.release()
-        tell(server, "ACL", "SETUSER", "some", "+subscribe")
+        assert tell(server, "INFO", "commandstats")["cmdstat_subscribe"]["rejected_calls"] == 1
+        backend._contended = False
         for number in range(5):
             with locks.lock(f"{number}", timeout=SOON) as lease:
                 assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
-        assert only_counters(server)
-
-
-def in_contention(locks: fencelock.Client) -> fencelock.Lock:
-    """Return a lock of a client who has just met others."""
-    locks._client.backend._contended = True  # type: ignore[attr-defined]
-    return locks.lock("x", timeout=SOON)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -125,7 +125,7 @@ class RedisBackend:
                 likely, where = make_likely((link.call_size, ends, True)), slice(-len(ends) - TOKEN_DIGITS, -len(ends))
                 hush = form.hush if patience is None else min(form.hush, patience)
                 call = await link.wire.ask(command, hush, likely=likely)
-                if type(call) is bytes:
+                if type(call) is bytes and call.endswith(ends):
                     link.silent = True
                     return make_grant((claim, int(call[where]), sent, form, False))
                 link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
