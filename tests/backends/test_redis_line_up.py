@@ -17,7 +17,9 @@ from redis import ResponseError
 import fencelock
 from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.silence import HUSH
+from fencelock.errors import Unanswered
 from fencelock.model import TOKEN_MAX
+from fencelock.worlds.blocking import drive
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
@@ -271,19 +273,57 @@ def test_word_before_a_release_is_refused(
     server = own_redis()
     tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
     with fencelock.connect(server.url.replace("://", "://some:secret@")) as locks:
-        backend: Any = locks._client.backend
-        backend._contended = True
-        assert locks.lock("x", timeout=SOON).acquire().release()  # the server has shown that it can be asked
-        backend._contended = True
-        lease = locks.lock("x", timeout=SOON).acquire()
+        lease = contended(locks, "x")
         tell(server, "CONFIG", "RESETSTAT")
         with refusing(server), pytest.raises(fencelock.EngineUnavailable, match=r"NOPERM|BUSY"):
             lease.release()
         assert tell(server, "INFO", "commandstats")["cmdstat_subscribe"]["rejected_calls"] == 1
-        backend._contended = False
+        locks._client.backend._contended = False  # type: ignore[attr-defined]
         for number in range(5):
             with locks.lock(f"{number}", timeout=SOON) as lease:
                 assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
+
+
+def test_word_before_a_release_is_said_once(own_redis: Own) -> None:
+    """Where the server has forgotten the script, it is taught without another word: that could be refused by then."""
+    server = own_redis()
+    with fencelock.connect(server.url) as locks:
+        lease = contended(locks, "x")
+        tell(server, "CONFIG", "RESETSTAT")
+        tell(server, "SCRIPT", "FLUSH")
+        assert lease.release()
+        seen = commands(server)
+        assert (seen["evalsha"], seen["eval"], seen["subscribe"]) == (1, 1, 1)
+
+
+def test_word_before_a_release_is_refused_late(own_redis: Own) -> None:
+    """Where a server hangs and refuses the word when it goes on, no answer is taken for another's."""
+    server = own_redis()
+    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
+    with fencelock.connect(server.url.replace("://", "://some:secret@")) as locks:
+        lease = contended(locks, "x", ttl=1)
+        tell(server, "ACL", "SETUSER", "some", "-subscribe")
+        server.pause()
+        try:
+            with pytest.raises(Unanswered):
+                drive(locks._client.backend.release(lease._grant))
+        finally:
+            server.resume()
+        tell(server, "ACL", "SETUSER", "some", "+subscribe")
+        for number in range(5):
+            with locks.lock(f"{number}", timeout=SOON) as mine:
+                assert [holder.token for holder in locks.inspect(f"{number}").holders] == [mine.token]
+
+
+def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.Lease:
+    """Return a lease of a client who has met others, on a server that can be asked to say what it is to say."""
+    backend: Any = locks._client.backend
+    backend._contended = True
+    assert locks.lock(name, ttl=ttl, timeout=SOON).acquire().release()
+    backend._contended = True
+    lease = locks.lock(name, ttl=ttl, timeout=SOON).acquire()
+    backend._contended = True
+    return lease
 
 
 @pytest.mark.parametrize("late", [False, True])

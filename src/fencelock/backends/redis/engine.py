@@ -251,18 +251,18 @@ class RedisBackend:
         _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         link = self._links.idle(patience) or await self._links.make()
-        likely = None
-        if self._contended and link.silent:
-            begin, likely = link.after_you + begin, link.handed_over
+        command = f"{begin}${len(id)}\r\n{id}\r\n"
+        before, likely = (link.after_you, link.handed_over) if self._contended and link.silent else ("", None)
         try:
-            command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
-            answer = await link.wire.ask(command, patience, likely=likely)
+            answer = await link.wire.ask(f"{before}{command}".encode(), patience, likely=likely)
             if type(answer) is ServerError:
-                if likely is not None and answer.kind != "NOSCRIPT":
-                    self._links.drop(link)  # out of step, if it is that we may no longer have others called first
-                answer = await self._links.mend(link, RELEASE, command, patience, answer)
+                if before and answer.kind != "NOSCRIPT":
+                    self._links.drop(link)  # if that was refused and not the release, the link is out of step
+                answer = await self._links.mend(link, RELEASE, command.encode(), patience, answer)
         except Unanswered:
             self._links.doubt(link)
+            if before:
+                self._links.drop(link)  # the server owes one answer, or two if it will refuse that
             raise
         finally:
             self._links.give(link)

@@ -10,9 +10,8 @@ from fencelock.core.world import NO_ANSWER, Likely, Wire
 
 EARLY_KEPT = 1000
 """Calls that are kept for claims of which nobody knows yet that they wait."""
-
-
 HANDED_OVER = b"handed over"
+"""What a release is answered if somebody else has the lock now."""
 
 ID_DIGITS, TOKEN_DIGITS, ROUND_DIGITS = 32, 16, 10
 """As a rule: 128 bits, a time in µs until the year 2286, and what is counted from FIRST_ROUND on. Calls in which one of
@@ -66,9 +65,11 @@ class Link:
     def heard(self, push: Any) -> bool:
         """Take a call in: `id:token:round`. That we subscribed is the answer to SUBSCRIBE, but not again: see `after_you`."""
         kind, _, call = push
-        if kind != b"message":
+        if kind == b"subscribe":
             listened, self._listens = self._listens, True
             return not listened
+        if kind != b"message":
+            return False
         id, _, called = call.decode().partition(":")
         if (bell := self.bells.get(id)) is not None:
             bell.set()
