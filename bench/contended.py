@@ -19,12 +19,15 @@ from bench.harness import progress
 
 PROCESSES = 8
 HEATS = 4
-"""Turns of each contestant in a round, and how long they are, in seconds."""
+"""Turns of each contestant in a round."""
 HEAT = 0.5
+"""Seconds that one of them takes."""
 AT_MOST = 50_000
 """Grants that one process can have in a second."""
 AHEAD = 0.02
 """Seconds in which all processes of a contestant hear when they are to begin."""
+ENDING = 5.0
+"""Seconds in which they end by themselves: not if one has failed that the others wait for."""
 Make = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -71,7 +74,6 @@ class Team:
         self._processes: list[Any] = []
         for _ in range(PROCESSES):
             line, theirs = context.Pipe()
-            # Daemons: should one of them fail, the others must not keep us from ending.
             process = context.Process(target=member, args=(make, place, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -99,8 +101,10 @@ class Team:
     def close(self) -> None:
         for line in self._lines:
             line.close()
+        until = time.monotonic() + ENDING
         for process in self._processes:
-            process.join()
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
 
 
 def member(make: Make, place: str, line: Any) -> None:
@@ -140,7 +144,7 @@ def outcome(heats: Sequence[Sequence[Held]], seconds: float) -> Outcome:
         sum(max(0.0, min(hold.left, end) - hold.granted) for end, holds in heat for hold in holds) for heat in heats
     ]
     waits = sorted((hold.granted - hold.asked) * 1000 for heat in heats for _, holds in heat for hold in holds)
-    totals = [sum(counts) for counts in zip(*counts, strict=True)]
+    totals = [sum(process) for process in zip(*counts, strict=True)]
     mean = statistics.mean(totals)
     rates = [sum(heat) / seconds for heat in counts]
     return Outcome(

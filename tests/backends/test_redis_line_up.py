@@ -67,6 +67,13 @@ class Crowd:
             self.errors.append(error)
 
 
+def meet_others(locks: fencelock.Locks) -> None:
+    """Have a client believe that others were there a moment ago."""
+    backend: Any = locks._client.backend
+    assert backend._contended in (True, False)
+    backend._contended = True
+
+
 @contextmanager
 def meanwhile(harass: Callable[[], object], every: float) -> Iterator[None]:
     """Do that again and again."""
@@ -99,11 +106,10 @@ def test_turns(server: Redis) -> None:
 def free_at_once(server: Redis) -> None:
     """Who lines up without an answer and finds the lock free has it at once."""
     with fencelock.connect(server.url) as locks:
-        backend = locks._client.backend
         with locks.lock("x"):
             pass
         for _ in range(20):
-            backend._contended = True  # type: ignore[attr-defined]
+            meet_others(locks)
             begun = time.monotonic()
             with locks.lock("x") as lease:
                 assert lease.token
@@ -156,7 +162,7 @@ def refused_while_silent(server: Redis, pause: Callable[[], object], timeout: fl
         held = holder.lock("x").acquire()
         with other.lock("warm"):
             pass
-        other._client.backend._contended = True  # type: ignore[attr-defined]
+        meet_others(other)
         begun = time.monotonic()
         timer = threading.Timer(HUSH / 3, pause)
         timer.start()
@@ -197,7 +203,7 @@ def test_slow_network(server: Redis, proxy: Callable[..., Proxy]) -> None:
             pass
         between.delay(HUSH * 1.5, "to_client")
         tell(server, "CONFIG", "RESETSTAT")
-        locks._client.backend._contended = True  # type: ignore[attr-defined]
+        meet_others(locks)
         lease = locks.lock("x").acquire()
         assert commands(server)["evalsha"] == 1
         assert lease.release()
@@ -278,10 +284,7 @@ def test_word_before_a_release_is_refused(
         with refusing(server), pytest.raises(fencelock.EngineUnavailable, match=r"NOPERM|BUSY"):
             lease.release()
         assert tell(server, "INFO", "commandstats")["cmdstat_subscribe"]["rejected_calls"] == 1
-        locks._client.backend._contended = False  # type: ignore[attr-defined]
-        for number in range(5):
-            with locks.lock(f"{number}", timeout=SOON) as lease:
-                assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
+        assert_in_step(locks)
 
 
 def test_word_before_a_release_is_said_once(own_redis: Own) -> None:
@@ -310,19 +313,24 @@ def test_word_before_a_release_is_refused_late(own_redis: Own) -> None:
         finally:
             server.resume()
         tell(server, "ACL", "SETUSER", "some", "+subscribe")
-        for number in range(5):
-            with locks.lock(f"{number}", timeout=SOON) as mine:
-                assert [holder.token for holder in locks.inspect(f"{number}").holders] == [mine.token]
+        assert_in_step(locks)
+
+
+def assert_in_step(locks: fencelock.Locks) -> None:
+    """See that everything that is asked gets its own answer."""
+    assert not locks.inspect("0").holders
+    for number in range(5):
+        with locks.lock(f"{number}", timeout=SOON) as lease:
+            assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
 
 
 def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.Lease:
     """Return a lease of a client who has met others, on a server that can be asked to say what it is to say."""
-    backend: Any = locks._client.backend
-    backend._contended = True
+    meet_others(locks)
     assert locks.lock(name, ttl=ttl, timeout=SOON).acquire().release()
-    backend._contended = True
+    meet_others(locks)
     lease = locks.lock(name, ttl=ttl, timeout=SOON).acquire()
-    backend._contended = True
+    meet_others(locks)
     return lease
 
 
@@ -339,16 +347,14 @@ def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytes
             with locks.lock("x"):
                 pass
             if late:
-                locks._client.backend._contended = True  # type: ignore[attr-defined]
+                meet_others(locks)
                 with locks.lock("x"):
                     pass
             tell(server, "ACL", "SETUSER", "some", "-client|reply")
-            locks._client.backend._contended = True  # type: ignore[attr-defined]
+            meet_others(locks)
             if not interrupted_after(lines, RedisBackend._line_up, locks.lock("x", timeout=SOON)):
                 break
-            for number in range(5):
-                with locks.lock(f"{number}", timeout=SOON) as lease:
-                    assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
+            assert_in_step(locks)
             assert not list(locks.names())
     assert lines > 10
 

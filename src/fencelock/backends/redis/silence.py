@@ -1,4 +1,4 @@
-"""What a server is to say, and when: where others wait, the best is nothing, until it is our turn, and then us first."""
+"""Asking without being answered: where others wait, the best that a server can say is nothing, until it is our turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TRIAL = "silence"
 
 
 async def try_silence(link: Link, within: float) -> None:
-    """Find out whether the server says what it is to say, and no more; if not, the link is out of step.
+    """Find out whether the server is silent when it is asked to be, calls nonetheless, and lets us have others called first;
+    if not, the link is out of step.
 
     Not every user may ask for that, and Redis before 6.2.12 and 7.0.10 does not call either whom it does not answer.
     """

@@ -38,6 +38,7 @@ local ours = holder and string.sub(holder, 1, #id) == id
 if holder and not ours and mode == 'x' and seat ~= '' and there < 4 then
   -- Somebody has it: whoever is new goes to the end of the line, and there is nothing to settle.
   local waiters = BASE .. ':waiters:' .. NAME
+  -- As a whole number: what `..` does to numbers takes longer.
   local me = string.format('%d', now + ttl) .. ':' .. ttl .. ':x:' .. seat .. ':' .. owner
   if redis.call('HSET', waiters, id, me) == 1 then
     local place = redis.call('RPUSH', queue, id)
