@@ -12,6 +12,7 @@ from fencelock import EngineUnavailable
 from fencelock.backends.etcd import held, watch
 from fencelock.backends.etcd.watch import Watcher, Watches
 from fencelock.core.backend import Backend
+from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Reason
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, own_prefix
@@ -66,14 +67,15 @@ async def test_first_in_line_for_a_permit(own_etcd: Callable[..., Etcd], clients
     backend = clients.on(server.url).backend()
     limit = 3
     holders = [await _grant(backend, limit) for _ in range(limit)]
-    lines = [await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True) for _ in range(4)]
+    shared = Claim("x", 30, shared=True, limit=limit)
+    lines: list[Grant | Busy] = [await had(backend.attempt(shared.again(), queue=True)) for _ in range(4)]
     assert all(isinstance(busy, Busy) for busy in lines)
     first, *rest = lines
     assert isinstance(first, Busy)
     watchers = [len(busy.handle.blocked.by) for busy in lines]
     assert watchers == [limit, 1, 1, 1]
     assert isinstance(await backend.wait(first, 0.05), Busy)
-    await backend.release(holders[1])
+    await had(backend.release(holders[1]))
     granted = await backend.wait(first, SOON)
     assert isinstance(granted, Grant)
     for busy in rest:
@@ -86,31 +88,31 @@ async def test_many_permits(etcd1: Etcd, clients: Clients) -> None:
     backend = clients.on(own_prefix(etcd1.url)).backend()
     limit = 40
     holders = [await _grant(backend, limit) for _ in range(limit)]
-    busy = await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True)
+    busy = await had(backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True))
     assert isinstance(busy, Busy)
     other = clients.on(own_prefix(etcd1.url)).backend()
     assert other is not backend
 
     async def leave() -> None:
         await asyncio.sleep(0.1)
-        await backend.release(holders[17])
+        await had(backend.release(holders[17]))
 
     if clients.colour == "aio":
         async with background(leave()):
             assert isinstance(await backend.wait(busy, SOON), Grant)
     else:
-        await backend.release(holders[17])
+        await had(backend.release(holders[17]))
         assert isinstance(await backend.wait(busy, SOON), Grant)
 
 
 async def test_what_happened_before_the_watch(etcd1: Etcd, clients: Clients) -> None:
     """A release between the look and the watch is not missed: the watch begins where the look ended."""
     backend = clients.on(own_prefix(etcd1.url)).backend()
-    grant = await backend.attempt(Claim("x", 30), queue=True)
-    busy = await backend.attempt(Claim("x", 30), queue=True)
+    grant = await had(backend.attempt(Claim("x", 30), queue=True))
+    busy = await had(backend.attempt(Claim("x", 30), queue=True))
     assert isinstance(grant, Grant)
     assert isinstance(busy, Busy)
-    await backend.release(grant)
+    await had(backend.release(grant))
     assert isinstance(await backend.wait(busy, 10), Grant)
 
 
@@ -142,9 +144,9 @@ async def test_watch_ends_and_begins_again(etcd1: Etcd, clients: Clients) -> Non
 async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: int) -> None:
     """A waiter that leaves the line lets the one behind watch whoever is ahead then."""
     backend = clients.on(own_prefix(etcd1.url)).backend()
-    grant = await backend.attempt(Claim("x", 30), queue=True)
+    grant = await had(backend.attempt(Claim("x", 30), queue=True))
     claims = [Claim("x", 30) for _ in range(number)]
-    lines = [await backend.attempt(claim, queue=True) for claim in claims]
+    lines = [await had(backend.attempt(claim, queue=True)) for claim in claims]
     await backend.abandon(claims[0])
     await backend.abandon(claims[1])
     last = lines[2]
@@ -153,7 +155,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
     assert isinstance(moved, Busy)
     assert isinstance(grant, Grant)
     assert moved.handle.blocked.by == (grant.handle.key,)
-    await backend.release(grant)
+    await had(backend.release(grant))
 
     async def granted() -> bool:
         return isinstance(await backend.wait(moved, SOON), Grant)
@@ -162,7 +164,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
 
 
 async def _grant(backend: Backend, limit: int) -> Grant:
-    grant = await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True)
+    grant = await had(backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True))
     assert isinstance(grant, Grant)
     return grant
 

@@ -12,6 +12,7 @@ import pytest
 from fencelock import EngineUnavailable, InvalidURL
 from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.place import Place, parse
+from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Reason
 from fencelock.worlds.blocking import BlockingWorld
 from tests.backends.conftest import Clients
@@ -244,19 +245,19 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     way = proxy(mariadb)
     near = way.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]
     backend, other = clients.on(near).backend(), clients.on(direct).backend()
-    warm = await backend.attempt(Claim("warm", 3), queue=False)
+    warm = await had(backend.attempt(Claim("warm", 3), queue=False))
     assert isinstance(warm, Grant)
-    await backend.release(warm)
+    await had(backend.release(warm))
     claim = Claim("x", 3)
     way.drop("to_client")
     with pytest.raises(EngineUnavailable):
-        await backend.attempt(claim, queue=True)
-    assert isinstance(await other.attempt(Claim("x", 60), queue=False), Busy), "it was granted, and nobody knows"
+        await had(backend.attempt(claim, queue=True))
+    assert isinstance(await had(other.attempt(Claim("x", 60), queue=False)), Busy), "it was granted, and nobody knows"
     way.heal()
     await backend.abandon(claim)
-    got = await other.attempt(Claim("x", 60), queue=False)
+    got = await had(other.attempt(Claim("x", 60), queue=False))
     assert isinstance(got, Grant)
-    await other.release(got)
+    await had(other.release(got))
 
 
 async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:

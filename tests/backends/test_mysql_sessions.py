@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from fencelock import Reason
+from fencelock.core.world import had
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.backends.conftest import Clients
@@ -159,17 +160,17 @@ async def test_place_in_line_is_kept(mariadb: MariaDB, clients: Clients) -> None
     """However often a waiter looks, it is one statement that waits: the place in line is never given up."""
     url = own_database(mariadb)
     backend, other = clients.on(url).backend(), clients.on(url).backend()
-    held = await other.attempt(Claim("x", 30), queue=True)
+    held = await had(other.attempt(Claim("x", 30), queue=True))
     assert isinstance(held, Grant)
     first, second = Claim("x", 9), Claim("x", 9)
-    waits = [await backend.attempt(claim, queue=True) for claim in (first, second)]
+    waits = [await had(backend.attempt(claim, queue=True)) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
         for place, busy in enumerate(waits):
             assert isinstance(busy, Busy)
             waits[place] = await backend.wait(busy, 0.1)
     assert waiters_of(mariadb, url, "x") == before
-    assert await other.release(held)
+    assert await had(other.release(held))
     busy = waits[0]
     assert isinstance(busy, Busy)
     got = await backend.wait(busy, SOON)
@@ -273,7 +274,7 @@ async def test_silent_reconnect_is_noticed(mariadb: MariaDB, clients: Clients) -
     """A lock that is another session's is not ours, even if that session is the one that answers."""
     url = own_database(mariadb)
     backend = clients.on(url).backend()
-    grant = await backend.attempt(Claim("x", 30), queue=False)
+    grant = await had(backend.attempt(Claim("x", 30), queue=False))
     assert isinstance(grant, Grant)
     grant.handle.link.id += 1_000_000  # as if something in between had connected us anew
     assert await backend.renew([grant]) == [Renewal.LOST]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, cycle
 from types import FrameType
@@ -19,7 +19,7 @@ from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.silence import HUSH
 from fencelock.errors import Unanswered
 from fencelock.model import TOKEN_MAX
-from fencelock.worlds.blocking import drive
+from fencelock.worlds.blocking import have
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
@@ -309,7 +309,7 @@ def test_word_before_a_release_is_refused_late(own_redis: Own) -> None:
         server.pause()
         try:
             with pytest.raises(Unanswered):
-                drive(locks._client.backend.release(lease._grant))
+                have(locks._client.backend.release(lease._grant))
         finally:
             server.resume()
         tell(server, "ACL", "SETUSER", "some", "+subscribe")
@@ -334,6 +334,9 @@ def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.L
     return lease
 
 
+LINING_UP = RedisBackend.attempt, RedisBackend._line_up_first, RedisBackend._lined_up
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """Who is interrupted, at whichever line, amid answers that should not be, leaves no link on which others follow."""
@@ -352,20 +355,20 @@ def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytes
                     pass
             tell(server, "ACL", "SETUSER", "some", "-client|reply")
             meet_others(locks)
-            if not interrupted_after(lines, RedisBackend._line_up, locks.lock("x", timeout=SOON)):
+            if not interrupted_after(lines, LINING_UP, locks.lock("x", timeout=SOON)):
                 break
             assert_in_step(locks)
             assert not list(locks.names())
     assert lines > 10
 
 
-def interrupted_after(lines: int, function: Callable[..., object], lock: fencelock.Lock) -> bool:
-    """Take the lock, and be interrupted after so many lines of a function; return whether it had as many."""
-    code, left = function.__code__, lines
+def interrupted_after(lines: int, functions: Sequence[Callable[..., object]], lock: fencelock.Lock) -> bool:
+    """Take the lock, and be interrupted after so many lines of these functions; return whether they had as many."""
+    codes, left = {function.__code__ for function in functions}, lines
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if frame.f_code is not code:
+        if frame.f_code not in codes:
             return None
         if event == "line":
             left -= 1

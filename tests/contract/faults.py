@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from fencelock.core.backend import Backend
-from fencelock.core.world import World
+from fencelock.core.world import World, had
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot
 from tests.contract.colours import client_of
@@ -75,7 +75,10 @@ class Faulty:
         return answer
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
-        return await self._through("attempt", self.inner.attempt(claim, queue=queue, patience=patience))
+        async def attempt() -> Grant | Busy:
+            return await had(self.inner.attempt(claim, queue=queue, patience=patience))
+
+        return await self._through("attempt", attempt())
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         return await self._through("wait", self.inner.wait(busy, timeout))
@@ -87,7 +90,10 @@ class Faulty:
         return await self._through("renew", self.inner.renew(grants))
 
     async def release(self, grant: Grant) -> bool:
-        return await self._through("release", self.inner.release(grant))
+        async def release() -> bool:
+            return await had(self.inner.release(grant))
+
+        return await self._through("release", release())
 
     async def inspect(self, name: str) -> Snapshot:
         return await self._through("inspect", self.inner.inspect(name))

@@ -18,7 +18,7 @@ import fencelock
 from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
 from fencelock.core.lease import LeaseCore
 from fencelock.model import CORRECT
-from fencelock.worlds.blocking import drive
+from fencelock.worlds.blocking import have
 from tests.contract.colours import LocksView, client_of, core_of
 from tests.contract.pace import Pace
 from tests.contract.subject import (
@@ -490,7 +490,7 @@ async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pyt
 
     def released_meanwhile(self: LeaseCore) -> bool:
         monkeypatch.undo()
-        drive(self._give_back())
+        have(self._give_back())
         return again(self)
 
     monkeypatch.setattr(LeaseCore, "_again", released_meanwhile)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fencelock.core.backend import GRACE, Backend
 from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
-from fencelock.core.world import World
+from fencelock.core.world import Soon, World, had
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal
 
@@ -19,23 +19,31 @@ LONGEST_PAUSE = 1.0
 
 
 async def acquire(
-    world: World, backend: Backend, claim: Claim, timeout: float | None, under_way: dict[str, Claim]
+    world: World,
+    backend: Backend,
+    claim: Claim,
+    timeout: float | None,
+    under_way: dict[str, Claim],
+    sent: float,
+    attempt: Soon[Grant | Busy] | None,
 ) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
-    Whatever else happens (an error, a cancellation, a time-out), nothing of the claim is left on the engine. `under_way`
-    is where close() looks, under the id of the first claim, for what is being asked for; a forked child has nothing there, as
-    the claim is its parent's.
+    `attempt` is the first one, made at the time `sent`. Whatever else happens (an error, a cancellation, a time-out), nothing
+    of the claim is left on the engine. `under_way` is where close() looks, under the id of the first claim, for what is being
+    asked for; a forked child has nothing there, as the claim is its parent's.
     """
     first = claim.id
     patience: Deadline | None = None
     while True:
-        sent = world.now()
         refused = False  # the engine said no, or could not be reached at all: there is nothing to undo
         try:
             outcome: Grant | Busy | None
             try:
-                outcome = await backend.attempt(claim, queue=timeout != 0, patience=timeout)
+                if attempt is None:
+                    sent = world.now()
+                    attempt = backend.attempt(claim, queue=timeout != 0, patience=timeout)
+                outcome = await had(attempt)
             except Unanswered:
                 late = timeout is not None and world.now() - sent >= max(timeout, GRACE)
                 if late or first not in under_way:
@@ -65,7 +73,8 @@ async def acquire(
         if first not in under_way:
             raise Forked(FORKED, claim.name)
         await undo(world, backend, claim)
-        claim = under_way[first] = claim.again()
+        claim, attempt = claim.again(), None
+        under_way[first] = claim
 
 
 def name_it(error: BaseException, name: str) -> None:
@@ -110,10 +119,11 @@ async def _wait_in_line(
                 return None
             heard, unanswered, pause = world.now(), None, FIRST_PAUSE
         sent, answered = world.now(), False
+        outcome: Grant | Busy
         try:
             if busy is None:
                 left = None if patience.at is None else patience.at_most(claim.ttl)
-                outcome = await backend.attempt(claim, queue=queue, patience=left)
+                outcome = await had(backend.attempt(claim, queue=queue, patience=left))
             else:
                 outcome = await backend.wait(busy, patience.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.world import Soon
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 1.0
@@ -50,7 +51,7 @@ class Backend(Protocol):
 
     traits: Traits
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Soon[Grant | Busy]:
         """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
 
         `patience` is how many seconds the caller has left: an answer that comes later is of no use to it.
@@ -75,7 +76,7 @@ class Backend(Protocol):
         """Count the ttl of each anew, from this call; one answer for each."""
         ...
 
-    async def release(self, grant: Grant) -> bool:
+    def release(self, grant: Grant) -> Soon[bool]:
         """Give back the lock and let the next in; return whether it was still this grant's.
 
         False is certain: the holder is told that it had lost its lock. Where an answer got lost, raise Unanswered, and do not

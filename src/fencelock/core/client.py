@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar, cast
 from fencelock.core.acquire import acquire, undo
 from fencelock.core.backend import Backend, Watchful
 from fencelock.core.inherited import FORKED, Forked
-from fencelock.core.keeper import Keeper
+from fencelock.core.keeper import Keeper, Kept
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_name, check_ttl
-from fencelock.core.world import World
+from fencelock.core.world import Soon, World, fail, had
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
-from fencelock.model import Claim, Reason, Snapshot
+from fencelock.model import Busy, Claim, Grant, Reason, Snapshot
 
 OnLost = Callable[[Any, Reason], object]
 L = TypeVar("L", bound=LeaseCore)
@@ -55,16 +55,39 @@ class Client(Generic[L]):
         with _registry:
             _clients.add(self)
 
-    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L:
+    def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> Soon[L]:
         """Return a lease that the keeper looks after, or raise LockTimeout."""
+        under_way, now, id = self.under_way, self.world.now, claim.id
         # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
-        self.under_way[claim.id] = claim
-        try:
-            if self.closed or self.world.ready is not None:
+        under_way[id] = claim
+        if self.closed or self.world.ready is not None:
+            try:
                 self._check_open(claim.name)
-            lease = self._make_lease(self, renew, max_hold)
-            kept = self.keeper.expect(lease)
-            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way)
+            except BaseException:
+                under_way.pop(id, None)
+                raise
+        lease = self._make_lease(self, renew, max_hold)
+        kept = self.keeper.expect(lease)
+        sent = now()
+        attempt: Soon[Grant | Busy]
+        try:
+            attempt = self.backend.attempt(claim, queue=timeout != 0, patience=timeout)
+            if type(attempt) is Grant and now() - attempt.since <= attempt.claim.ttl / 3:
+                lease._begin(attempt)
+                self.keeper.add(lease, kept)
+                if not self.closed and under_way.pop(id, None) is not None:
+                    return lease
+        except BaseException as error:
+            self.keeper.drop(id, None)
+            attempt = fail(error)
+        return self._acquire(claim, timeout, lease, kept, sent, attempt)
+
+    async def _acquire(
+        self, claim: Claim, timeout: float | None, lease: L, kept: Kept, sent: float, attempt: Soon[Grant | Busy]
+    ) -> L:
+        """Go on where it takes more than one attempt that is granted at once."""
+        try:
+            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way, sent, attempt)
             if grant is None:
                 name = claim.name
                 advice = f"wait longer, or ask inspect({name!r}) who holds it"
@@ -118,7 +141,7 @@ class Client(Generic[L]):
         self.keeper.stop(Reason.CLOSED)
         try:
             for grant in held:
-                await self.backend.release(grant)
+                await had(self.backend.release(grant))
             for claim in list(self.under_way.values()):
                 await self.backend.abandon(claim)
         except FencelockError as error:

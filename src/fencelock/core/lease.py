@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.acquire import name_it, undo
+from fencelock.core.world import fail, had
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
 
@@ -15,7 +16,7 @@ Tell = Callable[["LeaseCore", Reason], None]
 if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.keeper import Kept
-    from fencelock.core.world import Event, Guard
+    from fencelock.core.world import Event, Guard, Soon
 
 RELEASE_PAUSES = (0.0, 0.02, 0.1)
 
@@ -74,9 +75,12 @@ class LeaseCore:
     def _begin(self, grant: Grant) -> None:
         """Have the grant. It was made before, while others held the lock: from now on they wait for us."""
         self._grant = grant
+        since, ttl = grant.since, grant.claim.ttl
+        self.deadline: float = since + ttl - drift(ttl)
+        self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None:
             self._final += self._client.world.now()
-        self._extend(grant.since)
+            self._extend(since)
 
     # ------------------------------------------------------------------ what users read
 
@@ -163,8 +167,8 @@ class LeaseCore:
 
     def _extend(self, since: float) -> None:
         ttl = self._grant.claim.ttl
-        self.deadline: float = since + ttl - drift(ttl)
-        self._due: float = since + ttl / 3 if self._renews else inf
+        self.deadline = since + ttl - drift(ttl)
+        self._due = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self._due = self._final, inf
 
@@ -251,7 +255,7 @@ class LeaseCore:
             self._client.keeper.add(self, kept)
         return True
 
-    async def _give_back(self) -> bool:
+    def _give_back(self) -> Soon[bool]:
         """Release; return whether it was still ours. Calling again is harmless."""
         client, grant = self._client, self._grant
         id = grant.claim.id
@@ -273,10 +277,22 @@ class LeaseCore:
             self._event.set()
         if kept is None:  # it is lost, or another thread was faster
             client.under_way.pop(id, None)
-            await self._give_back_lost()
-            return False
+            return self._give_back_lost()
+        released: Soon[bool]
         try:
-            ours = await client.backend.release(grant)
+            released = client.backend.release(grant)
+            if released is True and not grant.straggler:
+                client.under_way.pop(id, None)
+                return True
+        except BaseException as error:
+            released = fail(error)
+        return self._give_back_by(released)
+
+    async def _give_back_by(self, released: Soon[bool]) -> bool:
+        """See to it that it is released, or that all is done for that; `released` is what the engine says."""
+        client, grant = self._client, self._grant
+        try:
+            ours = await had(released)
         except Unanswered:
             ours = await self._release_again()
         except EngineUnavailable as error:
@@ -288,7 +304,7 @@ class LeaseCore:
             if not ours and not client.closed:  # a close() in another thread may have given it back before us
                 self._lost_unnoticed()
         finally:
-            client.under_way.pop(id, None)
+            client.under_way.pop(grant.claim.id, None)
         if grant.straggler:
             await undo(client.world, client.backend, grant.claim)
         return ours
@@ -306,10 +322,10 @@ class LeaseCore:
             for pause in RELEASE_PAUSES:
                 await world.sleep(pause)
                 try:
-                    return await backend.release(self._grant)
+                    return await had(backend.release(self._grant))
                 except Unanswered:
                     pass
-            return await backend.release(self._grant)
+            return await had(backend.release(self._grant))
         except EngineUnavailable as error:
             raise self._not_released(error) from error
         except BaseException:
@@ -320,10 +336,11 @@ class LeaseCore:
         message = f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s"
         return EngineUnavailable(message, self.name)
 
-    async def _give_back_lost(self) -> None:
+    async def _give_back_lost(self) -> bool:
         """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
         if self.reason is Reason.MAX_HOLD:
             await undo(self._client.world, self._client.backend, self._grant.claim)
+        return False
 
     # ------------------------------------------------------------------ the with block
 
@@ -342,12 +359,18 @@ class LeaseCore:
         if (guard := self._client.world.guard) is not None:
             self._watch(guard())
 
-    async def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> Soon[None]:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self._blocks -= 1
         ours = self._guards.pop().leave() if self._guards else False
+        given_back = self._give_back()
+        if given_back is True and self.reason is None:
+            return None
+        return self._leave_by(given_back, error, ours)
+
+    async def _leave_by(self, given_back: Soon[bool], error: BaseException | None, ours: bool) -> None:
         try:
-            await self._give_back()
+            await had(given_back)
         except FencelockError as failure:
             if error is None:
                 raise

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from ssl import SSLContext  # a tenth of the start of a command that needs no server
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+Soon: TypeAlias = T | Coroutine[Any, Any, T]
+"""What could be had at once, or the coroutine that gets it: where others wait for us, each coroutine less is time gained."""
+
+
+async def had(soon: Soon[T]) -> T:
+    """Return it, or await it first."""
+    return await soon if isinstance(soon, CoroutineType) else soon  # type: ignore[return-value]
+
+
+async def fail(error: BaseException) -> NoReturn:
+    """Raise what came up before there was a coroutine to raise it in, where it is dealt with."""
+    raise error
+
 
 Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""
@@ -164,14 +179,20 @@ class Wire(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send a command, packed already or not, and return its answer; raise Unanswered if none came in time, or the
         connection broke.
 
+        Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
+        """
+        ...
+
+    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Soon[Any]:
+        """Ask, and expect that answer. Only where wires are not shared, and while nothing is owed.
+
         If what comes looks as is `likely`, and nothing comes with it, its bytes may be returned, as they came. If that is
         `pushed`, nothing else is waited for: NO_ANSWER if it does not come in time, or `on_push` got something before,
-        perhaps just that. Only where wires are not shared, and while nothing is owed.
-        Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
+        perhaps just that.
         """
         ...
 

@@ -16,7 +16,7 @@ from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
-from fencelock.worlds.blocking import BlockingWorld, drive, each, finish
+from fencelock.worlds.blocking import BlockingWorld, drive, each, finish, have
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -77,7 +77,7 @@ class Lease(LeaseCore):
 
     def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
-        return drive(self._give_back())
+        return have(self._give_back())
 
     def __enter__(self) -> Lease:
         self._enter_block()
@@ -117,19 +117,22 @@ class Lock:
 
         Keep the lease: one that nobody refers to any more is no longer renewed.
         """
-        return drive(self._mutex.acquire(timeout))
+        return have(self._mutex.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
         return drive(self._mutex.try_acquire())
 
     def __enter__(self) -> Lease:
-        return self._mutex.entered(self._mutex.here(), drive(self._mutex.acquire()))
+        mutex = self._mutex
+        here, lease = mutex.here(), mutex.acquire()
+        return mutex.entered(here, lease if isinstance(lease, Lease) else drive(lease))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        finish(self._mutex.leaving()._leave(error))
+        if (rest := self._mutex.leaving()._leave(error)) is not None:
+            finish(rest)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

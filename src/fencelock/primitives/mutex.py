@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine, Hashable
+from collections.abc import Hashable
 from enum import Enum
-from typing import Any, Final, Generic, Literal, TypedDict
+from typing import Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
+from fencelock.core.world import Soon, had
 from fencelock.errors import LockTimeout
 from fencelock.model import Claim
 
@@ -64,25 +65,23 @@ class Mutex(Generic[L]):
         self.here = client.world.here
         self._entered: list[tuple[Hashable, L]] = []
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Coroutine[Any, Any, L]:
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Soon[L]:
         """Return a lease, or raise LockTimeout."""
         patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
+        client = self._client
+        claim = Claim(self.name, self._ttl, client.owner)
         if self._reentrant:
-            return self._acquire_or_share(patience)
-        return self._acquire(patience)
+            return self._acquire_or_share(claim, patience)
+        return client.acquire(claim, patience, self._renew, self._max_hold)
 
-    def _acquire(self, patience: float | None) -> Coroutine[Any, Any, L]:
-        claim = Claim(self.name, self._ttl, self._client.owner)
-        return self._client.acquire(claim, patience, self._renew, self._max_hold)
-
-    async def _acquire_or_share(self, patience: float | None) -> L:
+    async def _acquire_or_share(self, claim: Claim, patience: float | None) -> L:
         """Return what this very thread or task holds already, or else acquire it for whatever else is called here."""
         if (held := self._held_here()) is not None:
             if held.is_lost():
                 raise held._loss()
             if held._again():
                 return held
-        lease = await self._acquire(patience)
+        lease = await had(self._client.acquire(claim, patience, self._renew, self._max_hold))
         lease._reentry = (self.name, self._client.world.here())
         self._client.reentrant[lease._reentry] = weakref.ref(lease)
         return lease
@@ -90,7 +89,7 @@ class Mutex(Generic[L]):
     async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
         try:
-            return await self.acquire(0)
+            return await had(self.acquire(0))
         except LockTimeout:
             return None
 

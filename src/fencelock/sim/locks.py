@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore, Tell
+from fencelock.core.world import Soon, had
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Grant, Reason
 from fencelock.sim.history import Kind, Outcome
@@ -15,7 +17,7 @@ from fencelock.sim.task import Cancelled
 from fencelock.sim.world import SimWorld
 
 if TYPE_CHECKING:
-    from fencelock.sim.recorder import Recorder
+    from fencelock.sim.recorder import Pending, Recorder
 
 
 class SimLease(LeaseCore):
@@ -42,12 +44,15 @@ class SimLease(LeaseCore):
         ends = [process.clock.true(self.deadline), self._ended, process.died]
         return min(end for end in ends if end is not None)
 
-    async def _give_back(self) -> bool:
+    def _give_back(self) -> Coroutine[Any, Any, bool]:
         """Release; whoever calls this has stopped to work under the lease."""
         self._end()
         op = self._recorder.call(self.name, Kind.RELEASE, self._process, self.token)
+        return self._recorded(op, super()._give_back())
+
+    async def _recorded(self, op: Pending, given_back: Soon[bool]) -> bool:
         try:
-            ours = await super()._give_back()
+            ours = await had(given_back)
         except Cancelled:
             op.ended(Outcome.OK)  # nobody learns of it, but it must have been given back
             self._recorder.given_back(self)
@@ -83,4 +88,4 @@ class Held:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._lease._leave(error)
+        await had(self._lease._leave(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -132,18 +132,20 @@ class SimWire:
         self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and wait for the answer."""
-        if likely is not None and likely.pushed:
-            return await self._ask_for_push(command, timeout)
         (answer,) = await fan(self._process, [(self, command)], timeout, _never)
         if answer is NO_ANSWER:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._dialer.address}: {why}")
         return answer
 
+    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Coroutine[Any, Any, Any]:
+        """Send, and wait for what is likely: there are no bytes here that it could be known by."""
+        return self._ask_for_push(command, timeout) if likely.pushed else self.ask(command, timeout)
+
     async def _ask_for_push(self, command: Command | bytes, timeout: float) -> Any:
-        """Send, and wait until something is pushed: there are no bytes here that it could be known by."""
+        """Send, and wait until something is pushed."""
         self._awaiting = parked = Parked(self._process)
         if self.open:
             self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))

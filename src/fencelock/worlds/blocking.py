@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import doorbell
@@ -17,12 +18,17 @@ from fencelock.core.inherited import unforked
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.world import Command, Dialer, Event, OnPush, Source, Wire
+    from fencelock.core.world import Command, Dialer, Event, OnPush, Soon, Source, Wire
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BELLS_KEPT = 8
+
+
+def have(soon: Soon[T]) -> T:
+    """Return what could be had at once, or the result of the coroutine that gets it."""
+    return drive(soon) if isinstance(soon, CoroutineType) else cast("T", soon)
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
@@ -32,8 +38,10 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
     return result[0]
 
 
-def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine of this world, one without a result, to its end."""
+def finish(work: Soon[None]) -> None:
+    """Run a coroutine of this world, one without a result, to its end, if there is anything left to do."""
+    if work is None:
+        return
     for _ in work.__await__():
         break
     else:

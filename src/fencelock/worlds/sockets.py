@@ -32,9 +32,8 @@ UNKNOWN = Likely(0, b"", pushed=False)
 """For whoever cannot say what the server will."""
 
 
-def restless() -> bool:
-    """Return whether a timer of this process sends signals again and again, perhaps more often than that: profilers do."""
-    return signal.getitimer(signal.ITIMER_REAL)[1] > 0
+pulse = partial(signal.getitimer, signal.ITIMER_REAL)
+"""Tells, second, how often a timer of this process sends signals again, perhaps more often than that: profilers do."""
 
 
 class SocketWire:
@@ -89,25 +88,26 @@ class SocketWire:
         """When the oldest command that is not answered yet was sent."""
         return self.owed[0][0] if self.owed else None
 
-    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the answer is there."""
         if self.owed:
             return self._ask_behind(command, timeout)
-        expected, ends, pushed = likely or UNKNOWN
+        return self.exchange(command if isinstance(command, bytes) else self._pack(command), timeout, UNKNOWN)
+
+    def exchange(self, data: bytes, timeout: float, likely: Likely) -> Any:
+        """Send, and read until the answer is there."""
+        expected, ends, pushed = likely
         self._busy = True
         try:
             if not self.open:
                 raise Unanswered(f"{self._address}: the connection is closed")
-            data = command if isinstance(command, bytes) else self._pack(command)
             try:
                 sent = self._write(data)
             except BlockingIOError:
                 sent = 0
             if sent != len(data):
                 self._send_rest(data, sent)
-            feed, gets, pushes, heard = self._feed, self._gets, self._pushes, self._on_push
-            read = self._read_now if restless() else self._read
-            answer: Any = NO_ANSWER
+            read = self._read_now if pulse()[1] else self._read
             until: float | None = None
             size = BRIEF
             while True:
@@ -123,17 +123,18 @@ class SocketWire:
                         return NO_ANSWER
                     self.owed.append((boottime() - timeout, [None], 0))
                     raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
-                if not data:
-                    raise ConnectionResetError("the server closed the connection")
                 if len(data) == expected and data.endswith(ends):
                     return data
-                size = CHUNK
-                feed(data)
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                answer, gets = NO_ANSWER, self._gets
+                self._feed(data)
                 while (found := gets()) is not NO_ANSWER:
-                    if (not isinstance(found, pushes) or heard(found)) and answer is NO_ANSWER:
+                    if (not isinstance(found, self._pushes) or self._on_push(found)) and answer is NO_ANSWER:
                         answer = found
                 if pushed or answer is not NO_ANSWER:
                     return answer
+                size = CHUNK
         except Unanswered:
             raise
         except BaseException as error:

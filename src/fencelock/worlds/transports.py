@@ -108,15 +108,17 @@ class TransportWire(asyncio.Protocol):
             answer.set_result(NO_ANSWER)
         return answer
 
-    async def ask(self, command: Command | bytes, timeout: float, *, likely: Likely | None = None) -> Any:
+    async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and await the answer."""
-        if likely is not None and likely.pushed:
-            raise NotImplementedError("who shares a wire waits for what is pushed by `listen`")
         found = await self.post(command, timeout)
         if found is NO_ANSWER:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return found
+
+    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Any:
+        """Who shares a wire waits for what is pushed by `listen`, and has every answer taken apart."""
+        raise NotImplementedError
 
     def tell(self, data: bytes) -> None:
         """Send bytes as they are; the loop tells if that breaks."""

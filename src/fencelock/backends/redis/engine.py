@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import count
@@ -13,13 +13,13 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.dial import RedisDialer, ServerError
-from fencelock.backends.redis.link import FIRST_ROUND, HANDED_OVER, TOKEN_DIGITS, Link
-from fencelock.backends.redis.links import Links, literally
+from fencelock.backends.redis.link import FIRST_ROUND, HANDED_OVER, TOKEN_CALLED, Link
+from fencelock.backends.redis.links import IDLE_SECONDS, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load
 from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Command, Event, World, make_likely
+from fencelock.core.world import NO_ANSWER, Command, Event, Soon, World, fail, had, make_likely
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -93,45 +93,76 @@ class RedisBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Coroutine[Any, Any, Grant | Busy]:
-        """Take the lock or a place in line."""
-        if self._contended and queue and self._hushes and not claim.shared and claim.id not in self._seats:
-            return self._line_up(claim, patience)
-        return self._attempt(claim, queue, patience)
+    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Soon[Grant | Busy]:
+        """Take the lock or a place in line.
 
-    async def _line_up(self, claim: Claim, patience: float | None) -> Grant | Busy:
-        """Attempt without an answer: where others are, the best that the server can say is nothing, until it is our turn.
-
-        Who waits is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
+        Without an answer where others are: the best that the server can say then is nothing, until it is our turn. Who waits
+        is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
         """
         name, ttl, owner, shared, limit, id = claim
-        form = self._form(name, ttl, owner, shared, limit)
-        within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
-        begun = sent = self._world.now()
+        if not self._contended or not queue or not self._hushes or shared or id in self._seats:
+            return self._attempt(claim, queue, patience)
+        form, links = self._form(name, ttl, owner, shared, limit), self._links
+        sent = self._world.now()
+        try:
+            link = links.pop()
+        except IndexError:
+            return self._attempt(claim, True, patience)
+        if not link.silent or not link.wire.open or sent - link.used >= IDLE_SECONDS or link.wire.owed or links.owed:
+            links.put(link)
+            return self._line_up_first(claim, patience)
+        # Until it is known again: whoever is interrupted must not leave a link that is out of step.
+        link.silent, link.used = False, sent
+        round = str(next(self._rounds))
+        place = f"{link.channel}:{round}"
+        command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
+        link.release = id, f"{link.after_you}{form.release}${len(id)}\r\n{id}\r\n".encode()
+        ends = f":{round}\r\n".encode()
+        likely = make_likely((link.call_size, ends, True))
+        call: Soon[Any]
+        try:
+            call = link.wire.exchange(command, form.hush if patience is None else min(form.hush, patience), likely)
+            if type(call) is bytes and call.endswith(ends):
+                link.silent = True
+                links.put(link)
+                return make_grant((claim, int(call[TOKEN_CALLED]), sent, form, False))
+        except BaseException as error:
+            call = fail(error)
+        return self._lined_up(claim, patience, link, round, sent, call)
+
+    async def _line_up_first(self, claim: Claim, patience: float | None) -> Grant | Busy:
+        """Line up on a link that has to be looked at before: whether it still works, and whether its server can be silent."""
+        begun, form = self._world.now(), self._form(*claim[:5])
         link = self._links.idle(form.patience)
-        if link is None or link.wire.owed or self._links.owed:
+        if link is None or link.silent or link.wire.owed or self._links.owed:
             return await self._attempt(claim, True, patience, link)
         try:  # at once: nobody else knows of the link now, if an interrupt comes
-            if not link.silent:
-                await try_silence(link, within)
-                sent = self._world.now()
+            await try_silence(link, form.patience if patience is None else min(form.patience, max(patience, GRACE)))
+            self._hushes = link.silent
+        except Unanswered:
+            self._links.doubt(link)
+            raise
+        finally:
             if link.silent:
-                # Until it is known again: whoever is interrupted must not leave a link that is out of step.
-                link.silent = False
-                round = str(next(self._rounds))
-                place = f"{link.channel}:{round}"
-                command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-                ends = f":{round}\r\n".encode()
-                likely, where = make_likely((link.call_size, ends, True)), slice(-len(ends) - TOKEN_DIGITS, -len(ends))
-                hush = form.hush if patience is None else min(form.hush, patience)
-                call = await link.wire.ask(command, hush, likely=likely)
-                if type(call) is bytes and call.endswith(ends):
-                    link.silent = True
-                    return make_grant((claim, int(call[where]), sent, form, False))
-                link.silent = call is NO_ANSWER and (id in link.calls or await in_step(link, round, within))
-                token, _, called = link.calls.pop(id, "").partition(":")
-                if link.silent and called == round:
-                    return make_grant((claim, int(token), sent, form, False))
+                self._links.give(link)
+            else:
+                self._links.drop(link)
+        left = None if patience is None else patience - (self._world.now() - begun)
+        return await had(self.attempt(claim, queue=True, patience=left))
+
+    async def _lined_up(
+        self, claim: Claim, patience: float | None, link: Link, round: str, sent: float, call: Soon[Any]
+    ) -> Grant | Busy:
+        """Go on with what was heard after lining up, if it is not just the call."""
+        form = self._form(*claim[:5])
+        try:
+            within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
+            link.silent = await had(call) is NO_ANSWER and (
+                claim.id in link.calls or await in_step(link, round, within)
+            )
+            token, _, called = link.calls.pop(claim.id, "").partition(":")
+            if link.silent and called == round:
+                return make_grant((claim, int(token), sent, form, False))
             self._hushes = link.silent
         except Unanswered:
             self._links.doubt(link)
@@ -143,9 +174,7 @@ class RedisBackend:
             else:
                 self._links.drop(link)
         try:
-            return await self._attempt(
-                claim, True, None if patience is None else patience - (self._world.now() - begun)
-            )
+            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
         except Unanswered:
             raise
         except FencelockError:
@@ -246,27 +275,45 @@ class RedisBackend:
         answers = await self._links.run_many(RENEW, calls, patience)
         return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
 
-    async def release(self, grant: Grant) -> bool:
+    def release(self, grant: Grant) -> Soon[bool]:
         """Give back the lock; the script hands it over."""
+        patience, id, links = grant.handle.patience, grant.claim.id, self._links
+        link = links.idle(patience)
+        if link is None or not self._contended or not link.silent:
+            return self._release(grant, link, None)
+        prepared, command = link.release
+        if prepared != id:  # it was called for on another link
+            command = f"{link.after_you}{grant.handle.release}${len(id)}\r\n{id}\r\n".encode()
+        answer: Soon[Any]
+        try:
+            answer = link.wire.exchange(command, patience, link.handed_over)
+            if answer == link.handed_over.ends:
+                links.put(link)
+                return True
+        except BaseException as error:
+            answer = fail(error)
+        return self._release(grant, link, answer)
+
+    async def _release(self, grant: Grant, link: Link | None, said: Soon[Any] | None) -> bool:
+        """Ask for it, or go on with what was said to it when others were to be called first."""
         _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
-        link = self._links.idle(patience) or await self._links.make()
-        command = f"{begin}${len(id)}\r\n{id}\r\n"
-        before, likely = (link.after_you, link.handed_over) if self._contended and link.silent else ("", None)
+        command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
+        link = link or await self._links.make()
         try:
-            answer = await link.wire.ask(f"{before}{command}".encode(), patience, likely=likely)
+            answer = await (link.wire.ask(command, patience) if said is None else had(said))
             if type(answer) is ServerError:
-                if before and answer.kind != "NOSCRIPT":
+                if said is not None and answer.kind != "NOSCRIPT":
                     self._links.drop(link)  # if that was refused and not the release, the link is out of step
-                answer = await self._links.mend(link, RELEASE, command.encode(), patience, answer)
+                answer = await self._links.mend(link, RELEASE, command, patience, answer)
         except Unanswered:
             self._links.doubt(link)
-            if before:
+            if said is not None:
                 self._links.drop(link)  # the server owes one answer, or two if it will refuse that
             raise
         finally:
             self._links.give(link)
-        self._contended = answer == HANDED_OVER or answer == link.handed_over.ends
+        self._contended = answer == HANDED_OVER
         return bool(answer != NOT_HELD)
 
     async def inspect(self, name: str) -> Snapshot:

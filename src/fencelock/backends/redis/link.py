@@ -19,6 +19,8 @@ them is longer or shorter are only known more slowly."""
 FIRST_ROUND = 10 ** (ROUND_DIGITS - 1)
 CALL = ID_DIGITS + 1 + TOKEN_DIGITS + 1 + ROUND_DIGITS
 """Bytes that are called, `id:token:round`."""
+TOKEN_CALLED = slice(-TOKEN_DIGITS - 1 - ROUND_DIGITS - 2, -1 - ROUND_DIGITS - 2)
+"""Where the token is then, before a line's end."""
 
 
 class Bell(Protocol):
@@ -38,6 +40,7 @@ class Link:
         "calls",
         "channel",
         "handed_over",
+        "release",
         "silent",
         "used",
         "wire",
@@ -57,6 +60,8 @@ class Link:
         self.bells: dict[str, Bell] = {}
         self.calls: dict[str, str] = {}
         """What was called out, `token:round` by the id of the claim; perhaps before the answer that makes it wait is read."""
+        self.release = "", b""
+        """Whose lock may be called next, and what gives it back then, if others are to be called first."""
         self.silent = False
         """Whether the server has shown that it can be asked not to answer, and to call others first."""
         self.used = 0.0

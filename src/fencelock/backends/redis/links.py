@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from os import urandom
@@ -47,6 +47,10 @@ class Links:
         self._dialer = dialer
         self._namespace = namespace
         self._idle: list[Link] = []
+        self.pop: Callable[[], Link] = self._idle.pop
+        """Takes the link that was given back last; raises IndexError. Where wires are not shared, by who looks at it."""
+        self.put: Callable[[Link], None] = self._idle.append
+        """Gives one back that was taken so, and was answered as it should be."""
         self._all: set[Link] = set()
         self._dialling = Dialling(world, f"Redis at {self.address}", self.dial)
         self._closed = False
@@ -277,7 +281,8 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.wire.forget()
-        self._all, self._idle = set(), []
+        self._all = set()
+        self._idle.clear()
         self._dialling.forget()
         self.owed.clear()
 
