@@ -14,6 +14,7 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, LeaseLost
+from fencelock.backends.postgres.link import Link, Statement
 from tests.backends.conftest import Clients
 from tests.backends.postgres_server import OURS, advisory, ask, connected, empty, fill, kill_sessions, sessions
 from tests.contract.colours import LocksView
@@ -405,6 +406,23 @@ async def test_stopped_waiter(pg: Postgres, url: str, clients: Clients) -> None:
         second.check()
         assert await second.release() is True
         assert await asyncio.wait_for(task, SOON) > second.token
+
+
+async def test_stopped_while_a_statement_is_prepared(
+    pg: Postgres, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is stopped between two questions leaves the server time to answer the second."""
+    prepare = Link.prepare
+    backend: Any = clients.on(pg.url).backend()
+    link: Link = await backend._links.make()
+
+    async def stopped(link: Link, statement: Statement, timeout: float, *, keep: bool = False) -> None:
+        await prepare(link, statement, timeout, keep=keep)
+        await link._world.sleep(timeout + 0.1)
+
+    monkeypatch.setattr(Link, "prepare", stopped)
+    assert await link.ask(Statement("fl_test", "SELECT pg_sleep(0.1), 1"), (), 0.3) == [(b"", b"1")]
+    link.close()
 
 
 # ---------------------------------------------------------------------------- waking

@@ -28,7 +28,7 @@ PROMPT = 0.005
 """Seconds for which a read or write waits by itself, which spares a call of the system where that is enough. Who waits for
 longer does it in a poll: what signals interrupt waits anew each time, but a poll knows how much is left."""
 
-UNKNOWN = Likely(0, b"", pushed=False)
+UNKNOWN = Likely(-1, b"", pushed=False)
 """For whoever cannot say what the server will."""
 
 

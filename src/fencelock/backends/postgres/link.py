@@ -15,6 +15,7 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingS
 
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.trouble import HINTS, PREPARED, SIGNS, UNPREPARED, ServerError
+from fencelock.core.backend import time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.inherited import silence
 from fencelock.core.world import World
@@ -116,11 +117,12 @@ class Link:
         self, statement: Statement, words: Sequence[Word], timeout: float, *, keep: bool = False
     ) -> list[Row]:
         """Ask and return the rows; raise what the server says, or Unanswered (as `answer` does)."""
-        until = self._world.now() + timeout
         if statement.name not in self._prepared:
+            limit = Deadline(self._world.now, timeout)
             await self.prepare(statement, timeout, keep=keep)
+            timeout = time_to_answer(limit, timeout)  # this process may have been stopped meanwhile
         self.send(statement, words)
-        return await self.answer(until - self._world.now(), keep=keep)
+        return await self.answer(timeout, keep=keep)
 
     async def prepare(self, statement: Statement, timeout: float, *, keep: bool = False) -> None:
         """Have a statement prepared if it is used for the second time: short-lived processes do without."""
