@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, cycle
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,13 +15,17 @@ from redis import ResponseError
 import fencelock
 from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.silence import HUSH
+from fencelock.core.client import Client
+from fencelock.core.lease import LeaseCore
 from fencelock.errors import Unanswered
 from fencelock.model import TOKEN_MAX
 from fencelock.worlds.blocking import have
+from fencelock.worlds.sockets import SocketWire
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis, Redis62
+from tests.interrupts import interrupted_at
 
 Own = Callable[..., Redis]
 THREADS = 4
@@ -334,17 +336,24 @@ def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.L
     return lease
 
 
+def held(lock: fencelock.Lock) -> None:
+    """Take the lock and give it back."""
+    with lock:
+        pass
+
+
 LINING_UP = RedisBackend.attempt, RedisBackend._line_up_first, RedisBackend._lined_up
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("late", [False, True])
 def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Who is interrupted, at whichever line, amid answers that should not be, leaves no link on which others follow."""
+    """Who is interrupted, wherever, amid answers that should not be, leaves no link on which others follow."""
     monkeypatch.setattr("fencelock.worlds.sockets.BRIEF", 8)  # so that they are read one by one
     server = own_redis()
     url = server.url.replace("://", "://some:secret@")
     tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
-    for lines in count(1):
+    for step in count(1):
         tell(server, "ACL", "SETUSER", "some", "+client|reply")
         with fencelock.connect(url) as locks:
             with locks.lock("x"):
@@ -355,33 +364,35 @@ def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytes
                     pass
             tell(server, "ACL", "SETUSER", "some", "-client|reply")
             meet_others(locks)
-            if not interrupted_after(lines, LINING_UP, locks.lock("x", timeout=SOON)):
+            if not interrupted_at(step, LINING_UP, lambda: held(locks.lock("x", timeout=SOON))):
                 break
             assert_in_step(locks)
             assert not list(locks.names())
-    assert lines > 10
+    assert step > 10
 
 
-def interrupted_after(lines: int, functions: Sequence[Callable[..., object]], lock: fencelock.Lock) -> bool:
-    """Take the lock, and be interrupted after so many lines of these functions; return whether they had as many."""
-    codes, left = {function.__code__ for function in functions}, lines
+AT_ONCE = (
+    Client.acquire,
+    LeaseCore._give_back,
+    LeaseCore._leave,
+    RedisBackend.attempt,
+    RedisBackend.release,
+    SocketWire.exchange,
+)
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code not in codes:
-            return None
-        if event == "line":
-            left -= 1
-            if not left:
-                raise KeyboardInterrupt
-        return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with lock:
-            return False
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
+@pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupted_at_any_step(own_redis: Own) -> None:
+    """Who is interrupted, wherever it is, leaves links that are in step, and others have the lock after the ttl at last."""
+    server = own_redis()
+    for step in count(1):
+        with fencelock.connect(server.url) as locks:
+            with contended(locks, "x"):
+                pass
+            meet_others(locks)
+            if not interrupted_at(step, AT_ONCE, lambda: held(locks.lock("x", ttl=0.3, timeout=SOON))):
+                break
+            assert_in_step(locks)
+            assert locks.lock("x", timeout=SOON).acquire().release()
+    assert step > 30

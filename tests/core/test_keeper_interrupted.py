@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import count, pairwise
-from types import FrameType
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import pytest
 import fencelock
 from fencelock.core.keeper import Keeper
 from fencelock.worlds.blocking import BlockingWorld
+from tests.interrupts import interrupted_at
 
 STARTING: list[Callable[..., Any]] = [
     Keeper.add,
@@ -26,38 +24,12 @@ STARTING: list[Callable[..., Any]] = [
 ]
 
 
-def looks(function: Callable[..., Any]) -> set[int]:
-    """Return where in a function Python looks for signals: as it begins, and after each call."""
-    steps = list(dis.get_instructions(function))
-    return {step.offset for before, step in pairwise(steps) if before.opname in {"RESUME", "CALL"}}
-
-
-LOOKS = {function.__code__: looks(function) for function in STARTING}
-
-
 def acquire(locks: fencelock.Locks, step: int) -> fencelock.Lease | None:
     """Acquire a lock and interrupt the beginning of its keeper at the given step; return the lease if it was over before."""
-    left = step
-
-    def trace(frame: FrameType, kind: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code not in LOOKS:
-            return None
-        frame.f_trace_opcodes = True
-        if kind == "opcode" and frame.f_lasti in LOOKS[frame.f_code]:
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
+    leases: list[fencelock.Lease] = []
     lock = locks.lock("x", ttl=30)
-    sys.settrace(trace)
-    try:
-        return lock.acquire()
-    except KeyboardInterrupt:
-        return None
-    finally:
-        sys.settrace(None)
+    interrupted_at(step, STARTING, lambda: leases.append(lock.acquire()))
+    return leases.pop() if leases else None
 
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")

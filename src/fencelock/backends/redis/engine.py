@@ -122,12 +122,12 @@ class RedisBackend:
         call: Soon[Any]
         try:
             call = link.wire.exchange(command, form.hush if patience is None else min(form.hush, patience), likely)
-            if type(call) is bytes and call.endswith(ends):
-                link.silent = True
-                links.put(link)
-                return make_grant((claim, int(call[TOKEN_CALLED]), sent, form, False))
         except BaseException as error:
             call = fail(error)
+        if type(call) is bytes and call.endswith(ends):
+            link.silent = True
+            links.put(link)
+            return make_grant((claim, int(call[TOKEN_CALLED]), sent, form, False))
         return self._lined_up(claim, patience, link, round, sent, call)
 
     async def _line_up_first(self, claim: Claim, patience: float | None) -> Grant | Busy:
@@ -287,11 +287,11 @@ class RedisBackend:
         answer: Soon[Any]
         try:
             answer = link.wire.exchange(command, patience, link.handed_over)
-            if answer == link.handed_over.ends:
-                links.put(link)
-                return True
         except BaseException as error:
             answer = fail(error)
+        if answer == link.handed_over.ends:
+            links.put(link)
+            return True
         return self._release(grant, link, answer)
 
     async def _release(self, grant: Grant, link: Link | None, said: Soon[Any] | None) -> bool:
