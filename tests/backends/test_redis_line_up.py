@@ -319,7 +319,10 @@ def test_word_before_a_release_is_refused_late(own_redis: Own) -> None:
 
 
 def assert_in_step(locks: fencelock.Locks) -> None:
-    """See that everything that is asked gets its own answer."""
+    """See that everything that is asked gets its own answer, also where several ask at the same time."""
+    backend: Any = locks._client.backend
+    idle = backend._links._idle
+    assert len(idle) == len(set(idle))
     assert not locks.inspect("0").holders
     for number in range(5):
         with locks.lock(f"{number}", timeout=SOON) as lease:
