@@ -66,14 +66,18 @@ class Client(Generic[L]):
             except BaseException:
                 under_way.pop(id, None)
                 raise
+        sent, ttl = now(), claim.ttl
         lease = self._make_lease(self, renew, max_hold)
         kept = self.keeper.expect(lease)
-        sent = now()
+        if max_hold is None:  # which counts from the grant on
+            lease._extend(sent, ttl)
+        fresh = sent + ttl / 3
         attempt: Soon[Grant | Busy]
         try:
             attempt = self.backend.attempt(claim, queue=timeout != 0, patience=timeout)
-            if type(attempt) is Grant and now() - attempt.since <= attempt.claim.ttl / 3:
-                lease._begin(attempt)
+            # All that can be was done before: if others had it, they wait for us now.
+            if type(attempt) is Grant and now() <= fresh and max_hold is None:
+                lease._grant = attempt
                 self.keeper.add(lease, kept)
                 if not self.closed and under_way.pop(id, None) is not None:
                     return lease

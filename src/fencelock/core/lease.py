@@ -73,14 +73,11 @@ class LeaseCore:
         self._reentry: tuple[str, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
-        """Have the grant. It was made before, while others held the lock: from now on they wait for us."""
+        """Have the grant."""
         self._grant = grant
-        since, ttl = grant.since, grant.claim.ttl
-        self.deadline: float = since + ttl - drift(ttl)
-        self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None:
             self._final += self._client.world.now()
-            self._extend(since)
+        self._extend(grant.since, grant.claim.ttl)
 
     # ------------------------------------------------------------------ what users read
 
@@ -165,10 +162,10 @@ class LeaseCore:
         """Lose it because its deadline has passed."""
         self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
 
-    def _extend(self, since: float) -> None:
-        ttl = self._grant.claim.ttl
-        self.deadline = since + ttl - drift(ttl)
-        self._due = since + ttl / 3 if self._renews else inf
+    def _extend(self, since: float, ttl: float) -> None:
+        """Count from then on, which must not lie after the engine did: earlier by a moment is safe."""
+        self.deadline: float = since + ttl - drift(ttl)
+        self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self._due = self._final, inf
 
@@ -181,7 +178,7 @@ class LeaseCore:
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
                     self._pause = 0.0
-                    self._extend(sent)
+                    self._extend(sent, self.ttl)
                     return
                 if answer is not Renewal.LOST:
                     # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.

@@ -63,6 +63,7 @@ class Mutex(Generic[L]):
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
         self.here = client.world.here
+        self._guard = client.world.guard
         self._entered: list[tuple[Hashable, L]] = []
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> Soon[L]:
@@ -102,8 +103,8 @@ class Mutex(Generic[L]):
     def entered(self, place: Hashable, lease: L) -> L:
         """Begin a `with` block with a lease that was just acquired. `place` is `here`, asked while others held the lock."""
         lease._blocks += 1
-        if (guard := self._client.world.guard) is not None:
-            lease._watch(guard())
+        if self._guard is not None:
+            lease._watch(self._guard())
         self._entered.append((place, lease))
         return lease
 

@@ -277,10 +277,17 @@ class RedisBackend:
 
     def release(self, grant: Grant) -> Soon[bool]:
         """Give back the lock; the script hands it over."""
-        patience, id, links = grant.handle.patience, grant.claim.id, self._links
-        link = links.idle(patience)
-        if link is None or not self._contended or not link.silent:
-            return self._release(grant, link, None)
+        if not self._contended or not self._hushes:
+            return self._release(grant)
+        patience, id, links, now = grant.handle.patience, grant.claim.id, self._links, self._world.now()
+        try:
+            link = links.pop()
+        except IndexError:
+            return self._release(grant)
+        if not link.silent or not link.wire.open or now - link.used >= IDLE_SECONDS or link.wire.owed:
+            links.put(link)
+            return self._release(grant)
+        link.used = now
         prepared, command = link.release
         if prepared != id:  # it was called for on another link
             command = f"{link.after_you}{grant.handle.release}${len(id)}\r\n{id}\r\n".encode()
@@ -294,12 +301,12 @@ class RedisBackend:
             return True
         return self._release(grant, link, answer)
 
-    async def _release(self, grant: Grant, link: Link | None, said: Soon[Any] | None) -> bool:
+    async def _release(self, grant: Grant, link: Link | None = None, said: Soon[Any] | None = None) -> bool:
         """Ask for it, or go on with what was said to it when others were to be called first."""
         _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
-        link = link or await self._links.make()
+        link = link or self._links.idle(patience) or await self._links.make()
         try:
             answer = await (link.wire.ask(command, patience) if said is None else had(said))
             if type(answer) is ServerError:
