@@ -6,26 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import count, cycle
-from typing import Any
+from itertools import cycle
 
 import pytest
 from redis import ResponseError
 
 import fencelock
-from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.silence import HUSH
-from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
 from fencelock.errors import Unanswered
 from fencelock.model import TOKEN_MAX
 from fencelock.worlds.blocking import have
-from fencelock.worlds.sockets import SocketWire
+from tests.backends.redis_contended import assert_in_step, contended, meet_others
 from tests.backends.redis_server import commands, only_counters, tell
 from tests.contract.subject import SOON
 from tests.engines.proxy import Proxy
 from tests.engines.redis import Redis, Redis62
-from tests.interrupts import interrupted_at
 
 Own = Callable[..., Redis]
 THREADS = 4
@@ -67,13 +62,6 @@ class Crowd:
                         self._inside -= 1
         except BaseException as error:
             self.errors.append(error)
-
-
-def meet_others(locks: fencelock.Locks) -> None:
-    """Have a client believe that others were there a moment ago."""
-    backend: Any = locks._client.backend
-    assert backend._contended in (True, False)
-    backend._contended = True
 
 
 @contextmanager
@@ -316,86 +304,3 @@ def test_word_before_a_release_is_refused_late(own_redis: Own) -> None:
             server.resume()
         tell(server, "ACL", "SETUSER", "some", "+subscribe")
         assert_in_step(locks)
-
-
-def assert_in_step(locks: fencelock.Locks) -> None:
-    """See that everything that is asked gets its own answer, also where several ask at the same time."""
-    backend: Any = locks._client.backend
-    idle = backend._links._idle
-    assert len(idle) == len(set(idle))
-    assert not locks.inspect("0").holders
-    for number in range(5):
-        with locks.lock(f"{number}", timeout=SOON) as lease:
-            assert [holder.token for holder in locks.inspect(f"{number}").holders] == [lease.token]
-
-
-def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.Lease:
-    """Return a lease of a client who has met others, on a server that can be asked to say what it is to say."""
-    meet_others(locks)
-    assert locks.lock(name, ttl=ttl, timeout=SOON).acquire().release()
-    meet_others(locks)
-    lease = locks.lock(name, ttl=ttl, timeout=SOON).acquire()
-    meet_others(locks)
-    return lease
-
-
-def held(lock: fencelock.Lock) -> None:
-    """Take the lock and give it back."""
-    with lock:
-        pass
-
-
-LINING_UP = RedisBackend.attempt, RedisBackend._line_up_first, RedisBackend._lined_up
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("late", [False, True])
-def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Who is interrupted, wherever, amid answers that should not be, leaves no link on which others follow."""
-    monkeypatch.setattr("fencelock.worlds.sockets.BRIEF", 8)  # so that they are read one by one
-    server = own_redis()
-    url = server.url.replace("://", "://some:secret@")
-    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
-    for step in count(1):
-        tell(server, "ACL", "SETUSER", "some", "+client|reply")
-        with fencelock.connect(url) as locks:
-            with locks.lock("x"):
-                pass
-            if late:
-                meet_others(locks)
-                with locks.lock("x"):
-                    pass
-            tell(server, "ACL", "SETUSER", "some", "-client|reply")
-            meet_others(locks)
-            if not interrupted_at(step, LINING_UP, lambda: held(locks.lock("x", timeout=SOON))):
-                break
-            assert_in_step(locks)
-            assert not list(locks.names())
-    assert step > 10
-
-
-AT_ONCE = (
-    Client.acquire,
-    LeaseCore._give_back,
-    LeaseCore._leave,
-    RedisBackend.attempt,
-    RedisBackend.release,
-    SocketWire.exchange,
-)
-
-
-@pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_interrupted_at_any_step(own_redis: Own) -> None:
-    """Who is interrupted, wherever it is, leaves links that are in step, and others have the lock after the ttl at last."""
-    server = own_redis()
-    for step in count(1):
-        with fencelock.connect(server.url) as locks:
-            with contended(locks, "x"):
-                pass
-            meet_others(locks)
-            if not interrupted_at(step, AT_ONCE, lambda: held(locks.lock("x", ttl=0.3, timeout=SOON))):
-                break
-            assert_in_step(locks)
-            assert locks.lock("x", timeout=SOON).acquire().release()
-    assert step > 30

@@ -60,18 +60,18 @@ class Client(Generic[L]):
         under_way, now, id = self.under_way, self.world.now, claim.id
         # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
         under_way[id] = claim
-        if self.closed or self.world.ready is not None:
-            try:
+        try:
+            if self.closed or self.world.ready is not None:
                 self._check_open(claim.name)
-            except BaseException:
-                under_way.pop(id, None)
-                raise
-        sent, ttl = now(), claim.ttl
-        lease = self._make_lease(self, renew, max_hold)
-        kept = self.keeper.expect(lease)
-        if max_hold is None:  # which counts from the grant on
-            lease._extend(sent, ttl)
-        fresh = sent + ttl / 3
+            sent, ttl = now(), claim.ttl
+            lease = self._make_lease(self, renew, max_hold)
+            kept = self.keeper.expect(lease)
+            if max_hold is None:  # which counts from the grant on
+                lease._extend(sent, ttl)
+            fresh = sent + ttl / 3
+        except BaseException:
+            under_way.pop(id, None)
+            raise
         attempt: Soon[Grant | Busy]
         try:
             attempt = self.backend.attempt(claim, queue=timeout != 0, patience=timeout)
@@ -79,7 +79,10 @@ class Client(Generic[L]):
             if type(attempt) is Grant and now() <= fresh and max_hold is None:
                 lease._grant = attempt
                 self.keeper.add(lease, kept)
-                if not self.closed and under_way.pop(id, None) is not None:
+                if id in under_way and not self.closed:
+                    del under_way[
+                        id
+                    ]  # no call: an interrupt comes before, and finds it there, or after we have returned
                     return lease
         except BaseException as error:
             self.keeper.drop(id, None)

@@ -113,20 +113,28 @@ class Keeper:
         It is left to run out, or until the client is closed, rather than released at once: whoever dropped the object may
         still be at work under it.
         """
+        grant: Grant | None = getattr(kept, "grant", None)
+        if grant is None:
+            return  # it was never held
+        if self._leases.get(grant.claim.id) is kept:
+            self._orphan(grant)
+        elif grant.claim.id not in self._orphans:  # where the loop puts it, if it is faster than we are
+            return
+        message = (
+            f"the lease on {grant.claim.name!r} (token {grant.token}) was dropped without release(): it is no "
+            f"longer renewed and runs out within {grant.claim.ttl:g} s. Keep a reference to it, or use a with block."
+        )
+        self._client.caution(message)  # Python hides ResourceWarnings unless it is asked for them
+        warnings.warn(message, ResourceWarning, stacklevel=2)
+
+    def _orphan(self, grant: Grant) -> None:
+        """Note for `close` that the engine has something of ours that nobody else knows of any more."""
         now = self._client.world.now()
-        for other in list(self._leases.values()):
-            if other is kept:
-                grant = other.grant
-                for id, (_, until) in list(self._orphans.items()):
-                    if until <= now:
-                        self._orphans.pop(id, None)
-                self._orphans[grant.claim.id] = grant, now + grant.claim.ttl
-                message = (
-                    f"the lease on {grant.claim.name!r} (token {grant.token}) was dropped without release(): it is no "
-                    f"longer renewed and runs out within {grant.claim.ttl:g} s. Keep a reference to it, or use a with block."
-                )
-                self._client.caution(message)  # Python hides ResourceWarnings unless it is asked for them
-                warnings.warn(message, ResourceWarning, stacklevel=2)
+        for id, (_, until) in list(self._orphans.items()):
+            if until <= now:
+                self._orphans.pop(id, None)
+        self._orphans[grant.claim.id] = grant, now + grant.claim.ttl
+        self.drop(grant.claim.id, None)
 
     async def _run(self, wake: Event) -> None:
         try:
@@ -185,7 +193,9 @@ class Keeper:
             dropped, self._gone = self._gone, set()
             for id, kept in list(self._leases.items()):
                 lease = kept()
-                if lease is None or lease._over:
+                if lease is None:
+                    self._orphan(kept.grant)
+                elif lease._over:
                     self.drop(id, None)
                 elif now >= lease.deadline:
                     overdue.append(lease)

@@ -111,23 +111,25 @@ class RedisBackend:
         if not link.silent or not link.wire.open or sent - link.used >= IDLE_SECONDS or link.wire.owed or links.owed:
             links.put(link)
             return self._line_up_first(claim, patience)
-        # Until it is known again: whoever is interrupted must not leave a link that is out of step.
-        link.silent, link.used = False, sent
-        round = str(next(self._rounds))
-        place = f"{link.channel}:{round}"
-        command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-        link.release = id, f"{link.after_you}{form.release}${len(id)}\r\n{id}\r\n".encode()
-        ends = f":{round}\r\n".encode()
-        likely = make_likely((link.call_size, ends, True))
+        round, heard = str(next(self._rounds)), b""
         call: Soon[Any]
         try:
+            # Until it is known again: whoever is interrupted must not leave a link that is out of step.
+            link.silent, link.used = False, sent
+            place = f"{link.channel}:{round}"
+            command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
+            link.release = id, f"{link.after_you}{form.release}${len(id)}\r\n{id}\r\n".encode()
+            ends = f":{round}\r\n".encode()
+            likely = make_likely((link.call_size, ends, True))
             call = link.wire.exchange(command, form.hush if patience is None else min(form.hush, patience), likely)
+            if type(call) is bytes and call.endswith(ends):
+                heard = call
         except BaseException as error:
             call = fail(error)
-        if type(call) is bytes and call.endswith(ends):
+        if heard:
             link.silent = True
-            links.put(link)
-            return make_grant((claim, int(call[TOKEN_CALLED]), sent, form, False))
+            links.put(link)  # not in the block before: whoever is interrupted there gives it back, too
+            return make_grant((claim, int(heard[TOKEN_CALLED]), sent, form, False))
         return self._lined_up(claim, patience, link, round, sent, call)
 
     async def _line_up_first(self, claim: Claim, patience: float | None) -> Grant | Busy:
@@ -287,17 +289,17 @@ class RedisBackend:
         if not link.silent or not link.wire.open or now - link.used >= IDLE_SECONDS or link.wire.owed:
             links.put(link)
             return self._release(grant)
-        link.used = now
-        prepared, command = link.release
-        if prepared != id:  # it was called for on another link
-            command = f"{link.after_you}{grant.handle.release}${len(id)}\r\n{id}\r\n".encode()
         answer: Soon[Any]
         try:
+            link.used = now
+            prepared, command = link.release
+            if prepared != id:  # it was called for on another link
+                command = f"{link.after_you}{grant.handle.release}${len(id)}\r\n{id}\r\n".encode()
             answer = link.wire.exchange(command, patience, link.handed_over)
         except BaseException as error:
             answer = fail(error)
         if answer == link.handed_over.ends:
-            links.put(link)
+            links.give(link)
             return True
         return self._release(grant, link, answer)
 
