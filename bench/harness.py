@@ -101,6 +101,17 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
+@contextmanager
+def other_core() -> Iterator[None]:
+    """Keep this process on another core than what it started in `one_core`: servers are elsewhere, as a rule."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

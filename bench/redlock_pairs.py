@@ -2,14 +2,18 @@
 
 A node can be dead in two ways that no refused connection tells of: a network that swallows everything, and a process
 that is stopped. The first time-out falls into the warm-up: what is measured is every pair after it.
+
+Twice: with the nodes on a core of their own, as they are on other machines as a rule; and wherever the system puts them. If
+client and node share a core then, a pair on one node wakes no other core, which a pair on five nodes cannot do without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from bench import redis_peers as peers
-from bench.harness import Goal, Run, interleaved, show, with_async_lock, with_lock
+from bench.harness import Goal, Run, interleaved, one_core, other_core, show, with_async_lock, with_lock
 from tests.engines import Proxy, Redis, RedisNodes
 
 NODES = 5
@@ -22,20 +26,34 @@ STOPPED = f"fencelock, {NODES} nodes, 1 stopped"
 
 
 def main(rounds: int) -> list[Goal]:
+    with ExitStack() as started:
+        with one_core():
+            nodes, proxy = start(started)
+        with other_core():
+            goals = contest("nodes on a core of their own", nodes, proxy, rounds)
+    with ExitStack() as started:
+        return goals + contest("any core", *start(started), rounds)
+
+
+def start(started: ExitStack) -> tuple[RedisNodes, Proxy]:
     # Six, for the node that is stopped is a stranger to the others.
-    with RedisNodes(NODES + 1, settings=peers.SETTINGS) as nodes, Proxy(nodes.members[NODES - 1]) as proxy:
-        *healthy, stopped = nodes.members
-        four = ",".join(node.address for node in healthy[:-1])
-        urls = {
-            ONE: healthy[0].url,
-            FIVE: nodes.url_at(f"{four},{healthy[-1].address}"),
-            CUT_OFF: nodes.url_at(f"{four},{proxy.address}"),
-            STOPPED: nodes.url_at(f"{four},{stopped.address}"),
-        }
-        goals = measure("blocking", blocking(urls, healthy), proxy, stopped, rounds)
-        aio = peers.Aio()
-        goals += measure("asyncio", asynchronous(aio, urls, healthy), proxy, stopped, rounds)
-        aio.close()
+    nodes = started.enter_context(RedisNodes(NODES + 1, settings=peers.SETTINGS))
+    return nodes, started.enter_context(Proxy(nodes.members[NODES - 1]))
+
+
+def contest(where: str, nodes: RedisNodes, proxy: Proxy, rounds: int) -> list[Goal]:
+    *healthy, stopped = nodes.members
+    four = ",".join(node.address for node in healthy[:-1])
+    urls = {
+        ONE: healthy[0].url,
+        FIVE: nodes.url_at(f"{four},{healthy[-1].address}"),
+        CUT_OFF: nodes.url_at(f"{four},{proxy.address}"),
+        STOPPED: nodes.url_at(f"{four},{stopped.address}"),
+    }
+    goals = measure(f"blocking, {where}", blocking(urls, healthy), proxy, stopped, rounds)
+    aio = peers.Aio()
+    goals += measure(f"asyncio, {where}", asynchronous(aio, urls, healthy), proxy, stopped, rounds)
+    aio.close()
     return goals
 
 
