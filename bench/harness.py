@@ -90,22 +90,20 @@ def timing(values: Sequence[float]) -> Timing:
     return Timing(median, low, high, min(values), values)
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
+def one_core() -> AbstractContextManager[None]:
     """Keep this process, and whatever it starts, on one core: on many machines waking another is most of a round trip."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
+    return _pinned(max)
+
+
+def other_core() -> AbstractContextManager[None]:
+    """Keep this process on another core than what it started in `one_core`: servers are elsewhere, as a rule."""
+    return _pinned(min)
 
 
 @contextmanager
-def other_core() -> Iterator[None]:
-    """Keep this process on another core than what it started in `one_core`: servers are elsewhere, as a rule."""
+def _pinned(choose: Callable[[set[int]], int]) -> Iterator[None]:
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    os.sched_setaffinity(0, {choose(cores)})
     try:
         yield
     finally:

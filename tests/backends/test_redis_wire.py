@@ -113,7 +113,7 @@ async def test_likely_answers(url: str, ends: Ends) -> None:
 async def test_shared_wires_are_answered(server: Redis, ends: Ends) -> None:
     """Who shares a wire with others cannot have it to itself until a push comes."""
     wire = await ends.wire(from_url(server.url))
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="listen"):
         wire.exchange(SILENCE + b"*1\r\n$4\r\nPING\r\n", SOON, Likely(1, b">", pushed=True))
     assert await wire.ask(("PING",), SOON) == b"PONG"
 

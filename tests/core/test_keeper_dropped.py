@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import fencelock
-from fencelock.core.keeper import Keeper
+from fencelock.core.keeper import Keeper, Kept
 from fencelock.core.lease import LeaseCore
 
 
@@ -31,3 +33,27 @@ def test_dropped_as_the_keeper_looks(monkeypatch: pytest.MonkeyPatch, faster: bo
             assert len(warned) == 1
             assert list(others.names()) == ["x"]
         assert not list(others.names())
+
+
+class Overtaken(dict[str, Kept]):
+    """What a keeper looks through, and somebody changes as soon as it has begun."""
+
+    def items(self) -> Any:
+        """Copy, and have somebody release what is there."""
+        copy = list(super().items())
+        self.meanwhile()
+        return copy
+
+    meanwhile: Callable[[], object]
+
+
+def test_released_as_the_keeper_looks() -> None:
+    """A lease that was released, and is garbage before the keeper comes to it, was not dropped."""
+    with fencelock.connect("memory://released") as locks:
+        keeper, leases = locks._client.keeper, [locks.lock("x").acquire()]
+        held = keeper._leases = Overtaken(keeper._leases)
+        keeper.drop = held.pop
+        held.meanwhile = lambda: leases.pop().release() if leases else None
+        assert keeper._look() == ([], [], [])
+        assert not leases
+        assert not keeper._orphans

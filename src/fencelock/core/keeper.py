@@ -194,7 +194,9 @@ class Keeper:
             for id, kept in list(self._leases.items()):
                 lease = kept()
                 if lease is None:
-                    self._orphan(kept.grant)
+                    # If it is not there any more, it was released after we copied: nobody can do that from now on.
+                    if self._leases.get(id) is kept:
+                        self._orphan(kept.grant)
                 elif lease._over:
                     self.drop(id, None)
                 elif now >= lease.deadline:

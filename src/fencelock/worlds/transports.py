@@ -117,8 +117,8 @@ class TransportWire(asyncio.Protocol):
         return found
 
     def exchange(self, command: bytes, timeout: float, likely: Likely) -> Any:
-        """Who shares a wire waits for what is pushed by `listen`, and has every answer taken apart."""
-        raise NotImplementedError
+        """Refuse: there is nothing that would be likely on a wire that others use, too."""
+        raise NotImplementedError("who shares a wire waits for what is pushed by `listen`")
 
     def tell(self, data: bytes) -> None:
         """Send bytes as they are; the loop tells if that breaks."""
