@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.postgres_server import empty
+from tests.backends.postgres_server import connected, empty
 from tests.engines.postgres import Postgres
 from tests.fences.places import object_store
 
@@ -37,6 +37,8 @@ def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
         server = engines.get(SERVERS[page.stem]) if page.stem in SERVERS else None
         if isinstance(server, Postgres):
             empty(server)  # tests before this one may have left a schema of another release
+            with connected(server) as connection:
+                connection.execute("DROP TABLE IF EXISTS stock")  # or a table of that name
         if page.stem == "objects":
             keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
             environment |= {**keys, "AWS_ENDPOINT_URL": stack.enter_context(object_store()), "PYTHONWARNINGS": ""}
