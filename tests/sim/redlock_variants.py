@@ -27,7 +27,7 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 @contextmanager
 def any_proposal() -> Iterator[None]:
     """A free node takes any proposal, however low: tokens are then what the clients' clocks say."""
-    with script("CLAIM", "if tonumber(proposal) <= known then return {-1, known} end", ""):
+    with script("CLAIM", "local above = tonumber(proposal) > least", "local above = true"):
         yield
 
 
@@ -47,14 +47,14 @@ def two_of_five() -> Iterator[None]:
 @contextmanager
 def undo_without_owner() -> Iterator[None]:
     """Whoever undoes an attempt, or releases, frees the node, whoever has it."""
-    with script("UNDO", "if holder == id and held == proposal then", "if holder then"):
+    with script("UNDO", "string.sub(holder, 1, #mine) == mine and ", ""):
         yield
 
 
 @contextmanager
 def heal_takes_over() -> Iterator[None]:
     """A lease is put back where somebody else has been since."""
-    with script("HEAL", "if redis.call('EXISTS', LOCK) == 1 or tonumber(proposal) < known then return 0 end", ""):
+    with script("HEAL", "if redis.call('EXISTS', LOCK) == 1 or tonumber(proposal) < last then return 0 end", ""):
         yield
 
 

@@ -299,7 +299,7 @@ class World(Protocol):
         ...
 
     async def fan(
-        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+        self, asked: Sequence[tuple[Wire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
     ) -> list[Any]:
         """Ask several servers at once and return their answers, NO_ANSWER for each that is missing.
 

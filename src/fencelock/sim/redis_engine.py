@@ -149,7 +149,7 @@ class _Outside:
     async def wire(self, dialer: Dialer, *_: Callable[..., None]) -> _Direct:
         return _Direct(self._hosts[dialer.address], dialer)
 
-    async def fan(self, asked: Sequence[tuple[_Direct, Command]], timeout: float, _: object) -> list[Any]:
+    async def fan(self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object) -> list[Any]:
         return [await wire.ask(command, timeout) for wire, command in asked]
 
 

@@ -193,10 +193,10 @@ class SimWorld:
         return await SimWire(self.process, self._network, dialer, on_push, on_end).dial(patience)
 
     async def fan(
-        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+        self, asked: Sequence[tuple[Wire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
     ) -> list[Any]:
         """Ask several simulated servers at once."""
-        return await fan(self.process, cast("Sequence[tuple[SimWire, Command]]", asked), timeout, enough)
+        return await fan(self.process, cast("Sequence[tuple[SimWire, Command | bytes]]", asked), timeout, enough)
 
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""

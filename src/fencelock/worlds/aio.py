@@ -272,12 +272,12 @@ class AioWorld:
         return await TransportWire.connect(dialer, on_push, on_end)
 
     async def fan(
-        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+        self, asked: Sequence[tuple[Wire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
     ) -> list[Any]:
         """Send to all, then await all."""
         from fencelock.worlds.transports import TransportWire, fan
 
-        return await fan(cast("Sequence[tuple[TransportWire, Command]]", asked), timeout, enough)
+        return await fan(cast("Sequence[tuple[TransportWire, Command | bytes]]", asked), timeout, enough)
 
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Wait for the bell: the loop reads by itself, and whoever gave us the wires rings when one ends."""

@@ -330,12 +330,12 @@ class BlockingWorld:
         return SocketWire(dialer, on_push, on_end)
 
     async def fan(
-        self, asked: Sequence[tuple[Wire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+        self, asked: Sequence[tuple[Wire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
     ) -> list[Any]:
         """Send to all, then read from all, in this thread."""
         from fencelock.worlds.sockets import SocketWire, fan
 
-        return fan(cast("Sequence[tuple[SocketWire, Command]]", asked), timeout, enough)
+        return fan(cast("Sequence[tuple[SocketWire, Command | bytes]]", asked), timeout, enough)
 
     async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
         """Read, in this thread, what is pushed."""

@@ -41,6 +41,7 @@ class SocketWire:
 
     __slots__ = (
         "_address",
+        "_at_once",
         "_busy",
         "_feed",
         "_forgotten",
@@ -52,27 +53,28 @@ class SocketWire:
         "_pushes",
         "_read",
         "_sock",
-        "_tls",
         "_write",
         "open",
         "owed",
         "pace",
+        "tls",
     )
 
     def __init__(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> None:
         sock = dialer.dial(reach)
         parser = dialer.parser()
         self._sock = sock
-        self._tls = hasattr(sock, "pending")
+        self.tls = hasattr(sock, "pending")
+        self._at_once = 0 if self.tls else socket.MSG_DONTWAIT
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
         # Only by whoever has made the wire busy: the number of a descriptor may be another's as soon as it is closed.
-        self._read: Callable[[int], bytes] = sock.recv if self._tls else partial(os.read, sock.fileno())
+        self._read: Callable[[int], bytes] = sock.recv if self.tls else partial(os.read, sock.fileno())
         self._write: Callable[[bytes | memoryview], int] = (
-            self._write_tls if self._tls else partial(os.write, sock.fileno())
+            self._write_tls if self.tls else partial(os.write, sock.fileno())
         )
-        sock.setblocking(not self._tls)
+        sock.setblocking(not self.tls)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, pack("ll", 0, int(PROMPT * 1_000_000)))
         self._poll = select.poll()
@@ -163,18 +165,24 @@ class SocketWire:
             raise Unanswered(f"{self._address}: {why}")
         return answers[0]
 
-    def post(self, command: Command | bytes, answers: list[Any], place: int) -> None:
-        """Send, and leave it to `take_in` to put the answer in its place; nothing comes if the wire is broken."""
+    def post(self, command: Command | bytes, answers: list[Any], place: int) -> bool:
+        """Send, and leave it to `take_in` to put the answer in its place; return whether one may come."""
         if self.open:
             self.owed.append((boottime(), answers, place))
             self.tell(command if isinstance(command, bytes) else self._pack(command))
+        return self.open
 
     def tell(self, data: bytes) -> None:
         """Send bytes as they are."""
         busy, self._busy = self._busy, True
         try:
             if self.open:
-                self._send(data)
+                try:
+                    sent = self._write(data)
+                except BlockingIOError:
+                    sent = 0
+                if sent != len(data):
+                    self._send_rest(data, sent)
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
@@ -183,14 +191,6 @@ class SocketWire:
             self._busy = busy
             if not self.open and not busy:
                 self._sock.close()
-
-    def _send(self, data: bytes) -> None:
-        try:
-            sent = self._write(data)
-        except BlockingIOError:
-            sent = 0
-        if sent != len(data):
-            self._send_rest(data, sent)
 
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Wait until there is room for what is left."""
@@ -205,7 +205,7 @@ class SocketWire:
                 sent += self._write(memoryview(data)[sent:])
 
     def _read_now(self, size: int) -> bytes:
-        return bytes(self._sock.recv(size) if self._tls else self._sock.recv(size, socket.MSG_DONTWAIT))
+        return bytes(self._sock.recv(size, self._at_once))
 
     def _write_tls(self, data: bytes | memoryview) -> int:
         try:
@@ -219,7 +219,7 @@ class SocketWire:
 
     def has_more(self) -> bool:
         """Return whether there is something to read that no poll would show: TLS reads ahead."""
-        return self._tls and self.open and bool(self._sock.pending())
+        return self.tls and self.open and bool(self._sock.pending())
 
     def readable(self, timeout: float) -> bool:
         """Wait until there is something to read, the end included."""
@@ -242,12 +242,16 @@ class SocketWire:
         try:
             if not self.open:
                 return
-            data = self._read(CHUNK)
+            data = self._sock.recv(BRIEF, self._at_once)
+            if len(data) == BRIEF:
+                with suppress(BlockingIOError, SSLWantReadError):
+                    data += self._sock.recv(CHUNK, self._at_once)
             if not data:
                 self._broken()
                 return
             self._feed(data)
-            while (answer := self._gets()) is not NO_ANSWER:
+            gets = self._gets
+            while (answer := gets()) is not NO_ANSWER:
                 if isinstance(answer, self._pushes) and not self._on_push(answer):
                     continue
                 if self.owed:
@@ -299,7 +303,7 @@ class SocketWire:
 
 
 def fan(
-    asked: Sequence[tuple[SocketWire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    asked: Sequence[tuple[SocketWire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
 ) -> list[Any]:
     """Send to all, then read from all."""
     answers: list[Any] = [NO_ANSWER] * len(asked)
@@ -307,12 +311,12 @@ def fan(
     poll = select.poll()
     wires: dict[int, SocketWire] = {}
     for place, (wire, command) in enumerate(asked):
-        wire.post(command, answers, place)
-        if wire.open:
-            wires[wire.fileno()] = wire
-            poll.register(wire.fileno(), select.POLLIN)
+        if wire.post(command, answers, place) and (descriptor := wire.fileno()) >= 0:
+            wires[descriptor] = wire
+            poll.register(descriptor, select.POLLIN)
+    reads_ahead = any(wire.tls for wire in wires.values())
     while wires and not enough(answers):
-        ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()]
+        ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()] if reads_ahead else []
         if not ready:
             # Once more at the end: if the process was stopped meanwhile, the answers are there.
             left = until - boottime()
@@ -322,7 +326,7 @@ def fan(
         for descriptor in ready:
             wire = wires[descriptor]
             wire.take_in()
-            if not wire.open or wire.waiting_since is None:
+            if not wire.owed or not wire.open:
                 poll.unregister(descriptor)
                 del wires[descriptor]
     for wire, _ in asked:

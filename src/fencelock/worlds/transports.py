@@ -241,7 +241,7 @@ async def _reach_greeted(
 
 
 async def fan(
-    asked: Sequence[tuple[TransportWire, Command]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    asked: Sequence[tuple[TransportWire, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
 ) -> list[Any]:
     """Send to all, then await all."""
     loop = asyncio.get_running_loop()

@@ -88,19 +88,11 @@ class RedisDialer:
 
     def pack(self, command: Command) -> bytes:
         """Return the command as Redis wants it. hiredis could, but an interrupt at the wrong moment crashes its packer."""
-        last, packed = RedisDialer._packed
-        if command is last:
-            return packed  # several nodes are asked the same
         text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, command)])
         if text.isascii():
-            packed = f"*{len(command)}\r\n{text}".encode()
-        else:
-            words = [str(word).encode() for word in command]
-            packed = b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-        RedisDialer._packed = command, packed
-        return packed
-
-    _packed: tuple[Command, bytes] = (), b"*0\r\n"
+            return f"*{len(command)}\r\n{text}".encode()
+        words = [str(word).encode() for word in command]
+        return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import count
-from math import ceil
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
@@ -16,10 +15,10 @@ from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import FIRST_ROUND, HANDED_OVER, TOKEN_CALLED, Link
 from fencelock.backends.redis.links import IDLE_SECONDS, Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load
+from fencelock.backends.redis.scripts import load, ms
 from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Command, Event, Soon, World, fail, had, make_likely
+from fencelock.core.world import NO_ANSWER, Event, Soon, World, fail, had, make_likely
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
@@ -257,22 +256,22 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        keys, args = (self._base(claim.name),), (claim.name, claim.id, _ms(claim.ttl))
+        call = ABANDON.call((self._base(claim.name),), (claim.name, claim.id, ms(claim.ttl)))
         try:
-            await self._links.run(ABANDON, ABANDON.pack(keys, args), answer_time(claim.ttl, SHORTEST), GRACE)
+            await self._links.run(ABANDON, call, answer_time(claim.ttl, SHORTEST), GRACE)
         except EngineUnavailable:
             # What was asked for may be carried out when a server that hangs goes on.
-            self._links.owed.append(ABANDON.teach(keys, args))
+            self._links.owed.append(ABANDON.teach(call))
             raise
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""
-        calls: list[tuple[Command, Command]] = []
+        calls: list[bytes] = []
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
             keys = tuple(self._base(claim.name) for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.name, claim.id, _ms(claim.ttl)))
-            calls.append((keys, args))
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, ms(claim.ttl)))
+            calls.append(RENEW.call(keys, args))
         patience = answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         answers = await self._links.run_many(RENEW, calls, patience)
         return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
@@ -327,7 +326,7 @@ class RedisBackend:
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters = await self._links.run(INSPECT, INSPECT.pack((self._base(name),), (name,)), LONGEST)
+        holders, waiters = await self._links.run(INSPECT, INSPECT.call((self._base(name),), (name,)), LONGEST)
         return Snapshot(
             name,
             tuple(
@@ -351,7 +350,7 @@ class RedisBackend:
 
     async def force_release(self, name: str) -> int:
         """Drop the holders."""
-        return int(await self._links.run(FORCE, FORCE.pack((self._base(name),), (name,)), LONGEST))
+        return int(await self._links.run(FORCE, FORCE.call((self._base(name),), (name,)), LONGEST))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""
@@ -393,18 +392,13 @@ class RedisBackend:
     def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
-        words = (name, _ms(ttl), mode, owner)
+        words = (name, ms(ttl), mode, owner)
         attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
         return Form(attempt, line_up, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
-
-
-def _ms(ttl: float) -> int:
-    """Return what the server counts: one ms more than asked for, as the first is over when it begins to."""
-    return ceil(ttl * 1000) + 1
 
 
 def _mode(mode: bytes) -> tuple[bool, int | None]:

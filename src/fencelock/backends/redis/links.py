@@ -38,7 +38,7 @@ class Links:
         self.run_id: bytes | None = None
         self.stuck = False
         """Whether the last link was given up because its server owed an answer for too long."""
-        self.owed: deque[Command] = deque(maxlen=OWED_KEPT)
+        self.owed: deque[bytes] = deque(maxlen=OWED_KEPT)
         """What has to be undone there as soon as it can be reached again, rather than when its ttl is over."""
         self._patience = patience
         self._world = world
@@ -192,10 +192,10 @@ class Links:
             finally:
                 self.give(link)
 
-    async def run_many(self, script: Script, calls: Sequence[tuple[Command, Command]], patience: float) -> list[Any]:
+    async def run_many(self, script: Script, calls: Sequence[bytes], patience: float) -> list[Any]:
         """Run a script several times, all sent at once."""
         if len(calls) == 1:
-            return [await self.run(script, script.pack(*calls[0]), patience)]
+            return [await self.run(script, calls[0], patience)]
         again = True
         while True:
             link = await self.take(patience)
@@ -224,14 +224,11 @@ class Links:
             finally:
                 self.give(link)
 
-    async def _run_on(
-        self, link: Link, script: Script, calls: Sequence[tuple[Command, Command]], patience: float
-    ) -> list[Any]:
-        commands = [(link.wire, script.call(*call)) for call in calls]
-        answers = await self._world.fan(commands, patience, all_there)
+    async def _run_on(self, link: Link, script: Script, calls: Sequence[bytes], patience: float) -> list[Any]:
+        answers = await self._world.fan([(link.wire, call) for call in calls], patience, all_there)
         for place, answer in enumerate(answers):
             if type(answer) is ServerError and answer.kind == "NOSCRIPT":
-                answers[place] = answer = await link.wire.ask(script.teach(*calls[place]), patience)
+                answers[place] = answer = await link.wire.ask(script.teach(calls[place]), patience)
             self.check(answer, link)
         return answers
 
@@ -246,7 +243,7 @@ class Links:
         """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
         answer: Any = error
         if error.kind == "NOSCRIPT":
-            answer = await link.wire.ask(script.teach_packed(command), patience)
+            answer = await link.wire.ask(script.teach(command), patience)
         self.check(answer, link)
         return answer
 

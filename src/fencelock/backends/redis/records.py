@@ -25,7 +25,7 @@ class RedisRecords:
 
     async def read(self, key: str) -> Record | None:
         """Look."""
-        _, found = await self._links.run(RECORD, RECORD.pack((self._base(key),), (key,)), PATIENCE)
+        _, found = await self._links.run(RECORD, RECORD.call((self._base(key),), (key,)), PATIENCE)
         return _record(found)
 
     async def write(
@@ -34,7 +34,7 @@ class RedisRecords:
         """Run the script."""
         text = "" if value is None else f"={b64encode(value).decode()}"  # words are text
         args = (key, text, token, ceil(ttl * 1000), "" if expect is None else expect)
-        done, found = await self._links.run(RECORD, RECORD.pack((self._base(key),), args), PATIENCE)
+        done, found = await self._links.run(RECORD, RECORD.call((self._base(key),), args), PATIENCE)
         return Written(bool(done), _record(found))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from hashlib import sha1
+from math import ceil
 from pathlib import Path
 
 from fencelock.core.world import Command
 
 FOLDER = Path(__file__).parent / "lua"
-INCLUDE = re.compile(r"^-- include (\S+)\n", re.MULTILINE)
+INCLUDE = re.compile(r"^ *-- include (\S+)\n", re.MULTILINE)
 
 
 class Script:
@@ -20,34 +21,31 @@ class Script:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self._by_sha: Command = ("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
-        self._by_text: Command = ("EVAL", text)
+        self._by_sha = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
+        self._by_text = packed("EVAL", text)
 
-    def call(self, keys: Command, args: Command) -> Command:
-        """Return the command that runs it, if the server knows it."""
-        return (*self._by_sha, len(keys), *keys, *args)
-
-    def teach(self, keys: Command, args: Command) -> Command:
-        """Return the command that runs it and makes the server remember it."""
-        return (*self._by_text, len(keys), *keys, *args)
-
-    def pack(self, keys: Command, args: Command) -> bytes:
-        """Return the same as `call`, packed."""
+    def call(self, keys: Command, args: Command) -> bytes:
+        """Return the command that runs it, if the server knows it, as it is sent."""
         return self.begin(keys, args, 0).encode()
 
     def begin(self, keys: Command, args: Command, more: int) -> str:
-        """Return the beginning of a packed call, to which so many arguments are added: what never changes is packed once."""
-        words = self.call(keys, args)
-        return f"*{len(words) + more}\r\n{packed(*words)}"
+        """Return the beginning of a call, to which so many arguments are added: what never changes is packed once."""
+        words = 3 + len(keys) + len(args) + more
+        return f"*{words}\r\n{self._by_sha}{packed(len(keys), *keys, *args)}"
 
-    def teach_packed(self, call: bytes) -> bytes:
-        """Return the same as a packed call, in the words that make the server remember the script."""
-        return call.replace(packed(*self._by_sha).encode(), packed(*self._by_text).encode(), 1)
+    def teach(self, call: bytes) -> bytes:
+        """Return the same as a call, in the words that make the server remember the script."""
+        return call.replace(self._by_sha.encode(), self._by_text.encode(), 1)
 
 
 def packed(*words: str | int) -> str:
     """Return words as Redis wants them."""
     return "".join([f"${len(str(word).encode())}\r\n{word}\r\n" for word in words])
+
+
+def ms(ttl: float) -> int:
+    """Return what a server counts: one ms more than asked for, as the first is over when it begins to."""
+    return ceil(ttl * 1000) + 1
 
 
 def load(name: str) -> Script:

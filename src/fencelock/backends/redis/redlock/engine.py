@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from math import ceil
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import literally
 from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
-from fencelock.backends.redis.scripts import load
+from fencelock.backends.redis.scripts import load, ms, packed
 from fencelock.core.clock import wall_us
 from fencelock.core.world import NO_ANSWER, Command, World
 from fencelock.errors import (
@@ -52,6 +52,9 @@ ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
 CLAIMS_KEPT = 10_000
+FORMS_KEPT = 1000
+ACKNOWLEDGED = [1]
+"""What a node answers that takes a proposal."""
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
@@ -70,7 +73,9 @@ class RedlockBackend:
         self._world = world
         self._wall = wall
         self._prefix = f"{quote(namespace, safe='')}:redlock"
+        self._base = (self._prefix,)
         self._nodes = Nodes(world, dialers, self._prefix)
+        self._form = lru_cache(FORMS_KEPT)(self._make_form)
         self._highest = 0
         """The highest proposal seen: ours are never lower, whatever our clock says."""
         self._tried: dict[str, int] = {}
@@ -127,8 +132,8 @@ class RedlockBackend:
         # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
         # has proposed. And never the same again once it is undone: the undo could arrive last.
         _keep(self._given_up, claim.id, 0)
-        args = (claim.name, claim.id, self._tried.get(claim.id, 0))
-        await self._nodes.most(UNDO, self._keys(claim.name), args, _patience(claim.ttl), everybody=True, owe=True)
+        undo = self._undo(claim, self._tried.get(claim.id, 0))
+        await self._nodes.most(UNDO, undo, _patience(claim.ttl), owe=True)
         self._tried.pop(claim.id, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
@@ -146,20 +151,19 @@ class RedlockBackend:
     async def release(self, grant: Grant) -> bool:
         """Give the nodes back; a majority of them decides whether it was still ours."""
         claim = grant.claim
-        args = (claim.name, claim.id, grant.token)
-        patience = _patience(claim.ttl)
-        answers = await self._nodes.most(UNDO, self._keys(claim.name), args, patience, owe=True, certain=True)
+        undo = self._undo(claim, grant.token)
+        answers = await self._nodes.most(UNDO, undo, _patience(claim.ttl), self._had, owe=True, certain=True)
         self._tried.pop(claim.id, None)
         self._highest = max(self._highest, grant.token + 1)
-        ours = answers.count(1)
-        if ours < self._nodes.majority <= ours + sum(not is_answer(answer) for answer in answers):
+        if self._had(answers):
+            return True
+        if answers.count(1) + sum(not is_answer(answer) for answer in answers) >= self._nodes.majority:
             raise Unanswered(f"{claim.name!r}: too few Redlock nodes said whether it was still held", claim.name)
-        return ours >= self._nodes.majority
+        return False
 
     async def inspect(self, name: str) -> Snapshot:
         """Ask all nodes; whoever has a majority of them holds the name."""
-        keys = self._keys(name)
-        answers = await self._nodes.most(INSPECT, (keys[0], *keys[3:]), (), LONGEST, everybody=True)
+        answers = await self._nodes.most(INSPECT, INSPECT.call(self._base, (name,)), LONGEST)
         there = [answer for answer in answers if isinstance(answer, list)]
         held = Counter((holder[0], holder[1]) for holder, _ in there if holder)
         holders = []
@@ -203,7 +207,7 @@ class RedlockBackend:
 
     async def force_release(self, name: str) -> int:
         """Free all nodes."""
-        answers = await self._nodes.most(FORCE, self._keys(name), (), LONGEST, everybody=True)
+        answers = await self._nodes.most(FORCE, FORCE.call(self._base, (name,)), LONGEST)
         had = Counter(answer for answer in answers if isinstance(answer, bytes))
         return int(any(nodes >= self._nodes.majority for nodes in had.values()))
 
@@ -225,23 +229,22 @@ class RedlockBackend:
 
     # ------------------------------------------------------------------ one round, or a few
 
+    def _had(self, answers: Sequence[Any]) -> bool:
+        return answers.count(1) >= self._nodes.majority
+
     async def _propose(
         self, claim: Claim, links: list[Link | None], seat: Seat | None, queue: bool, patience: float
     ) -> Grant | Busy:
-        keys, needed = self._keys(claim.name), self._nodes.majority
-        ttl = ceil(claim.ttl * 1000)
+        needed = self._nodes.majority
+        in_line = seat is not None
         ticket = 0 if seat is None else seat.ticket
         sent = self._world.now()
 
         def decided(answers: Sequence[Any]) -> bool:
-            acknowledged = refused = 0
-            for answer in answers:
-                if type(answer) is list:
-                    if answer[0] == 1:
-                        acknowledged += 1
-                    else:
-                        refused += 1
-            return acknowledged >= needed or refused > len(self._nodes) - needed
+            if answers.count(ACKNOWLEDGED) >= needed:
+                return True
+            refused = sum(type(answer) is list and answer != ACKNOWLEDGED for answer in answers)
+            return refused > len(self._nodes) - needed
 
         for _ in range(ROUNDS):
             proposal = self._tried.get(claim.id) or self._next()
@@ -252,20 +255,20 @@ class RedlockBackend:
             if seat is not None:
                 seat.clear()
             sent = self._world.now()
-            args: Command = (claim.name, claim.id, proposal, ttl, claim.owner)
-            answers = await self._nodes.fan(CLAIM, keys, [args] * len(links), links, patience, decided)
-            said = [answer for answer in answers if type(answer) is list]
-            if sum(answer[0] == 1 for answer in said) >= needed:
+            call = self._claim(claim, proposal, in_line)
+            answers = await self._nodes.fan(CLAIM, [call] * len(links), links, patience, decided)
+            if answers.count(ACKNOWLEDGED) >= needed:
                 return Grant(claim, proposal, sent)
+            said = [answer for answer in answers if type(answer) is list]
             # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
             # same wires, and behind it.
             stays = queue and claim.id not in self._given_up and len(said) >= needed
-            undo: list[Command] = [
-                (*args[:3], ttl, claim.owner, link.channel, ticket) if stays and link else args[:3] for link in links
-            ]
-            await self._nodes.fan(UNDO, keys, undo, links, patience, at_once, args[:3])
+            undo = self._undo(claim, proposal)
+            undos = [self._stay(claim, proposal, link, ticket) if stays and link else undo for link in links]
+            await self._nodes.fan(UNDO, undos, links, patience, at_once, undo)
             if stays and claim.id in self._given_up:
-                await self._nodes.fan(UNDO, keys, [args[:3]] * len(links), links, patience, at_once, args[:3])
+                await self._nodes.fan(UNDO, [undo] * len(links), links, patience, at_once, undo)
+            in_line = in_line or stays
             self._tried.pop(claim.id, None)
             # Undone, the nodes have seen one more than was proposed.
             self._highest = max([self._highest, proposal + 1, *(answer[1] for answer in said if answer[0] == -1)])
@@ -278,10 +281,8 @@ class RedlockBackend:
 
     async def _renew(self, grants: Sequence[Grant], links: list[Link | None], patience: float) -> list[Renewal]:
         keys = tuple(f"{self._prefix}:lock:{grant.claim.name}" for grant in grants)
-        args: Command = tuple(
-            word for grant in grants for word in (grant.claim.id, grant.token, ceil(grant.claim.ttl * 1000))
-        )
-        answers = await self._nodes.fan(RENEW, keys, [args] * len(links), links, patience, never)
+        args: Command = tuple(word for grant in grants for word in (grant.claim.id, grant.token, ms(grant.claim.ttl)))
+        answers = await self._nodes.fan(RENEW, [RENEW.call(keys, args)] * len(links), links, patience, never)
         there = [answer for answer in answers if type(answer) is list]
         outcome = []
         for place, grant in enumerate(grants):
@@ -302,8 +303,8 @@ class RedlockBackend:
 
     async def _heal(self, grant: Grant, links: list[Link | None], patience: float) -> None:
         claim = grant.claim
-        args = (claim.name, claim.id, grant.token, ceil(claim.ttl * 1000), claim.owner)
-        await self._nodes.fan(HEAL, self._keys(claim.name), [args] * len(links), links, patience, at_once)
+        call = HEAL.call(self._base, (claim.name, ms(claim.ttl), claim.owner, claim.id, grant.token))
+        await self._nodes.fan(HEAL, [call] * len(links), links, patience, at_once)
 
     def _next(self) -> int:
         self._highest = max(self._wall(), self._highest + 1)
@@ -339,9 +340,26 @@ class RedlockBackend:
                 link.calls.pop(claim.id, None)
         self._nodes.give(seat.links)
 
-    def _keys(self, name: str) -> tuple[str, str, str, str, str]:
-        at = self._prefix
-        return f"{at}:lock:{name}", f"{at}:seen", f"{at}:before", f"{at}:queue:{name}", f"{at}:waiters:{name}"
+    # ------------------------------------------------------------------ what is sent
+
+    def _claim(self, claim: Claim, proposal: int, in_line: bool) -> bytes:
+        name, ttl, owner, _, _, id = claim
+        if in_line:
+            return CLAIM.call(self._base, (name, ms(ttl), owner, id, proposal, 1))
+        return f"{self._form(name, ttl, owner)[0]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+
+    def _undo(self, claim: Claim, proposal: int) -> bytes:
+        name, ttl, owner, _, _, id = claim
+        return f"{self._form(name, ttl, owner)[1]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+
+    def _stay(self, claim: Claim, proposal: int, link: Link, ticket: int) -> bytes:
+        """Undo, and stay in line."""
+        name, ttl, owner, _, _, id = claim
+        return UNDO.call(self._base, (name, id, proposal, ms(ttl), owner, link.channel, ticket))
+
+    def _make_form(self, name: str, ttl: float, owner: str) -> tuple[str, str]:
+        """Return how claims of a kind begin, and what undoes them: all but the id and the proposal."""
+        return CLAIM.begin(self._base, (name, ms(ttl), owner), 2), UNDO.begin(self._base, (name,), 2)
 
 
 def _keep(memory: dict[str, int], id: str, value: int) -> None:

@@ -12,7 +12,7 @@ from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
 from fencelock.core.backend import FIRST_CONTACT
-from fencelock.core.world import NO_ANSWER, Command, Wire, World
+from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
 
 DIAL_SECONDS = 1.0
@@ -23,6 +23,9 @@ STRAGGLERS = 0.1
 LOOK_SOON = 0.002
 MEND_FIRST, MEND_LAST = 0.5, 10.0
 """Seconds before a node that could not be reached is dialled again, by the way."""
+
+Enough = Callable[[Sequence[Any]], bool]
+"""Tells whether more answers would change nothing."""
 
 _log = logging.getLogger("fencelock")
 
@@ -206,96 +209,75 @@ class Nodes:
     async def fan(
         self,
         script: Script,
-        keys: Command,
-        args: Sequence[Command],
+        calls: Sequence[bytes],
         links: list[Link | None],
         patience: float,
-        enough: Callable[[Sequence[Any]], bool],
-        owe: Command | None = None,
+        enough: Enough,
+        owe: bytes | None = None,
         certain: bool = False,
     ) -> list[Any]:
-        """Run a script on every node that has a link; one answer for each node.
+        """Run a script on every node that has a link, with a call for each; one answer for each node.
 
         Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
         hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
         not be reached is asked that as soon as it is back. With `certain`, 0 from a node that was asked again counts as no
         answer: it may have done it the first time.
         """
-        answers = await self._fan_once(script, keys, args, links, patience, enough)
-        again: list[Link | None] = [None] * len(links)
-        if enough is not at_once and not enough(answers):
+        answers = await self._fan_once(script, calls, links, patience, enough)
+        if not enough(answers):
+            again: list[Link | None] = [None] * len(links)
             for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
                 if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
                     links[place] = None
                     node.links.give(link)
                     links[place] = again[place] = await node.take(patience)
-        if any(again):
-            more = await self._fan_once(script, keys, args, again, patience, lambda more: enough([*answers, *more]))
-            answers = [
-                old if new is NO_ANSWER or (certain and new == 0) else new
-                for old, new in zip(answers, more, strict=True)
-            ]
+            if any(again):
+                more = await self._fan_once(script, calls, again, patience, lambda more: enough([*answers, *more]))
+                answers = [
+                    old if new is NO_ANSWER or (certain and new == 0) else new
+                    for old, new in zip(answers, more, strict=True)
+                ]
         if owe is not None:
             for node, link, answer in zip(self._nodes, links, answers, strict=True):
                 if answer is NO_ANSWER and (link is None or not link.wire.open):
-                    node.links.owed.append(script.teach(keys, owe))
+                    node.links.owed.append(script.teach(owe))
         return answers
 
     async def _fan_once(
-        self,
-        script: Script,
-        keys: Command,
-        args: Sequence[Command],
-        links: Sequence[Link | None],
-        patience: float,
-        enough: Callable[[Sequence[Any]], bool],
+        self, script: Script, calls: Sequence[bytes], links: Sequence[Link | None], patience: float, enough: Enough
     ) -> list[Any]:
-        places = [place for place, link in enumerate(links) if link is not None]
-        wires = [link.wire for link in links if link is not None]
-        # What nobody waits for cannot be repeated if the script has to be taught first.
-        word = script.teach if enough is at_once else script.call
-        words: Command | None = None
-        command: Command = ()
-        asked: list[tuple[Wire, Command]] = []
-        for wire, place in zip(wires, places, strict=True):
-            if args[place] is not words:  # most of the time all nodes are asked the same, which is packed once
-                words = args[place]
-                command = word(keys, words)
-            asked.append((wire, command))
+        if enough is at_once:  # what nobody waits for cannot be repeated if the script has to be taught first
+            calls = [script.teach(call) for call in calls]
+        asked = [(link.wire, call) for link, call in zip(links, calls, strict=True) if link is not None]
         answers = await self._world.fan(asked, patience, enough)
         unknown = [at for at, answer in enumerate(answers) if type(answer) is ServerError and answer.kind == "NOSCRIPT"]
         if unknown:
-            asked = [(wires[at], script.teach(keys, args[places[at]])) for at in unknown]
-            for at, answer in zip(unknown, await self._world.fan(asked, patience, never), strict=True):
+            taught = [(wire, script.teach(call)) for wire, call in (asked[at] for at in unknown)]
+            for at, answer in zip(unknown, await self._world.fan(taught, patience, never), strict=True):
                 answers[at] = answer
-        full: list[Any] = [NO_ANSWER] * len(links)
-        for place, answer in zip(places, answers, strict=True):
-            full[place] = answer
-        return full
+        if len(asked) == len(links):
+            return answers
+        found = iter(answers)
+        return [NO_ANSWER if link is None else next(found) for link in links]
 
     async def most(
         self,
         script: Script,
-        keys: Command,
-        args: Command,
+        call: bytes,
         patience: float,
+        enough: Enough | None = None,
         *,
-        everybody: bool = False,
         owe: bool = False,
         certain: bool = False,
     ) -> list[Any]:
-        """Run a script on all nodes; raise unless a majority answered. `everybody`: wait for as many as can be had."""
-
-        def enough(answers: Sequence[Any]) -> bool:
-            return not everybody and sum(is_answer(answer) and answer != 0 for answer in answers) >= self.majority
-
+        """Run a script on all nodes; raise unless a majority answered. They are waited for as long as it is not `enough`."""
         links = await self.take(patience)
         try:
-            every = [args] * len(links)
-            answers = await self.fan(script, keys, every, links, patience, enough, args if owe else None, certain)
+            calls = [call] * len(links)
+            answers = await self.fan(script, calls, links, patience, enough or never, call if owe else None, certain)
         finally:
             self.give(links)
-        reached = sum(is_answer(answer) for answer in answers)
+        reached = sum(map(is_answer, answers))
         if reached < self.majority:
             raise self.too_few(reached, answers, sent=True)
         return answers

@@ -6,7 +6,7 @@ for i, lock in ipairs(KEYS) do
   local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+):')
   answers[i] = 0
   if holder == id and held == proposal then
-    answers[i] = redis.call('PEXPIRE', lock, ttl + 1)
+    answers[i] = redis.call('PEXPIRE', lock, ttl)
   end
 end
 return answers
