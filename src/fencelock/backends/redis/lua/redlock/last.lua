@@ -19,7 +19,7 @@ elseif period > tonumber(since) or (time[2] % 64 == 0 and redis.call('HLEN', SEE
   redis.call('RENAME', SEEN, BASE .. ':before')
   period = math.max(period, since)
   redis.call('HSET', SEEN, '\0period', period, '\0high', 0, '\0before', high, '\0floor', floor, '\0born', born)
-  known, high = false, '0'
+  high = '0'
 end
 local last = tonumber(known or redis.call('HGET', BASE .. ':before', NAME) or floor)
 
