@@ -110,7 +110,7 @@ class Node:
         return self.tell("EVAL", script.text, 1, BASE, *args)
 
     def claim(self, name: str, id: str, proposal: int) -> Any:
-        answer = self.run(CLAIM, name, TTL, "owner", id, proposal, 1)
+        answer = self.run(CLAIM, name, TTL, "owner", id, proposal)
         return [0] if answer[0] == 0 and 0 < answer[1] <= TTL else answer
 
     def undo(self, name: str, id: str, proposal: int, stays: bool) -> Any:

@@ -236,7 +236,6 @@ class RedlockBackend:
         self, claim: Claim, links: list[Link | None], seat: Seat | None, queue: bool, patience: float
     ) -> Grant | Busy:
         needed = self._nodes.majority
-        in_line = seat is not None
         ticket = 0 if seat is None else seat.ticket
         sent = self._world.now()
 
@@ -255,7 +254,7 @@ class RedlockBackend:
             if seat is not None:
                 seat.clear()
             sent = self._world.now()
-            call = self._claim(claim, proposal, in_line)
+            call = self._claim(claim, proposal)
             answers = await self._nodes.fan(CLAIM, [call] * len(links), links, patience, decided)
             if answers.count(ACKNOWLEDGED) >= needed:
                 return Grant(claim, proposal, sent)
@@ -268,7 +267,6 @@ class RedlockBackend:
             await self._nodes.fan(UNDO, undos, links, patience, at_once, undo)
             if stays and claim.id in self._given_up:
                 await self._nodes.fan(UNDO, [undo] * len(links), links, patience, at_once, undo)
-            in_line = in_line or stays
             self._tried.pop(claim.id, None)
             # Undone, the nodes have seen one more than was proposed.
             self._highest = max([self._highest, proposal + 1, *(answer[1] for answer in said if answer[0] == -1)])
@@ -342,10 +340,8 @@ class RedlockBackend:
 
     # ------------------------------------------------------------------ what is sent
 
-    def _claim(self, claim: Claim, proposal: int, in_line: bool) -> bytes:
+    def _claim(self, claim: Claim, proposal: int) -> bytes:
         name, ttl, owner, _, _, id = claim
-        if in_line:
-            return CLAIM.call(self._base, (name, ms(ttl), owner, id, proposal, 1))
         return f"{self._form(name, ttl, owner)[0]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
 
     def _undo(self, claim: Claim, proposal: int) -> bytes:

@@ -1,8 +1,8 @@
 -- Take this node for an attempt, if it is free and the proposal is above all that it has seen.
--- KEYS: base.  ARGV: name, ttl, owner, id, proposal, and anything if it may be in line.
+-- KEYS: base.  ARGV: name, ttl, owner, id, proposal.
 -- Returns {1}: acknowledged; {0, ms}: somebody else has it, for so long; {-1, last}: the proposal is too low.
 -- include redlock/node.lua
-local _, ttl, owner, id, proposal, in_line = unpack(ARGV)
+local _, ttl, owner, id, proposal = unpack(ARGV)
 -- include redlock/last.lua
 local least = math.max(last, tonumber(born))
 local above = tonumber(proposal) > least
@@ -20,8 +20,5 @@ if not (above and redis.call('SET', LOCK, mine, 'PX', ttl, 'NX')) then
   redis.call('SET', LOCK, mine, 'PX', ttl)
 end
 raise(proposal)
-if in_line then
-  -- include redlock/line.lua
-  leave_line(id)
-end
+if redis.call('HDEL', BASE .. ':waiters:' .. NAME, id) == 1 then redis.call('ZREM', BASE .. ':queue:' .. NAME, id) end
 return {1}
