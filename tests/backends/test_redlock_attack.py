@@ -192,3 +192,32 @@ async def test_release_whose_answers_are_lost_with_their_connections(
         await releasing
     assert lease.reason is None
     assert not told
+
+
+async def test_undo_lost_with_its_connection(nodes: Nodes, between: Proxies, clients: Clients) -> None:
+    """What a release asked of nodes that were not waited for is asked again if it was lost with their connections."""
+    locks = clients.connect(url_of(between.members))
+    lease = await locks.lock("x", ttl=30).acquire()
+    assert await (await locks.lock("warm").acquire()).release()
+    await asyncio.sleep(0.1)  # all have answered
+    for member in between.members[:2]:
+        member.drop("to_server")
+    assert await lease.release()
+    for member in between.members[:2]:
+        member.disconnect()
+        member.heal()
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        assert await (await locks.lock("y").acquire()).release()
+        if not any(tell(node, "EXISTS", LOCK) for node in nodes):
+            break
+    else:
+        pytest.fail("the lock is still on a node that is in use again")
+
+
+def test_slash_in_an_option() -> None:
+    """A path among the options is not taken for the database."""
+    with fencelock.connect("redlock://h1:1,h2:2,h3:3?client_name=a/b", namespace="x") as locks:
+        assert repr(locks).endswith("h3:3?client_name=a/b>")
+    with pytest.raises(InvalidURL, match="the database stands once"):
+        fencelock.connect("redlock://h1:1/0,h2:2/0,h3:3/0?client_name=a/b")

@@ -167,16 +167,16 @@ class SocketWire:
 
     def post(self, command: Command | bytes, answers: list[Any], place: int) -> bool:
         """Send, and leave it to `take_in` to put the answer in its place; return whether one may come."""
-        if self.open:
-            self.owed.append((boottime(), answers, place))
-            self.tell(command if isinstance(command, bytes) else self._pack(command))
+        self.tell(command if isinstance(command, bytes) else self._pack(command), (boottime(), answers, place))
         return self.open
 
-    def tell(self, data: bytes) -> None:
-        """Send bytes as they are."""
+    def tell(self, data: bytes, debt: tuple[float, list[Any], int] | None = None) -> None:
+        """Send bytes as they are; the server owes an answer for them, if there is a debt."""
         busy, self._busy = self._busy, True
         try:
             if self.open:
+                if debt is not None:
+                    self.owed.append(debt)
                 try:
                     sent = self._write(data)
                 except BlockingIOError:
@@ -188,9 +188,7 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
-            self._busy = busy
-            if not self.open and not busy:
-                self._sock.close()
+            self.let_go(busy)
 
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Wait until there is room for what is left."""
@@ -232,19 +230,17 @@ class SocketWire:
                 return True
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
-            self._busy = busy
-            if not self.open and not busy:
-                self._sock.close()
+            self.let_go(busy)
 
     def take_in(self) -> None:
         """Read what is there and put every answer in its place."""
-        self._busy = True
+        busy, self._busy = self._busy, True
         try:
             if not self.open:
                 return
             data = self._sock.recv(BRIEF, self._at_once)
             if len(data) == BRIEF:
-                with suppress(BlockingIOError, SSLWantReadError):
+                with suppress(OSError):  # there is no more for now, or ever: then the next read tells
                     data += self._sock.recv(CHUNK, self._at_once)
             if not data:
                 self._broken()
@@ -265,9 +261,17 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
-            self._busy = False
-            if not self.open:
-                self._sock.close()
+            self.let_go(busy)
+
+    def hold(self) -> None:
+        """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
+        self._busy = True
+
+    def let_go(self, busy: bool = False) -> None:
+        """End it, unless somebody is `busy` with it who began earlier."""
+        self._busy = busy
+        if not self.open and not busy:
+            self._sock.close()
 
     def alive(self) -> bool:
         """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
@@ -310,25 +314,31 @@ def fan(
     until = boottime() + timeout
     poll = select.poll()
     wires: dict[int, SocketWire] = {}
-    for place, (wire, command) in enumerate(asked):
-        if wire.post(command, answers, place) and (descriptor := wire.fileno()) >= 0:
-            wires[descriptor] = wire
-            poll.register(descriptor, select.POLLIN)
-    reads_ahead = any(wire.tls for wire in wires.values())
-    while wires and not enough(answers):
-        ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()] if reads_ahead else []
-        if not ready:
-            # Once more at the end: if the process was stopped meanwhile, the answers are there.
-            left = until - boottime()
-            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
-            if not ready and left <= 0:
-                break
-        for descriptor in ready:
-            wire = wires[descriptor]
-            wire.take_in()
-            if not wire.owed or not wire.open:
-                poll.unregister(descriptor)
-                del wires[descriptor]
+    try:
+        for place, (wire, command) in enumerate(asked):
+            wire.hold()
+            if wire.post(command, answers, place):
+                descriptor = wire.fileno()
+                wires[descriptor] = wire
+                poll.register(descriptor, select.POLLIN)
+        reads_ahead = any(wire.tls for wire in wires.values())
+        while wires and not enough(answers):
+            ready = [descriptor for descriptor, wire in wires.items() if wire.has_more()] if reads_ahead else []
+            if not ready:
+                # Once more at the end: if the process was stopped meanwhile, the answers are there.
+                left = until - boottime()
+                ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
+                if not ready and left <= 0:
+                    break
+            for descriptor in ready:
+                wire = wires[descriptor]
+                wire.take_in()
+                if not wire.owed or not wire.open:
+                    poll.unregister(descriptor)
+                    del wires[descriptor]
+    finally:
+        for wire, _ in asked:
+            wire.let_go()
     for wire, _ in asked:
         wire.check_forked()
     return answers

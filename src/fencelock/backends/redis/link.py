@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ class Link:
         "handed_over",
         "release",
         "silent",
+        "undos",
         "used",
         "wire",
     )
@@ -64,6 +66,8 @@ class Link:
         """Whose lock may be called next, and what gives it back then, if others are to be called first."""
         self.silent = False
         """Whether the server has shown that it can be asked not to answer, and to call others first."""
+        self.undos: deque[bytes] = deque()
+        """What undoes something, was sent and not waited for; it may be lost with the wire."""
         self.used = 0.0
         self.wire: Wire
 
@@ -82,6 +86,12 @@ class Link:
             self.calls.clear()
         self.calls[id] = called
         return False
+
+    def sent_undo(self, undo: bytes) -> None:
+        """Remember it until it is answered: what is owed is answered in order."""
+        self.undos.append(undo)
+        while len(self.undos) > len(self.wire.owed):
+            self.undos.popleft()
 
     def ended(self) -> None:
         """Let those who wait look for themselves."""

@@ -129,6 +129,8 @@ class Links:
 
     def drop(self, link: Link) -> None:
         """Close a link for good."""
+        self.owed.extend(link.undos)
+        link.undos.clear()
         self._all.discard(link)
         if self._shared and link in self._idle:
             self._idle.remove(link)

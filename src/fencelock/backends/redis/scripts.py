@@ -16,13 +16,13 @@ INCLUDE = re.compile(r"^ *-- include (\S+)\n", re.MULTILINE)
 class Script:
     """A script that servers know by its digest, once they have seen it."""
 
-    __slots__ = ("_by_sha", "_by_text", "name", "text")
+    __slots__ = ("_by_sha", "_by_text", "_call", "name", "text")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self._by_sha = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
-        self._by_text = packed("EVAL", text)
+        self._call = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
+        self._by_sha, self._by_text = self._call.encode(), packed("EVAL", text).encode()
 
     def call(self, keys: Command, args: Command) -> bytes:
         """Return the command that runs it, if the server knows it, as it is sent."""
@@ -31,11 +31,11 @@ class Script:
     def begin(self, keys: Command, args: Command, more: int) -> str:
         """Return the beginning of a call, to which so many arguments are added: what never changes is packed once."""
         words = 3 + len(keys) + len(args) + more
-        return f"*{words}\r\n{self._by_sha}{packed(len(keys), *keys, *args)}"
+        return f"*{words}\r\n{self._call}{packed(len(keys), *keys, *args)}"
 
     def teach(self, call: bytes) -> bytes:
         """Return the same as a call, in the words that make the server remember the script."""
-        return call.replace(self._by_sha.encode(), self._by_text.encode(), 1)
+        return call.replace(self._by_sha, self._by_text, 1)
 
 
 def packed(*words: str | int) -> str:

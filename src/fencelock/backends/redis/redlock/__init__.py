@@ -24,9 +24,10 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
     """
     scheme, _, rest = url.partition("://")
     server = "rediss" if scheme.lower().endswith("s") else "redis"
-    hosts, slash, tail = rest.partition("/") if "/" in rest else (rest.partition("?")[0], "", rest.partition("?")[2])
-    tail = f"/{tail}" if slash else f"/?{tail}" if tail else ""
-    if "," in tail.partition("?")[0]:
+    place, question, options = rest.partition("?")
+    hosts, slash, database = place.partition("/")
+    tail = f"/{database}{question}{options}" if slash or question else ""
+    if "," in database:
         raise InvalidURL(f"{redact(url)!r}: the database stands once, behind all nodes, as in redlock://h1,h2,h3/0")
     first = ""
     dialers: list[RedisDialer] = []

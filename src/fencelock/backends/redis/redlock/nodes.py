@@ -121,7 +121,10 @@ class Node:
 
     async def _mend(self, patience: float, within: float) -> None:
         try:
-            self.links.give(self.links.idle(patience) or await self.links.make(within))
+            link = self.links.idle(patience) or await self.links.make(within)
+            if self.links.owed:
+                await self.links.pay(link)
+            self.links.give(link)
             self._up()
         except EngineUnavailable as error:
             self._down(error)
@@ -220,8 +223,8 @@ class Nodes:
 
         Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
         hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
-        not be reached is asked that as soon as it is back. With `certain`, 0 from a node that was asked again counts as no
-        answer: it may have done it the first time.
+        not be reached, or has not answered when its connection breaks, is asked that as soon as it is back. With `certain`,
+        0 from a node that was asked again counts as no answer: it may have done it the first time.
         """
         answers = await self._fan_once(script, calls, links, patience, enough)
         if not enough(answers):
@@ -237,10 +240,13 @@ class Nodes:
                     old if new is NO_ANSWER or (certain and new == 0) else new
                     for old, new in zip(answers, more, strict=True)
                 ]
-        if owe is not None:
+        if owe is not None and NO_ANSWER in answers:
+            undo = script.teach(owe)
             for node, link, answer in zip(self._nodes, links, answers, strict=True):
-                if answer is NO_ANSWER and (link is None or not link.wire.open):
-                    node.links.owed.append(script.teach(owe))
+                if answer is NO_ANSWER and link is not None and link.wire.open:
+                    link.sent_undo(undo)
+                elif answer is NO_ANSWER:
+                    node.links.owed.append(undo)
         return answers
 
     async def _fan_once(

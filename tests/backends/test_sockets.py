@@ -1,0 +1,123 @@
+"""Wires of threads at the edges: ends amid an answer, interrupts, and descriptors that are another's by now."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from fencelock.backends.redis.dial import from_url
+from fencelock.core.world import NO_ANSWER, Host
+from fencelock.worlds.sockets import BRIEF, SocketWire, fan
+from tests.contract.subject import SOON
+from tests.engines.redis import Redis
+from tests.interrupts import interrupted_at
+
+RESET = struct.pack("ii", 1, 0)
+MANY_STEPS = 200
+
+
+class Plain:
+    """Dials a server that is asked nothing by the way."""
+
+    def __init__(self, port: int) -> None:
+        redis = from_url(f"redis://127.0.0.1:{port}")
+        self.address, self.parser, self.pack, self.pushes = redis.address, redis.parser, redis.pack, redis.pushes
+        self._port = port
+
+    def dial(self, reach: Callable[[Host], socket.socket]) -> socket.socket:
+        return reach(Host("127.0.0.1", self._port, seconds=SOON))
+
+
+@pytest.fixture
+def made() -> Iterator[ExitStack]:
+    """Whatever has to be closed in the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def wire_to(port: int, made: ExitStack) -> SocketWire:
+    dialer: Any = Plain(port)
+    wire = SocketWire(dialer, lambda _: True, lambda: None)
+    made.callback(wire.close)
+    return wire
+
+
+def listener(made: ExitStack) -> socket.socket:
+    return made.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+
+@pytest.mark.parametrize("size", [100, BRIEF - 1, BRIEF, BRIEF + 1, 2 * BRIEF])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
+    """An answer counts, whatever its size, though the server has hung up when it is read."""
+    server = listener(made)
+    wire = wire_to(server.getsockname()[1], made)
+    peer, _ = server.accept()
+    words = b"x" * (size - len(b"$100\r\n\r\n") + (size < 108))
+    answers: list[Any] = [NO_ANSWER]
+    assert wire.post(b"*1\r\n$4\r\nPING\r\n", answers, 0)
+    assert peer.recv(100)
+    answer = b"$%d\r\n%b\r\n" % (len(words), words)
+    assert len(answer) == size
+    peer.sendall(answer)
+    if how == "reset":
+        time.sleep(0.05)  # a reset takes along what has not arrived
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    peer.close()
+    time.sleep(0.05)
+    wire.take_in()
+    assert answers == [words]
+    for _ in range(3):
+        if wire.readable(0):
+            wire.take_in()
+    assert not wire.open
+
+
+def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
+    """A wire that was interrupted as it sent is answered afterwards, or closed: nothing is waited for that was not sent."""
+    pack, begun = from_url(server.url).pack, time.monotonic()
+    for step in range(1, MANY_STEPS):
+        wire = wire_to(server.port, made)
+        interrupted = interrupted_at(
+            step,
+            (SocketWire.post, SocketWire.tell),
+            lambda wire=wire: wire.post(pack(("PING",)), [NO_ANSWER], 0),  # type: ignore[misc]
+        )
+        if wire.open:
+            assert fan([(wire, ("ECHO", "after"))], SOON, lambda answers: NO_ANSWER not in answers) == [b"after"]
+        if not interrupted:
+            break
+    assert 3 < step < MANY_STEPS - 1
+    assert time.monotonic() - begun < SOON
+
+
+def test_descriptor_that_is_anothers(made: ExitStack) -> None:
+    """Whoever asks over wires that another thread closes is told at once, though their numbers are another's right away."""
+    for _ in range(10):
+        server = listener(made)
+        wires = [wire_to(server.getsockname()[1], made) for _ in range(5)]
+        quiet: list[socket.socket] = []
+
+        def close(wires: list[SocketWire] = wires, quiet: list[socket.socket] = quiet) -> None:
+            time.sleep(0.01)
+            for wire in wires:
+                wire.close()
+                quiet.extend(socket.socketpair())
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        begun = time.monotonic()
+        assert fan([(wire, b"x") for wire in wires], SOON, lambda _: False) == [NO_ANSWER] * 5
+        took = time.monotonic() - begun
+        closer.join()
+        for sock in quiet:
+            sock.close()
+        assert took < SOON / 2
+        assert all(wire.fileno() == -1 for wire in wires)
