@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
         interrupted = interrupted_at(
             step,
             (SocketWire.post, SocketWire.tell),
-            lambda wire=wire: wire.post(pack(("PING",)), [NO_ANSWER], 0),  # type: ignore[misc]
+            partial(wire.post, pack(("PING",)), [NO_ANSWER], 0),
         )
         if wire.open:
             assert fan([(wire, ("ECHO", "after"))], SOON, lambda answers: NO_ANSWER not in answers) == [b"after"]

@@ -1,4 +1,4 @@
-"""The scripts of a Redlock node, on a real Redis, beside what a node has to do by the rules that `protocol` checks.
+"""The scripts of a Redlock node, on a real Redis, beside the rules in plain Python, which are those of `protocol`.
 
 Any messages in any order, of any age, with holds that run out and periods that end in between: script and rules answer the
 same, and keep the same. One thing is stricter than the model: an undo raises what was seen to one above the proposal, so
@@ -25,6 +25,8 @@ TTL = 60_000
 NAMES, IDS = ("a", "b:c"), ("1" * 32, "2" * 32, "3" * 32)
 PROPOSALS = range(-1, 9)
 """Above the time at which the node was new."""
+FAR = 10**9
+"""A period that the clock does not end, whatever minute it is."""
 
 
 class Rules:
@@ -100,11 +102,15 @@ class Rules:
 class Node:
     """The same node, by the scripts."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: Any) -> None:  # its signatures have no types
         self._client = client
 
     def tell(self, *words: str | int) -> Any:
-        return self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+        return self._client.execute_command(*words)
+
+    def period(self, ends: bool) -> None:
+        """Have the period be over, or last."""
+        self.tell("HSET", SEEN, "\0period", 0 if ends else FAR)
 
     def run(self, script: Script, *args: str | int) -> Any:
         return self.tell("EVAL", script.text, 1, BASE, *args)
@@ -161,6 +167,7 @@ def begin(node: Node) -> Rules:
     rules = Rules()
     assert node.claim("first", IDS[0], 1)[0] == -1
     rules.born = int(node.tell("HGET", SEEN, "\0born"))
+    node.period(ends=False)
     return rules
 
 
@@ -188,9 +195,9 @@ def test_scripts_do_what_the_rules_say(node: Node, seed: int) -> None:
         elif what == "expire":
             answers = node.tell("DEL", f"{BASE}:lock:{name}"), int(rules.held.pop(name, None) is not None)
         else:
-            node.tell("HINCRBY", SEEN, "\0period", -1)
             rules.ends, answers = True, (None, None)
         assert answers[0] == answers[1], (seed, step, what)
+        node.period(rules.ends)
         kept = node.kept()
         assert kept == {key: getattr(rules, key) for key in kept}, (seed, step, what)
 
@@ -208,7 +215,7 @@ def test_late_messages_of_what_was_undone(node: Node, late: Callable[[Node, int]
     proposal = begin(node).born + 5
     assert node.claim("a", IDS[0], proposal) == [1]
     for period in range(periods):
-        node.tell("HINCRBY", SEEN, "\0period", -1)
+        node.period(ends=True)
         if period:
             assert node.claim("b:c", IDS[1], proposal + 2 * period) == [1]
             assert node.undo("b:c", IDS[1], proposal + 2 * period, stays=False) == 1

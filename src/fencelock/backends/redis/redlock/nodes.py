@@ -122,9 +122,11 @@ class Node:
     async def _mend(self, patience: float, within: float) -> None:
         try:
             link = self.links.idle(patience) or await self.links.make(within)
-            if self.links.owed:
-                await self.links.pay(link)
-            self.links.give(link)
+            try:
+                if self.links.owed:
+                    await self.links.pay(link)
+            finally:
+                self.links.give(link)
             self._up()
         except EngineUnavailable as error:
             self._down(error)
