@@ -57,6 +57,7 @@ async def test_minority(nodes: RedisNodes, locks: LocksView, how: str, broken: i
     """One or two nodes of five may be killed, stopped, wiped or restarted: the lock is had, held and renewed all the same."""
     before = await turns(locks, 3)
     async with locks.lock("held", ttl=9) as held:
+        await eventually(_on_all(nodes, "held"), "all nodes have the lease")
         for node in nodes.members[:broken]:
             await asyncio.to_thread(BREAK[how], node)
         during = await turns(locks)
@@ -158,9 +159,9 @@ async def test_heal(nodes: RedisNodes, locks: LocksView) -> None:
         lease.check()
 
 
-def _on_all(nodes: RedisNodes) -> Callable[[], Awaitable[object]]:
+def _on_all(nodes: RedisNodes, name: str = "x") -> Callable[[], Awaitable[object]]:
     async def there() -> bool:
-        return all(holds(node) for node in nodes.members)
+        return all(holds(node, name) for node in nodes.members)
 
     return there
 

@@ -13,6 +13,7 @@ import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, tell
+from tests.contract.colours import LocksView
 from tests.contract.subject import SOON, background
 from tests.engines.proxy import Proxies, Proxy
 from tests.engines.redis import Redis
@@ -42,6 +43,19 @@ def between(nodes: Nodes) -> Iterator[Proxies]:
 def url_of(members: Nodes | Sequence[Proxy]) -> str:
     """Return the URL that names all of them."""
     return f"redlock://{','.join(member.address for member in members)}"
+
+
+async def meet(locks: LocksView, nodes: Nodes) -> None:
+    """Have a client connected to all nodes: one that was slow to take the first connection is left out of the first locks."""
+    lease = await locks.lock("warm", ttl=30).acquire()
+    for _ in range(100):
+        if all(tell(node, "EXISTS", "fencelock:redlock:lock:warm") for node in nodes):
+            break
+        await asyncio.sleep(0.05)
+        await lease.renew()
+    else:
+        pytest.fail("a node was not connected to")
+    assert await lease.release()
 
 
 def hang_up(nodes: Nodes) -> None:
@@ -74,7 +88,7 @@ async def test_hung_up_on_by_all_nodes(nodes: Nodes, clients: Clients) -> None:
 async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """Nodes that took the lock for a claim and whose answers were lost with the connections are not left taken."""
     locks = clients.connect(url_of(between.members))
-    assert await (await locks.lock("warm").acquire()).release()
+    await meet(locks, nodes)
     for member in between.members:
         member.cut("to_client")
 
@@ -113,7 +127,7 @@ def test_password_that_begins_like_a_port(scheme: str, mark: str) -> None:
 async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """Nodes whose answers were not needed are not taken for silent ones when they are asked again, much later."""
     locks = clients.connect(url_of(between.members))
-    assert await (await locks.lock("warm").acquire()).release()
+    await meet(locks, nodes)
     await asyncio.sleep(0.1)
     for member in between.members[:2]:
         member.delay(0.02)
@@ -130,7 +144,7 @@ async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, cl
 async def test_a_majority_that_is_back(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """When nodes that were out of reach are back, the first who asks has the lock, however long ago that was."""
     locks = clients.connect(url_of(between.members))
-    assert await (await locks.lock("warm").acquire()).release()
+    await meet(locks, nodes)
     for member in between.members[:3]:
         member.refuse()
         member.disconnect()
@@ -197,8 +211,9 @@ async def test_release_whose_answers_are_lost_with_their_connections(
 async def test_undo_lost_with_its_connection(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """What a release asked of nodes that were not waited for is asked again if it was lost with their connections."""
     locks = clients.connect(url_of(between.members))
+    await meet(locks, nodes)
     lease = await locks.lock("x", ttl=30).acquire()
-    assert await (await locks.lock("warm").acquire()).release()
+    assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
     await asyncio.sleep(0.1)  # all have answered
     for member in between.members[:2]:
         member.drop("to_server")
