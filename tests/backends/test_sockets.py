@@ -93,6 +93,8 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
         )
         if wire.open:
             assert fan([(wire, ("ECHO", "after"))], SOON, lambda answers: NO_ANSWER not in answers) == [b"after"]
+        wire.close()
+        assert wire.fileno() == -1
         if not interrupted:
             break
     assert 3 < step < MANY_STEPS - 1
@@ -122,3 +124,42 @@ def test_descriptor_that_is_anothers(made: ExitStack) -> None:
             sock.close()
         assert took < SOON / 2
         assert all(wire.fileno() == -1 for wire in wires)
+
+
+@pytest.mark.parametrize("reader_leaves_first", [True, False])
+def test_used_by_two_at_once(made: ExitStack, reader_leaves_first: bool) -> None:
+    """Who sends while another thread reads, whichever is done first, leaves a wire whose descriptor goes with it."""
+    server = listener(made)
+    wire = wire_to(server.getsockname()[1], made)
+    peer = made.enter_context(server.accept()[0])
+    sent = threading.Event()
+    write = wire._write
+
+    def read() -> None:
+        assert wire.readable(SOON)
+        if not reader_leaves_first:
+            sent.wait(SOON)
+        wire.take_in()
+
+    reader = threading.Thread(target=read)
+
+    def write_slowly(data: bytes | memoryview) -> int:
+        if reader_leaves_first:
+            peer.sendall(b"+OK\r\n")
+            reader.join(SOON)
+        else:
+            reader.start()
+            time.sleep(0.05)  # until it waits
+        return write(data)
+
+    if reader_leaves_first:
+        reader.start()
+        time.sleep(0.05)
+    wire._write = write_slowly
+    wire.tell(b"x")
+    sent.set()
+    peer.sendall(b"+OK\r\n")
+    reader.join(SOON)
+    assert wire.open
+    wire.close()
+    assert wire.fileno() == -1

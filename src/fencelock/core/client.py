@@ -80,9 +80,8 @@ class Client(Generic[L]):
                 lease._grant = attempt
                 self.keeper.add(lease, kept)
                 if id in under_way and not self.closed:
-                    del under_way[
-                        id
-                    ]  # no call: an interrupt comes before, and finds it there, or after we have returned
+                    # No call: an interrupt comes before, and finds it there, or after we have returned.
+                    del under_way[id]
                     return lease
         except BaseException as error:
             self.keeper.drop(id, None)

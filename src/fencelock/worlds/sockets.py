@@ -41,8 +41,8 @@ class SocketWire:
 
     __slots__ = (
         "_address",
+        "_asked",
         "_at_once",
-        "_busy",
         "_feed",
         "_forgotten",
         "_gets",
@@ -53,6 +53,7 @@ class SocketWire:
         "_pushes",
         "_read",
         "_sock",
+        "_users",
         "_write",
         "open",
         "owed",
@@ -69,7 +70,7 @@ class SocketWire:
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
-        # Only by whoever has made the wire busy: the number of a descriptor may be another's as soon as it is closed.
+        # Only by whoever is among the users: the number of a descriptor may be another's as soon as it is closed.
         self._read: Callable[[int], bytes] = sock.recv if self.tls else partial(os.read, sock.fileno())
         self._write: Callable[[bytes | memoryview], int] = (
             self._write_tls if self.tls else partial(os.write, sock.fileno())
@@ -79,7 +80,10 @@ class SocketWire:
             sock.setsockopt(socket.SOL_SOCKET, option, pack("ll", 0, int(PROMPT * 1_000_000)))
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
-        self._busy = False
+        # Who uses the descriptor at this moment, in whatever thread: the last of them gives it back, if the wire was closed
+        # meanwhile. One at a time has an exchange; everybody else is in the list, which grows and shrinks in one step.
+        self._asked = False
+        self._users: list[None] = []
         self._forgotten = False
         self.owed: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
@@ -99,7 +103,7 @@ class SocketWire:
     def exchange(self, data: bytes, timeout: float, likely: Likely) -> Any:
         """Send, and read until the answer is there."""
         expected, ends, pushed = likely
-        self._busy = True
+        self._asked = True
         try:
             if not self.open:
                 raise Unanswered(f"{self._address}: the connection is closed")
@@ -147,9 +151,9 @@ class SocketWire:
                 raise Unanswered(f"{self._address}: the connection broke before the answer came: {error}") from error
             raise
         finally:
-            self._busy = False
+            self._asked = False
             if not self.open:
-                self._sock.close()
+                self._give_back()
 
     def _ask_behind(self, command: Command | bytes, timeout: float) -> Any:
         """Ask a server that still owes answers to others who gave up on them."""
@@ -172,8 +176,9 @@ class SocketWire:
 
     def tell(self, data: bytes, debt: tuple[float, list[Any], int] | None = None) -> None:
         """Send bytes as they are; the server owes an answer for them, if there is a debt."""
-        busy, self._busy = self._busy, True
+        users = self._users
         try:
+            users.append(None)  # in here: the next interrupt may come right after it
             if self.open:
                 if debt is not None:
                     self.owed.append(debt)
@@ -188,7 +193,9 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
-            self.let_go(busy)
+            users.pop()
+            if not self.open:
+                self._give_back()
 
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Wait until there is room for what is left."""
@@ -224,18 +231,22 @@ class SocketWire:
         if self.has_more():
             return True
         # Whoever closes it meanwhile leaves the descriptor to us: its number could be another's before we wait for it.
-        busy, self._busy = self._busy, True
+        users = self._users
         try:
+            users.append(None)
             if not self.open:
                 return True
             return bool(self._poll.poll(max(0.0, timeout) * 1000))
         finally:
-            self.let_go(busy)
+            users.pop()
+            if not self.open:
+                self._give_back()
 
     def take_in(self) -> None:
         """Read what is there and put every answer in its place."""
-        busy, self._busy = self._busy, True
+        users = self._users
         try:
+            users.append(None)
             if not self.open:
                 return
             data = self._sock.recv(BRIEF, self._at_once)
@@ -261,17 +272,19 @@ class SocketWire:
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
-            self.let_go(busy)
+            users.pop()
+            if not self.open:
+                self._give_back()
 
     def hold(self) -> None:
         """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
-        self._busy = True
+        self._users.append(None)
 
-    def let_go(self, busy: bool = False) -> None:
-        """End it, unless somebody is `busy` with it who began earlier."""
-        self._busy = busy
-        if not self.open and not busy:
-            self._sock.close()
+    def let_go(self) -> None:
+        """End it."""
+        self._users.pop()
+        if not self.open:
+            self._give_back()
 
     def alive(self) -> bool:
         """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
@@ -284,7 +297,11 @@ class SocketWire:
     def close(self) -> None:
         """Close it. Whoever reads from it in another thread is woken, and is the one to give back the descriptor."""
         self._broken()
-        if not self._busy:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the descriptor of a wire that is closed, unless somebody still uses it."""
+        if not self._asked and not self._users:
             self._sock.close()
 
     def check_forked(self) -> None:
@@ -314,9 +331,11 @@ def fan(
     until = boottime() + timeout
     poll = select.poll()
     wires: dict[int, SocketWire] = {}
+    held: list[SocketWire] = []
     try:
         for place, (wire, command) in enumerate(asked):
             wire.hold()
+            held.append(wire)
             if wire.post(command, answers, place):
                 descriptor = wire.fileno()
                 wires[descriptor] = wire
@@ -337,7 +356,7 @@ def fan(
                     poll.unregister(descriptor)
                     del wires[descriptor]
     finally:
-        for wire, _ in asked:
+        for wire in held:
             wire.let_go()
     for wire, _ in asked:
         wire.check_forked()
