@@ -66,7 +66,16 @@ class VersionConflict(FencelockError):
 
 
 class EngineUnavailable(FencelockError, ConnectionError):
-    """The engine could not be reached, or refused to work. The driver's own error is the cause."""
+    """The engine could not be reached, or refused to work. The driver's own error is the cause.
+
+    >>> print(EngineUnavailable("cannot reach Redis at db:6379", "report"))
+    'report': cannot reach Redis at db:6379
+    """
+
+    def __str__(self) -> str:
+        """Return the message, with the lock's name before it if it is about the engine as a whole."""
+        message = super().__str__()
+        return message if self.name is None or repr(self.name) in message else f"{self.name!r}: {message}"
 
 
 class Unanswered(EngineUnavailable):

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fencelock import EngineUnavailable
+from fencelock import EngineUnavailable, LeaseLost
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
-from tests.contract.subject import SOON, background, free_again, take, waiting
+from tests.contract.colours import LeaseView
+from tests.contract.subject import SOON, background, eventually, free_again, is_free, take, waiting
+from tests.engines.proxy import Proxies
 from tests.engines.redis import Redis
 
 
@@ -42,6 +44,51 @@ async def test_timeout_while_the_server_hangs(
         await locks.lock("x", ttl=ttl, timeout=1).acquire()
     assert boottime() - begun < 9
     server.resume()
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Clients, how: str) -> None:
+    """A release that could not be asked for is made up for as soon as the client reaches the server again."""
+    server = own_redis()
+    with Proxies((server,)) as between:
+        (proxy,) = between.members
+        locks = clients.connect(f"redis://{proxy.address}/0")
+        lease = await locks.lock("x", ttl=60).acquire()
+        if how == "refused":
+            proxy.refuse()
+        else:
+            proxy.drop("to_server")
+        proxy.disconnect()
+        with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+            await lease.release()
+        proxy.disconnect()
+        proxy.heal()
+        assert not await is_free(clients.connect(server.url), "x")
+        await take(locks, "y")
+        assert await is_free(clients.connect(server.url), "x")
+
+
+async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """Who loses a lease because its server is gone is told that; one that was lost before the outage is not told of it."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    early = await locks.lock("early", ttl=1, renew=False).acquire()
+    lease = await locks.lock("x", ttl=3).acquire()
+    await eventually(lambda: _is_lost(early), "the first is over")
+    server.kill()
+    await eventually(lambda: _is_lost(lease), "the second is over")
+    with pytest.raises(
+        LeaseLost, match=rf"before it could be renewed \(cannot reach Redis at {server.address}: Error 111"
+    ):
+        lease.check()
+    with pytest.raises(LeaseLost, match="before it could be renewed; others"):
+        early.check()
+    with pytest.raises(EngineUnavailable, match=rf"^'y': cannot reach Redis at {server.address}"):
+        await locks.lock("y").acquire()
+
+
+async def _is_lost(lease: LeaseView) -> bool:
+    return lease.lost.is_set()
 
 
 @pytest.mark.parametrize("how", ["hangs", "dies"])

@@ -72,6 +72,15 @@ def test_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             fencelock.connect(url)
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_variable(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
+    """A variable that is set to nothing was meant to name a server: it is not taken for the default, which is local."""
+    monkeypatch.setenv("FENCELOCK_URL", empty)
+    for connect in (fencelock.connect, fencelock.aio.connect):
+        with pytest.raises(InvalidURL, match=r"^\$FENCELOCK_URL is empty"):
+            connect()
+
+
 @pytest.mark.parametrize(
     "prefix", ["", "sqllite://", "sqlite://", "sqlite:///~/", "redis://", "nosuch://", "memory://", "/"]
 )

@@ -279,7 +279,9 @@ def _loss(lease: LeaseCore) -> str:
     if lease.reason is None and lease._due == inf:
         return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
-        return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time"
+        trouble = lease._client.keeper.trouble
+        why = "" if trouble is None else f" ({trouble})"
+        return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time{why}"
     return lease._how_lost()
 
 

@@ -51,7 +51,9 @@ class Client(Generic[L]):
         self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
         self.under_way: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
-        self.closed = False
+        self.closed = self._closing = False
+        self._left: list[Grant] = []
+        """What a close has to release yet."""
         with _registry:
             _clients.add(self)
 
@@ -140,14 +142,22 @@ class Client(Generic[L]):
 
     async def close(self) -> None:
         """Release what is still held, stop the keeper, leave the engine. Calling again is harmless."""
-        if self.closed:
+        if self._closing:
             return
-        self.closed = True
-        held = self.keeper.grants()
+        try:
+            self._closing = self.closed = True
+            await self._close()
+        except BaseException:
+            self._closing = False  # an interrupt: whoever calls again does the rest
+            raise
+
+    async def _close(self) -> None:
+        self._left += self.keeper.grants()
         self.keeper.stop(Reason.CLOSED)
         try:
-            for grant in held:
-                await had(self.backend.release(grant))
+            while self._left:
+                await had(self.backend.release(self._left[-1]))
+                self._left.pop()
             for claim in list(self.under_way.values()):
                 await self.backend.abandon(claim)
         except FencelockError as error:

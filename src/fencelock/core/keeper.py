@@ -49,6 +49,8 @@ class Keeper:
         self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
+        self.trouble: FencelockError | None = None
+        """Why the last renewals failed, if they did."""
 
     def expect(self, lease: LeaseCore) -> Kept:
         """Return what `add` takes for a lease that has no grant yet: it is made while others hold the lock."""
@@ -230,7 +232,9 @@ class Keeper:
         sent = self._client.world.now()
         try:
             answers = await self._client.backend.renew([lease._grant for lease in due])
-        except FencelockError:
+            self.trouble = None
+        except FencelockError as error:
+            self.trouble = error
             answers = [Renewal.UNKNOWN] * len(due)
         except Exception as error:
             self._client.complain("a renewal failed in a way that it never should; it is tried again", error)

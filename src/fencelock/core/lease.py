@@ -54,6 +54,7 @@ class LeaseCore:
         "_reentry",
         "_released",
         "_renews",
+        "_trouble",
         "deadline",
         "reason",
     )
@@ -134,7 +135,10 @@ class LeaseCore:
 
     def _how_lost(self) -> str:
         """Return what happened, without what to do next."""
-        return f"the lease on {self.name!r} (token {self.token}) is lost: {_HINTS[self.reason or Reason.EXPIRED]}"
+        reason = self.reason or Reason.EXPIRED
+        hindered = getattr(self, "_trouble", None) if reason is Reason.EXPIRED else None
+        why = f"{_HINTS[reason]} ({hindered})" if hindered is not None else _HINTS[reason]
+        return f"the lease on {self.name!r} (token {self.token}) is lost: {why}"
 
     def __repr__(self) -> str:
         state = (
@@ -197,7 +201,7 @@ class LeaseCore:
         with self._client.mutex:
             if self._over:
                 return
-            self.reason = reason
+            self.reason, self._trouble = reason, self._client.keeper.trouble
             self._client.keeper.drop(self.id, None)
         if self._event is not None:
             self._event.set()

@@ -111,7 +111,10 @@ def resolve(url: T | None) -> T | str:
     """Return what is meant: the URL or client given, else $FENCELOCK_URL, else SQLite in the user's state folder."""
     if url is None:
         given = os.environ.get("FENCELOCK_URL")
-        return FromEnvironment(given) if given else "sqlite://"
+        if given is not None and not given.strip():
+            # Somebody meant a server, and a variable of theirs was empty: with the default each machine would lock alone.
+            raise InvalidURL("$FENCELOCK_URL is empty; name an engine there, or unset it to use SQLite on this machine")
+        return "sqlite://" if given is None else FromEnvironment(given)
     return url
 
 

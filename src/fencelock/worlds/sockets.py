@@ -81,7 +81,8 @@ class SocketWire:
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         # Who uses the descriptor at this moment, in whatever thread: the last of them gives it back, if the wire was closed
-        # meanwhile. One at a time has an exchange; everybody else is in the list, which grows and shrinks in one step.
+        # meanwhile. One at a time has it to itself, in `exchange` or `fan`; everybody else is in the list, which grows and
+        # shrinks in one step.
         self._asked = False
         self._users: list[None] = []
         self._forgotten = False
@@ -278,11 +279,11 @@ class SocketWire:
 
     def hold(self) -> None:
         """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
-        self._users.append(None)
+        self._asked = True
 
     def let_go(self) -> None:
         """End it."""
-        self._users.pop()
+        self._asked = False
         if not self.open:
             self._give_back()
 
@@ -331,11 +332,9 @@ def fan(
     until = boottime() + timeout
     poll = select.poll()
     wires: dict[int, SocketWire] = {}
-    held: list[SocketWire] = []
     try:
         for place, (wire, command) in enumerate(asked):
             wire.hold()
-            held.append(wire)
             if wire.post(command, answers, place):
                 descriptor = wire.fileno()
                 wires[descriptor] = wire
@@ -356,7 +355,7 @@ def fan(
                     poll.unregister(descriptor)
                     del wires[descriptor]
     finally:
-        for wire in held:
+        for wire, _ in asked:
             wire.let_go()
     for wire, _ in asked:
         wire.check_forked()

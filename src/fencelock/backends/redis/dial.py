@@ -14,6 +14,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from hiredis import PushNotification
 from redis.backoff import NoBackoff
+from redis.sentinel import MasterNotFoundError
 
 from fencelock.core.urls import redact
 from fencelock.core.world import NO_ANSWER, Command, Parser
@@ -21,6 +22,14 @@ from fencelock.errors import EngineUnavailable, InvalidURL
 
 DIAL_SECONDS = 5.0
 """How long connecting and logging in may take, unless the URL says otherwise."""
+HINTS = {
+    "unknown command 'HELLO'": "; fencelock needs Redis 6.2 or later",
+    "unknown command `HELLO`": "; fencelock needs Redis 6.2 or later",
+    "HELLO must be called with the client already authenticated": "; give the password in the URL",
+    "invalid username-password pair": "; check the user and the password in the URL",
+    "No master found": "; are the Sentinels up, and is that what they call the service?",
+}
+"""What to do about what redis-py says when it cannot connect."""
 OF_SENTINEL = "sentinel_"
 """Options of a URL that are for the Sentinels begin so."""
 
@@ -61,7 +70,7 @@ class RedisDialer:
         try:
             connection.connect()
         except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
-            raise self._unreachable(error) from error
+            raise self._unreachable(connection, error) from error
         finally:
             for helper in getattr(connection, "helpers", ()):
                 helper.close()
@@ -77,7 +86,7 @@ class RedisDialer:
         except BaseException as error:
             await connection.disconnect(nowait=True)  # cancelled, it would leave that to the garbage collector
             if isinstance(error, redis.RedisError | OSError | ValueError):
-                raise self._unreachable(error) from error
+                raise self._unreachable(connection, error) from error
             raise
         finally:
             for helper in getattr(connection, "helpers", ()):
@@ -98,16 +107,22 @@ class RedisDialer:
         """Return a parser of Redis's answers."""
         return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
 
-    def _unreachable(self, error: Exception) -> EngineUnavailable:
+    def _unreachable(self, connection: Any, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__
-        return EngineUnavailable(f"cannot reach Redis at {self.address}: {words}{_hint(words)}")
+        if isinstance(error, MasterNotFoundError):
+            words = words.partition(" : ")[0]  # behind that is what redis-py knows of each Sentinel's client
+        tls = isinstance(connection, redis.SSLConnection | redis.asyncio.SSLConnection)
+        return EngineUnavailable(f"cannot reach Redis at {self.address}: {words}{_hint(words, tls)}")
 
 
-def _hint(words: str) -> str:
-    if "unknown command" in words and "HELLO" in words:
-        return "; fencelock needs Redis 6.2 or later"
-    if "HELLO must be called with the client already authenticated" in words:
-        return "; give the password in the URL"
+def _hint(words: str, tls: bool) -> str:
+    for part, hint in HINTS.items():
+        if part in words:
+            return hint
+    if tls and ("Timeout" in words or "SSL" in words):
+        return "; does it speak TLS there? If not, the URL begins with redis://, or redlock://"
+    if not tls and "reset by peer" in words:
+        return "; if it wants TLS, the URL begins with rediss://, or redlocks://"
     return ""
 
 
@@ -170,9 +185,11 @@ def _check(url: str) -> None:
         if not wrong and parts.scheme != "unix" and not parts.path.strip("/").isdecimal() and parts.path.strip("/"):
             raise InvalidURL(f"{redact(url)!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
     if wrong:
+        several = "," in url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        advice = "; several servers are redlock://h1:p1,h2:p2,h3:p3, or redis+sentinel://" if several else ""
         raise InvalidURL(
-            f"{redact(url)!r} is not a Redis URL: the port must be a number, and a password's /, ?, # and @ are written "
-            "%2F, %3F, %23 and %40"
+            f"{redact(url)!r} is not a Redis URL: the port must be a number up to 65535, and a password's /, ?, # and @ are "
+            f"written %2F, %3F, %23 and %40{advice}"
         ) from None
 
 

@@ -256,13 +256,18 @@ class RedisBackend:
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             self._rise(claim, seat)
-        call = ABANDON.call((self._base(claim.name),), (claim.name, claim.id, ms(claim.ttl)))
         try:
-            await self._links.run(ABANDON, call, answer_time(claim.ttl, SHORTEST), GRACE)
+            await self._links.run(ABANDON, self._abandonment(claim), answer_time(claim.ttl, SHORTEST), GRACE)
         except EngineUnavailable:
-            # What was asked for may be carried out when a server that hangs goes on.
-            self._links.owed.append(ABANDON.teach(call))
+            self._undo_later(claim)
             raise
+
+    def _abandonment(self, claim: Claim) -> bytes:
+        return ABANDON.call((self._base(claim.name),), (claim.name, claim.id, ms(claim.ttl)))
+
+    def _undo_later(self, claim: Claim) -> None:
+        """Have it undone when the server is reached again: it may yet carry out, or still have, what was asked for."""
+        self._links.owed.append(ABANDON.teach(self._abandonment(claim)))
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""
@@ -307,7 +312,11 @@ class RedisBackend:
         _, _, begin, patience, _ = grant.handle
         id = grant.claim.id
         command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
-        link = link or self._links.idle(patience) or await self._links.make()
+        try:
+            link = link or self._links.idle(patience) or await self._links.make()
+        except EngineUnavailable:
+            self._undo_later(grant.claim)
+            raise
         try:
             answer = await (link.wire.ask(command, patience) if said is None else had(said))
             if type(answer) is ServerError:
@@ -318,6 +327,7 @@ class RedisBackend:
             self._links.doubt(link)
             if said is not None:
                 self._links.drop(link)  # the server owes one answer, or two if it will refuse that
+            self._undo_later(grant.claim)
             raise
         finally:
             self._links.give(link)

@@ -1,0 +1,57 @@
+"""Ctrl-C while a client is closed: whoever closes it again does the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock.backends.sqlite.database import Database
+from fencelock.backends.sqlite.engine import SqliteBackend
+from fencelock.core.client import Client
+from fencelock.core.keeper import Keeper
+from tests.interrupts import interrupted_at
+
+CLOSING: list[Callable[..., Any]] = [
+    Client.close,
+    Client._close,
+    Keeper.grants,
+    Keeper.stop,
+    SqliteBackend.close,
+    Database.close,
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupted_at_any_step(tmp_path: Path) -> None:
+    """Wherever a close is interrupted, after the next one nothing is renewed any more, and no descriptor is open.
+
+    What was held is released, too, unless it was that which was interrupted: then it runs out.
+    """
+    url = f"sqlite://{tmp_path}/locks.db"
+    with fencelock.connect(url) as other:
+        other.lock("warm").acquire().release()
+        with fencelock.connect(url) as warm:  # SQLite keeps its descriptor for the next who opens the file
+            warm.lock("warm").acquire().release()
+        before = len(os.listdir("/proc/self/fd"))
+        left = 0
+        for step in count(1):
+            locks = fencelock.connect(url)
+            lease = locks.lock("x", ttl=60).acquire()
+            interrupted = interrupted_at(step, CLOSING, locks.close)
+            locks.close()
+            assert lease.reason is fencelock.Reason.CLOSED, f"interrupted at step {step}"
+            assert locks._client.keeper.leases() == [], f"interrupted at step {step}"
+            left += other.force_release("x", reason="it would run out by itself")
+            assert len(os.listdir("/proc/self/fd")) == before, f"interrupted at step {step}"
+            with pytest.raises(fencelock.ClientClosed):
+                locks.inspect("x")
+            if not interrupted:
+                break
+        assert step > 10
+        assert left < step / 2
