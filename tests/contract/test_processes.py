@@ -501,7 +501,7 @@ async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: L
         outcome, child, released = await waiter
     assert int(outcome) > holder.token
     assert released
-    assert child.startswith("Forked: this process was forked")
+    assert child.startswith("Forked: 'x': this process was forked")
     assert await is_free(locks, "x")
 
 
