@@ -72,6 +72,22 @@ async def test_tls_spoken_to_a_plain_port(server: Redis, clients: Clients) -> No
         await clients.connect(f"rediss://{server.address}/0?socket_connect_timeout=1&socket_timeout=1").inspect("x")
 
 
+async def test_what_to_do_about_it(redis_tls: RedisTls, server: Redis, clients: Clients) -> None:
+    """What a driver says when it cannot connect is followed by what to do, and has nothing of the driver's innards."""
+    plain = redis_tls.tls_url.replace("rediss", "redis").partition("?")[0]
+    for url, hint in (
+        (f"rediss://{server.address}/0?socket_timeout=0.5", "does it speak TLS there"),
+        (plain, "if it wants TLS"),
+        (f"redis://app:wrong@{server.address}/0", "check the user and the password"),
+        (f"redis+sentinel://127.0.0.1:{free_port()}/nosuch", "are the Sentinels up"),
+    ):
+        with pytest.raises(EngineUnavailable, match=hint) as caught:
+            await clients.connect(url).lock("x").acquire()
+        assert "<redis" not in str(caught.value)
+    with pytest.raises(InvalidURL, match="several servers are redlock://"):
+        fencelock.connect("redis://h:7100,h:7101/0")
+
+
 async def test_options(own_redis: Own, clients: Clients) -> None:
     """redis-py's own options mean what they mean there; answers as text or the older protocol do not disturb us."""
     server = own_redis(settings={"requirepass": "p@ss/w:rd"})

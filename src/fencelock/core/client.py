@@ -174,6 +174,7 @@ class Client(Generic[L]):
         self.keeper = Keeper(self)
         self.reentrant.clear()
         self.under_way.clear()
+        self._left.clear()
         self.owner = self._given_owner or _default_owner()
         self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()

@@ -49,8 +49,8 @@ class Keeper:
         self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
-        self.trouble: FencelockError | None = None
-        """Why the last renewals failed, if they did."""
+        self.trouble: str | None = None
+        """Why the last renewals failed, if they did. In words: the error would keep its frames, and the leases in them."""
 
     def expect(self, lease: LeaseCore) -> Kept:
         """Return what `add` takes for a lease that has no grant yet: it is made while others hold the lock."""
@@ -234,7 +234,7 @@ class Keeper:
             answers = await self._client.backend.renew([lease._grant for lease in due])
             self.trouble = None
         except FencelockError as error:
-            self.trouble = error
+            self.trouble = str(error)
             answers = [Renewal.UNKNOWN] * len(due)
         except Exception as error:
             self._client.complain("a renewal failed in a way that it never should; it is tried again", error)

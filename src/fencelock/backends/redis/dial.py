@@ -14,7 +14,6 @@ import redis.asyncio.sentinel
 import redis.sentinel
 from hiredis import PushNotification
 from redis.backoff import NoBackoff
-from redis.sentinel import MasterNotFoundError
 
 from fencelock.core.urls import redact
 from fencelock.core.world import NO_ANSWER, Command, Parser
@@ -109,7 +108,7 @@ class RedisDialer:
 
     def _unreachable(self, connection: Any, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__
-        if isinstance(error, MasterNotFoundError):
+        if words.startswith("No master found"):
             words = words.partition(" : ")[0]  # behind that is what redis-py knows of each Sentinel's client
         tls = isinstance(connection, redis.SSLConnection | redis.asyncio.SSLConnection)
         return EngineUnavailable(f"cannot reach Redis at {self.address}: {words}{_hint(words, tls)}")
