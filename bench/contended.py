@@ -1,7 +1,9 @@
 """Eight processes on one name: grants per second, fairness, how long the slowest wait, how much of the time it is held.
 
 An engine brings a table of contestants; each makes its lock in each process, at the place that it is given. They take turns
-for half a second each: what slows the machine down, for seconds or minutes, slows those who are compared alike.
+for half a second each: what slows the machine down, for seconds or minutes, slows those who are compared alike. Each turn
+begins with a run-in that is not counted: eight processes that have slept since their last turn, and begin at the same moment,
+are not what contention is like from then on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ PROCESSES = 8
 HEATS = 4
 """Turns of each contestant in a round."""
 HEAT = 0.5
-"""Seconds that one of them takes."""
+"""Seconds that are counted of each."""
+RUN_IN = 0.1
+"""Seconds before those, in which nobody counts."""
 AT_MOST = 50_000
 """Grants that one process can have in a second."""
 AHEAD = 0.02
@@ -85,7 +89,7 @@ class Team:
         self._hear()
 
     def play(self, seconds: float, body: float) -> list[Held]:
-        """Have all of them contend for so long."""
+        """Have all of them contend for so long, the run-in included."""
         end = time.monotonic() + AHEAD + seconds
         for line in self._lines:
             line.send((end, seconds, body))
@@ -139,11 +143,18 @@ def contend(lock: AbstractContextManager[Any], end: float, seconds: float, body:
 
 def outcome(heats: Sequence[Sequence[Held]], seconds: float) -> Outcome:
     # A wait that was asked for in time counts however late it ends; a grant counts only within the time.
-    counts = [[sum(hold.granted < end for hold in holds) for end, holds in heat] for heat in heats]
+    counts = [[sum(end - seconds <= hold.granted < end for hold in holds) for end, holds in heat] for heat in heats]
     held = [
-        sum(max(0.0, min(hold.left, end) - hold.granted) for end, holds in heat for hold in holds) for heat in heats
+        sum(max(0.0, min(hold.left, end) - max(hold.granted, end - seconds)) for end, holds in heat for hold in holds)
+        for heat in heats
     ]
-    waits = sorted((hold.granted - hold.asked) * 1000 for heat in heats for _, holds in heat for hold in holds)
+    waits = sorted(
+        (hold.granted - hold.asked) * 1000
+        for heat in heats
+        for end, holds in heat
+        for hold in holds
+        if hold.asked >= end - seconds
+    )
     totals = [sum(process) for process in zip(*counts, strict=True)]
     mean = statistics.mean(totals)
     rates = [sum(heat) / seconds for heat in counts]
@@ -180,7 +191,7 @@ def compare(
         for number in range(rounds * HEATS):
             for name, team in teams.items():
                 progress(f"heat {number + 1} of {rounds * HEATS}: {name}")
-                heats[name].append(team.play(HEAT, body))
+                heats[name].append(team.play(RUN_IN + HEAT, body))
     progress("")
     outcomes = {name: outcome(held, HEAT) for name, held in heats.items()}
     print(f"\n{title} ({rounds * HEATS} heats of {HEAT:g} s)")
