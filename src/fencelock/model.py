@@ -169,7 +169,7 @@ class Holder(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """One line of `inspect`: a claim in the queue, in order of service."""
+    """One line of `inspect`: a claim in the queue, in order of service if the engine has one."""
 
     owner: str
     expires_in: float

@@ -105,6 +105,11 @@ def wrong() -> Callable[[str], Any]:
             return redis.asyncio.RedisCluster.__new__(redis.asyncio.RedisCluster)
         if kind == "pool":
             return redis.ConnectionPool()
+        if kind == "fake":
+            return type("FakeRedis", (redis.Redis,), {"__module__": "fakeredis._server"})()
+        if kind == "fake pool":
+            fake = type("FakeConnection", (redis.asyncio.Connection,), {"__module__": "fakeredis.aioredis"})
+            return redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool(connection_class=fake))
         return {"blocking": redis.Redis, "asyncio": redis.asyncio.Redis}[kind](password=PASSWORD)
 
     return make
@@ -121,10 +126,12 @@ def wrong() -> Callable[[str], Any]:
         (fencelock.connect, "asyncio cluster", "RedisCluster"),
         (aio.connect, "asyncio cluster", "RedisCluster"),
         (fencelock.connect, "pool", "redis.Redis here.*ConnectionPool"),
+        (fencelock.connect, "fake", "fakeredis .*memory://"),
+        (aio.connect, "fake pool", "fakeredis .*memory://"),
     ],
 )
 def test_wrong_clients(connect: Callable[[Any], Any], kind: str, words: str, wrong: Callable[[str], Any]) -> None:
-    """A client of the other colour, of a cluster, or no client at all is refused when `connect` is called."""
+    """A client of the other colour, of a cluster, of no server, or no client at all is refused when `connect` is called."""
     with pytest.raises(TypeError, match=words) as caught:
         connect(wrong(kind))
     assert PASSWORD not in str(caught.value)

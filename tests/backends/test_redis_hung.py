@@ -46,9 +46,10 @@ async def test_timeout_while_the_server_hangs(
     server.resume()
 
 
+@pytest.mark.parametrize("then", ["used", "closed"])
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Clients, how: str) -> None:
-    """A release that could not be asked for is made up for as soon as the client reaches the server again."""
+async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Clients, how: str, then: str) -> None:
+    """A release that could not be asked for is made up for as soon as the client reaches the server again, or is closed."""
     server = own_redis()
     with Proxies((server,)) as between:
         (proxy,) = between.members
@@ -64,8 +65,26 @@ async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Cl
         proxy.disconnect()
         proxy.heal()
         assert not await is_free(clients.connect(server.url), "x")
-        await take(locks, "y")
+        if then == "used":
+            await take(locks, "y")
+        else:
+            await locks.close()
         assert await is_free(clients.connect(server.url), "x")
+
+
+async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """What cannot be made up for, as the server hangs, does not keep the end waiting for long, and runs out."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=3).acquire()
+    server.pause()
+    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+        await lease.release()
+    begun = boottime()
+    await locks.close()
+    assert boottime() - begun < 4
+    server.resume()
+    await free_again(clients.connect(server.url), "x")
 
 
 async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:

@@ -14,7 +14,7 @@ from fencelock import EngineUnavailable, InvalidURL, aio
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import connections, free_port, tell
 from tests.contract.subject import SOON, background, renewed, take, waiting
-from tests.engines.redis import Redis, RedisTls
+from tests.engines.redis import Redis, RedisNodes, RedisTls
 
 Own = Callable[..., Redis]
 SECRET = "s3cr3t"
@@ -84,8 +84,21 @@ async def test_what_to_do_about_it(redis_tls: RedisTls, server: Redis, clients: 
         with pytest.raises(EngineUnavailable, match=hint) as caught:
             await clients.connect(url).lock("x").acquire()
         assert "<redis" not in str(caught.value)
-    with pytest.raises(InvalidURL, match="several servers are redlock://"):
-        fencelock.connect("redis://h:7100,h:7101/0")
+    for url, hint in (
+        ("redis://h:7100,h:7101/0", "several servers are redlock://"),
+        ("redis://h1, h2", "several servers are redlock://"),
+        ("unix://run/redis.sock", "unix:///run/redis.sock"),
+        ("redlock://h1,h2,h3/first", "^'redlock://h1,h2,h3/first' is .*the database is a number"),
+    ):
+        with pytest.raises(InvalidURL, match=hint):
+            fencelock.connect(url)
+
+
+async def test_spaces_between_nodes(own_redis_nodes: Callable[..., RedisNodes], clients: Clients) -> None:
+    """Nodes may be listed as people write lists."""
+    nodes = own_redis_nodes(3)
+    nodes.members[2].stop()  # so that both others are needed
+    await take(clients.connect(f"redlock://{', '.join(node.address for node in nodes.members)}"), "x")
 
 
 async def test_options(own_redis: Own, clients: Clients) -> None:

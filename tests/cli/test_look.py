@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fencelock import connect
 from fencelock.cli.ls import columns
 from tests.cli.conftest import FENCELOCK, LONG, Cli, eventually
+from tests.engines.redis import RedisNodes
 
 
 def test_ls(cli: Cli) -> None:
@@ -108,6 +110,14 @@ def test_show(cli: Cli) -> None:
     document = cli.json("show", "x")
     assert sorted(document) == ["holders", "name", "token", "waiters"]
     assert [sorted(waiter) for waiter in document["waiters"]] == [["expires_in", "limit", "owner", "shared"]] * 2
+
+
+def test_show_without_an_order(cli: Cli, own_redis_nodes: Callable[..., RedisNodes]) -> None:
+    """Where nobody knows who will be next, waiters have no numbers."""
+    url = own_redis_nodes(3).url
+    cli.hold("x", "--url", url)
+    cli.start("run", "x", "--url", url, "--owner", "lucky", "--", "true")
+    eventually(lambda: "  waiting: lucky\n" in cli("show", "x", "--url", url).stdout)
 
 
 def test_release_needs_force_and_reason(cli: Cli) -> None:

@@ -17,6 +17,7 @@ import pytest
 import fencelock
 from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
 from fencelock.core.lease import LeaseCore
+from fencelock.core.names import SAFE
 from fencelock.model import CORRECT
 from fencelock.worlds.blocking import have
 from tests.contract.colours import LocksView, client_of, core_of
@@ -516,6 +517,9 @@ async def test_purpose(locks: LocksView) -> None:
         with pytest.raises(fencelock.GuaranteeUnavailable) as caught:
             locks.lock("x", purpose="correctness")
         assert caught.value.name == "x"
+        assert SAFE in str(caught.value)
+    advised = f"{locks.traits.engine.partition('+')[0]}:" in SAFE.replace(",", "").split()
+    assert advised is (locks.traits.strength in CORRECT)
     with pytest.raises(ValueError, match="purpose"):
         locks.lock("x", purpose="fun")
 

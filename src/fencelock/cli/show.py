@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     """Return the parser of its arguments."""
-    parser = Parser("show", "Show who holds a lock and who waits for it, in order of service.", SHORT_TABLE)
+    parser = Parser(
+        "show", "Show who holds a lock and who waits for it, in order of service if there is one.", SHORT_TABLE
+    )
     parser.add_name()
     add_engine(parser)
     parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
@@ -27,14 +29,15 @@ def main(argv: list[str]) -> int:
     from fencelock.facade.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
-        snapshot = locks.inspect(options.name)
+        snapshot, fair = locks.inspect(options.name), locks.traits.fair
     if options.json:
         dump(as_json(snapshot))
         return 0
     lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
-        lines.append(f"  waiting, number {place} in line: {printable(waiter.owner)}{_mode(waiter)}\n")
+        number = f", number {place} in line" if fair else ""  # else whoever is lucky is next
+        lines.append(f"  waiting{number}: {printable(waiter.owner)}{_mode(waiter)}\n")
     put("".join(lines))
     return 0
 

@@ -10,6 +10,8 @@ LONGEST = 1e9
 """Seconds that are as good as for ever."""
 CO_COROUTINE = 0x80  # as in inspect, which takes 10 ms to import
 PURPOSES = ("efficiency", "correctness")
+SAFE = "sqlite:, etcd:, zookeeper:, postgresql: or mysql:"
+"""URLs of engines that hold for either."""
 
 
 def check_name(name: str, what: str = "a lock's name") -> str:
@@ -65,7 +67,8 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
     if purpose == "correctness" and traits.strength not in CORRECT:
         raise GuaranteeUnavailable(
             f"{name!r}: tokens of {traits.engine} are only as strong as {traits.strength.value!r} and could repeat after a "
-            f"failure; use an engine with {' or '.join(sorted(s.value for s in CORRECT))} tokens, or purpose='efficiency'",
+            f"failure; use an engine with {' or '.join(sorted(s.value for s in CORRECT))} tokens, such as {SAFE}, or the "
+            "purpose 'efficiency'",
             name,
         )
 

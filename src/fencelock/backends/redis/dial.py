@@ -159,37 +159,43 @@ def _never(blocking: bool) -> Any:
     return (redis.retry.Retry if blocking else redis.asyncio.retry.Retry)(NoBackoff(), 0)
 
 
-def from_url(url: str, seconds: float = DIAL_SECONDS) -> RedisDialer:
-    """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part."""
-    _check(url)
+def from_url(url: str, seconds: float = DIAL_SECONDS, shown: str | None = None) -> RedisDialer:
+    """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part.
+
+    `shown` is what its user has written, for errors, if that is not this.
+    """
+    shown = redact(url) if shown is None else shown
+    _check(url, shown)
     try:
         blocking = redis.ConnectionPool.from_url(url)
         aio = redis.asyncio.ConnectionPool.from_url(url)
         making = _making(blocking, _never(True), seconds), _making(aio, _never(False), seconds)
         making[0]()
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
-        raise InvalidURL(f"{redact(url)!r} is not a Redis URL: {error}") from error
+        raise InvalidURL(f"{shown!r} is not a Redis URL: {error}") from error
     return RedisDialer(_address(blocking.connection_kwargs), *making)
 
 
-def _check(url: str) -> None:
+def _check(url: str, shown: str) -> None:
     """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
+    several = "," in url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     try:
         parts = urlsplit(url)
+        is_path = parts.scheme == "unix"
         behind = parts.path + parts.query.partition("=")[0] + parts.fragment
-        wrong = parts.scheme != "unix" and ("@" in behind or (parts.port or 0) < 0)
+        if not is_path and ("@" in behind or (parts.port or 0) < 0 or several):
+            raise ValueError
     except ValueError:
-        wrong = True
-    else:
-        if not wrong and parts.scheme != "unix" and not parts.path.strip("/").isdecimal() and parts.path.strip("/"):
-            raise InvalidURL(f"{redact(url)!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
-    if wrong:
-        several = "," in url.partition("://")[2].partition("/")[0].rpartition("@")[2]
         advice = "; several servers are redlock://h1:p1,h2:p2,h3:p3, or redis+sentinel://" if several else ""
         raise InvalidURL(
-            f"{redact(url)!r} is not a Redis URL: the port must be a number up to 65535, and a password's /, ?, # and @ are "
+            f"{shown!r} is not a Redis URL: the port must be a number up to 65535, and a password's /, ?, # and @ are "
             f"written %2F, %3F, %23 and %40{advice}"
         ) from None
+    if is_path and parts.netloc.rpartition("@")[2]:
+        # It would be dropped, and another socket tried.
+        raise InvalidURL(f"{shown!r}: a socket's path begins with a slash of its own, as in unix:///run/redis.sock")
+    if not is_path and not (parts.path.strip("/") or "0").isdecimal():
+        raise InvalidURL(f"{shown!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
 
 
 def from_client(client: Any, *, aio: bool) -> RedisDialer:
@@ -204,6 +210,8 @@ def from_client(client: Any, *, aio: bool) -> RedisDialer:
             f"a client must be a {wanted} here, not {type(client).__module__}.{type(client).__name__}{advice}"
         )
     pool = client.connection_pool
+    if any(kind.__module__.partition(".")[0] == "fakeredis" for kind in (type(client), *pool.connection_class.__mro__)):
+        raise TypeError("fakeredis has no server behind it that could hold locks; in tests, use memory://")
     making = _making(pool, _never(not aio))
     by_sentinel = getattr(pool, "service_name", None)
     address = _address(pool.connection_kwargs) if by_sentinel is None else f"{by_sentinel} (by Sentinel)"
@@ -245,7 +253,7 @@ def from_sentinel(url: str) -> RedisDialer:
         return connection
 
     try:
-        nodes = [_host_and_port(host) for host in hosts.split(",")]
+        nodes = [_host_and_port(host.strip()) for host in hosts.split(",")]
         settings = _options(f"{scheme}://{login}{at}placeholder/{database}", for_servers)
         shared = {name: value for name, value in settings.items() if name.startswith("ssl_")}
         watch = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": tls, **shared}

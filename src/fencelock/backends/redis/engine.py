@@ -364,9 +364,13 @@ class RedisBackend:
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""
-        self._links.close()
-        for seat in list(self._seats.values()):
-            seat.bell.set()
+        try:
+            if self._links.owed:
+                await self._links.settle(GRACE)
+        finally:
+            self._links.close()
+            for seat in list(self._seats.values()):
+                seat.bell.set()
 
     def before_fork(self) -> None:
         """Nothing that must not be copied."""

@@ -15,8 +15,8 @@ from fencelock.backends.redis.link import Link, all_there
 from fencelock.backends.redis.scripts import Script
 from fencelock.backends.redis.trouble import ANEW, check
 from fencelock.core.dialling import Dialling
-from fencelock.core.world import Command, World
-from fencelock.errors import ClientClosed, Unanswered
+from fencelock.core.world import Command, Wire, World
+from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
 IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used: servers hang up on the idle."""
@@ -63,8 +63,19 @@ class Links:
 
     async def pay(self, link: Link) -> None:
         """Have undone what could not be undone before; all of that may be repeated."""
-        owed = [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
-        await self._world.fan(owed, self._patience, _at_once)
+        await self._world.fan(self._debts(link), self._patience, _at_once)
+
+    async def settle(self, within: float) -> None:
+        """Have it undone before the end, if the server can be reached: nobody will come back to do it."""
+        with suppress(EngineUnavailable):
+            link = self.idle(within) or await self.make(within)
+            try:
+                await self._world.fan(self._debts(link), within, all_there)
+            finally:
+                self.give(link)
+
+    def _debts(self, link: Link) -> list[tuple[Wire, bytes]]:
+        return [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
 
     async def make(self, within: float = inf) -> Link:
         """Return a new link, or where wires are shared the one that others are making."""

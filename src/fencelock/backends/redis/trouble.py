@@ -19,7 +19,9 @@ HINTS = {
     "NOAUTH": "give the password in the URL",
     "NOPERM": "the user needs `+@all -@dangerous +info`, and all keys and channels that begin with the namespace",
     **dict.fromkeys(
-        ("MOVED", "CROSSSLOT", "CLUSTERDOWN"), "it is a node of a Redis Cluster, which this release does not know"
+        ("MOVED", "CROSSSLOT", "CLUSTERDOWN"),
+        "it is a node of a Redis Cluster, which this release does not know; use a server of its own, redis+sentinel://, or "
+        "redlock:// over several",
     ),
 }
 NOT_IN_SCRIPTS = "The user executing the script can't", "ACL failure in script"

@@ -32,7 +32,7 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
     first = ""
     dialers: list[RedisDialer] = []
     for part in hosts.split(","):
-        login, at, host = part.rpartition("@")
+        login, at, host = part.strip().rpartition("@")
         if not host:
             raise InvalidURL(
                 f"{redact(url)!r}: redlock:// takes the addresses of its nodes, as in redlock://h1:6379,h2,h3"
@@ -41,7 +41,7 @@ def connect(world: World, url: str, namespace: str) -> RedlockBackend:
         try:
             if dialers and at and ":" not in login:
                 raise InvalidURL("a user without a password, and not of the first node")
-            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", FIRST_CONTACT))
+            dialers.append(from_url(f"{server}://{f'{login}{at}' or first}{host}{tail}", FIRST_CONTACT, redact(url)))
         except InvalidURL:
             if "@" not in hosts.partition(",")[2]:
                 raise
