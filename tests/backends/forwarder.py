@@ -1,4 +1,4 @@
-"""A network path whose present connections can go dead without a word while new ones work: a firewall that forgot them."""
+"""A network path whose connections can go dead without a word: a firewall that forgot them, or an address that moves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Forwarder:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._epoch = 0
+        self.swallows = False
+        """Whether connections are accepted from now on and nothing passes on them, for ever."""
         self.accepted = 0
         self.address = ""
         self._open: list[asyncio.StreamWriter] = []
@@ -28,8 +30,21 @@ class Forwarder:
         """Let nothing more pass on any present connection, in either direction, for ever."""
         self._epoch += 1
 
+    def lead_to(self, server: Server) -> None:
+        """Have new connections go to another server; present ones stay where they are."""
+        self._server = server
+
+    def hang_up(self) -> None:
+        """Close all present connections, in both directions."""
+        for writer in self._open:
+            writer.close()
+        self._open.clear()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        if self.swallows:
+            self._open.append(writer)
+            return
         there_reader, there_writer = await asyncio.open_connection(self._server.host, self._server.port)
         self._open += [writer, there_writer]
         epoch = self._epoch
@@ -54,7 +69,6 @@ async def forwarding(server: Server) -> AsyncIterator[Forwarder]:
         yield forwarder
     finally:
         listener.close()
-        for writer in forwarder._open:
-            writer.close()
+        forwarder.hang_up()
         await listener.wait_closed()
         await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ import pytest
 
 from fencelock import LeaseLost, Reason
 from tests.backends.conftest import Clients
+from tests.backends.forwarder import forwarding
 from tests.backends.redis_server import tell
 from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
 from tests.engines.proxy import Proxy
@@ -152,6 +153,70 @@ async def test_lagging_replica_promoted(own_redis: Own, proxy: Callable[..., Pro
     for i, token in enumerate(tokens):
         assert await take(others, f"y{i}") > token
     assert await lease.release()
+
+
+async def replicated(own_redis: Own) -> tuple[Redis, Redis]:
+    """A master, and a replica that has all of its data."""
+    master = own_redis(settings={"repl-diskless-sync-delay": "0"})
+    replica = own_redis(settings={"replicaof": f"{master.host} {master.port}", "repl-diskless-sync-delay": "0"})
+    await follows(replica)
+    return master, replica
+
+
+async def follows(replica: Redis) -> None:
+    """Wait until it has all that its master has."""
+
+    async def in_sync() -> bool:
+        return bool(tell(replica, "INFO", "replication")["master_link_status"] == "up")
+
+    await eventually(in_sync, "the replica follows")
+
+
+async def fail_over(master: Redis, replica: Redis) -> None:
+    """Have them change places; nothing is lost, and no connection is closed."""
+    assert tell(master, "WAIT", "1", "5000") == 1
+    tell(replica, "REPLICAOF", "NO", "ONE")
+    tell(master, "REPLICAOF", replica.host, replica.port)
+    await follows(master)
+
+
+async def test_failover_while_others_wait(own_redis: Own, clients: Clients) -> None:
+    """Waiters on the old master, which is a replica now, do not take what the new one publishes for their turn."""
+    master, replica = await replicated(own_redis)
+    lease = await clients.connect(master.url).lock("x", ttl=30).acquire()
+
+    async def wait() -> None:
+        async with clients.connect(master.url).lock("x", ttl=9):
+            pass
+
+    async with background(wait(), wait(), wait()) as waiters:
+        await waiting(clients.connect(master.url), "x", 3)
+        await fail_over(master, replica)
+        there = clients.connect(replica.url)
+        await waiting(there, "x", 3)
+        assert await there.force_release("x", reason="test") == 1
+        newer = await there.lock("x", ttl=30).acquire()
+        assert newer.token > lease.token
+        await asyncio.sleep(0.3)
+        assert not any(waiter.done() for waiter in waiters)
+        assert await newer.release()
+        tell(master, "REPLICAOF", "NO", "ONE")  # where they look by themselves
+        async with asyncio.timeout(SOON):
+            await asyncio.gather(*waiters)
+    assert not await lease.release()
+
+
+async def test_failover_while_held(own_redis: Own, clients: Clients) -> None:
+    """Whose old master refuses a release, as it is a replica now, releases where its address leads by then."""
+    master, replica = await replicated(own_redis)
+    async with forwarding(master) as path:
+        locks = clients.connect(path.url)
+        lease = await locks.lock("x", ttl=60).acquire()
+        await fail_over(master, replica)
+        path.lead_to(replica)
+        assert await lease.release()
+        assert await take(clients.connect(replica.url), "x") > lease.token
+        await locks.close()
 
 
 async def test_clock_that_goes_back(server: Redis, clients: Clients) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+import redis
 
 from fencelock import EngineUnavailable, LeaseLost
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
+from tests.backends.forwarder import forwarding
+from tests.backends.redis_server import tell
 from tests.contract.colours import LeaseView
-from tests.contract.subject import SOON, background, eventually, free_again, is_free, take, waiting
+from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
 from tests.engines.proxy import Proxies
 from tests.engines.redis import Redis
 
@@ -70,6 +74,49 @@ async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Cl
         else:
             await locks.close()
         assert await is_free(clients.connect(server.url), "x")
+
+
+async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """A release that a server refuses, as it is busy with somebody's script, is made up for like one that it did not hear."""
+    server = own_redis(settings={"lua-time-limit": "50"})
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=60).acquire()
+
+    def keep_busy() -> None:
+        with pytest.raises(redis.ResponseError, match="killed"):
+            tell(server, "EVAL", "while true do end", 0)
+
+    async def is_busy() -> bool:
+        try:
+            return not tell(server, "PING")
+        except redis.ResponseError as error:
+            return "BUSY" in str(error)
+
+    script = asyncio.create_task(asyncio.to_thread(keep_busy))
+    await eventually(is_busy, "the server is busy")
+    with pytest.raises(EngineUnavailable, match="BUSY"):
+        await lease.release()
+    tell(server, "SCRIPT", "KILL")
+    await script
+    await take(locks, "y")
+    assert await is_free(clients.connect(server.url), "x")
+
+
+@pytest.mark.parametrize(("ttl", "silence"), [(4.5, 2.2), (9, 4.5)])
+async def test_renewal_that_has_to_connect(
+    own_redis: Callable[..., Redis], clients: Clients, ttl: float, silence: float
+) -> None:
+    """A connection that is accepted and never answered does not use up the time in which another would have renewed."""
+    async with forwarding(own_redis()) as path:
+        locks = clients.connect(path.url)
+        lease = await locks.lock("x", ttl=ttl).acquire()
+        path.swallows = True
+        path.hang_up()
+        await asyncio.sleep(silence)
+        path.swallows = False
+        await renewed(lease)
+        assert await lease.release()
+        await locks.close()
 
 
 async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:

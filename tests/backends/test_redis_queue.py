@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
 
 from fencelock.backends.redis.silence import HUSH
 from tests.backends.conftest import Clients
@@ -63,8 +67,15 @@ async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
     assert len(set(tokens)) == WAITERS
 
 
-async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients) -> None:
-    """Waiters that were killed do not hold up the next one, although their places last for a minute."""
+@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, watched: bool) -> None:
+    """Waiters that were killed do not hold up the next one, although their places last for a minute.
+
+    Nor do they where somebody listens to everything that is published.
+    """
+    monitor: Any = redis.Redis(host=server.host, port=server.port).pubsub()  # type: ignore[no-untyped-call]
+    if watched:
+        monitor.psubscribe("*")
     subject = clients.on(server.url)
     locks = subject.connect()
     lease = await locks.lock("x", ttl=60).acquire()
@@ -90,6 +101,7 @@ async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients) -
     assert len((await locks.inspect("x")).waiters) == 2
     async with asyncio.timeout(SOON):
         assert await take(locks, "x", 30)
+    monitor.close()
 
 
 async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) -> None:

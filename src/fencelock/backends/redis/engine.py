@@ -17,6 +17,7 @@ from fencelock.backends.redis.links import IDLE_SECONDS, Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load, ms
 from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
+from fencelock.backends.redis.trouble import leads_elsewhere
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import NO_ANSWER, Event, Soon, World, fail, had, make_likely
 from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
@@ -277,8 +278,10 @@ class RedisBackend:
             keys = tuple(self._base(claim.name) for claim in claims)
             args = tuple(word for claim in claims for word in (claim.name, claim.id, ms(claim.ttl)))
             calls.append(RENEW.call(keys, args))
-        patience = answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
-        answers = await self._links.run_many(RENEW, calls, patience)
+        shortest = min(grant.claim.ttl for grant in grants)
+        # A connection that cannot be made is given up in time to try another, and one more, before the deadline.
+        dial = max(SHORTEST, shortest / 6)
+        answers = await self._links.run_many(RENEW, calls, answer_time(shortest, SHORTEST), dial)
         return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
 
     def release(self, grant: Grant) -> Soon[bool]:
@@ -309,14 +312,22 @@ class RedisBackend:
 
     async def _release(self, grant: Grant, link: Link | None = None, said: Soon[Any] | None = None) -> bool:
         """Ask for it, or go on with what was said to it when others were to be called first."""
-        _, _, begin, patience, _ = grant.handle
-        id = grant.claim.id
-        command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
         try:
-            link = link or self._links.idle(patience) or await self._links.make()
+            try:
+                return await self._ask_release(grant, link, said)
+            except EngineUnavailable as error:
+                if not leads_elsewhere(error):
+                    raise
+            return await self._ask_release(grant, await self._links.make())
         except EngineUnavailable:
             self._undo_later(grant.claim)
             raise
+
+    async def _ask_release(self, grant: Grant, link: Link | None, said: Soon[Any] | None = None) -> bool:
+        _, _, begin, patience, _ = grant.handle
+        id = grant.claim.id
+        command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
+        link = link or self._links.idle(patience) or await self._links.make()
         try:
             answer = await (link.wire.ask(command, patience) if said is None else had(said))
             if type(answer) is ServerError:
@@ -327,7 +338,6 @@ class RedisBackend:
             self._links.doubt(link)
             if said is not None:
                 self._links.drop(link)  # the server owes one answer, or two if it will refuse that
-            self._undo_later(grant.claim)
             raise
         finally:
             self._links.give(link)

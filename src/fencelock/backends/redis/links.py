@@ -205,13 +205,13 @@ class Links:
             finally:
                 self.give(link)
 
-    async def run_many(self, script: Script, calls: Sequence[bytes], patience: float) -> list[Any]:
-        """Run a script several times, all sent at once."""
+    async def run_many(self, script: Script, calls: Sequence[bytes], patience: float, silent: float) -> list[Any]:
+        """Run a script several times, all sent at once; otherwise like `run`."""
         if len(calls) == 1:
-            return [await self.run(script, calls[0], patience)]
+            return [await self.run(script, calls[0], patience, silent)]
         again = True
         while True:
-            link = await self.take(patience)
+            link = self.idle(patience) or await self.make(silent)
             try:
                 return await self._run_on(link, script, calls, patience)
             except Unanswered:
@@ -275,6 +275,10 @@ class Links:
         """Raise what is to be raised for a server's error."""
         if isinstance(answer, ServerError) and answer.kind in ANEW:
             self.drop(link)
+            for other in list(self._idle):  # they lead to the same server
+                with suppress(ValueError):  # another thread has just taken it, and will see for itself
+                    self._idle.remove(other)
+                    self.drop(other)
         check(answer, self.address)
 
     # ------------------------------------------------------------------ the end

@@ -30,6 +30,11 @@ ANEW = frozenset({"LOADING", "READONLY", "MASTERDOWN", "NOAUTH", "MOVED"})
 """After these, connecting anew may lead to a server that can do it."""
 
 
+def leads_elsewhere(error: EngineUnavailable) -> bool:
+    """Return whether connecting anew may lead to a server that can do what this one refused."""
+    return isinstance(error.__cause__, ServerError) and error.__cause__.kind in ANEW
+
+
 def check(answer: Any, address: str) -> None:
     """Raise what is to be raised for a server's error, or for no answer."""
     if answer is NO_ANSWER:

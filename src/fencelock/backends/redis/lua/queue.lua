@@ -40,11 +40,13 @@ local function leave_line(id)
   if redis.call('HDEL', WAITERS, id) == 1 then redis.call('LREM', QUEUE, 1, id) end
 end
 
--- A waiter whose connection is gone is passed over and keeps its place: if it was killed, nobody waits for its ttl.
--- A publication that is forbidden says nothing about who listens; that waiter looks by itself in the end.
-local function listens(channel, message)
-  local heard = redis.pcall('PUBLISH', channel, message)
-  return type(heard) == 'table' or heard > 0
+-- A waiter whose connection is gone is passed over and keeps its place: if it was killed, nobody waits for its ttl. Asked before
+-- it is called, and not by calling: what is published goes to the replicas too, whoever hears it here. A waiter on a master that
+-- was replaced a moment ago, and is a replica now, would take it for its turn. Nor do those count who listen to everything.
+-- A question that is forbidden says nothing about who listens; that waiter looks by itself in the end.
+local function listens(channel)
+  local there = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return there.err or there[2] > 0, not there.err
 end
 
 -- Drop the dead and hand the lock over, token and all. `me` is whoever asks: it need not be called.
@@ -76,9 +78,12 @@ local function settle(me)
     elseif held > 0 and (mode == 'x' or (mode ~= 's' and held >= tonumber(mode))) then
       return token, id, soonest
     else
-      local minted = mint()
-      if id == me or listens(channel, id .. ':' .. minted .. ':' .. round) then
+      local there, known = true, false
+      if id ~= me then there, known = listens(channel) end
+      if there then
+        local minted = mint()
         if id == me then token = minted end
+        if known then redis.pcall('PUBLISH', channel, id .. ':' .. minted .. ':' .. round) end
         leave_line(id)
         hold(id, minted, ttl, mode, owner)
         held = held + 1

@@ -17,7 +17,9 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
   now = tonumber(string.sub(clock, 1, -4))
   local ends, ttl, channel, round, owner =
     string.match(redis.call('HGET', waiters, first) or '', '^(%d+):(%d+):x:([^:]*):(%d+):(.*)$')
-  if ends and tonumber(ends) > now then
+  -- As `listens` asks, and why.
+  local there = ends and redis.pcall('PUBSUB', 'NUMSUB', channel)
+  if there and tonumber(ends) > now and (there.err or there[2] > 0) then
     -- The ordinary case, an exclusive holder after another: what `settle` would do, in as few steps as possible.
     local token = clock
     local last = redis.call('SET', BASE, token, 'GET')
@@ -25,12 +27,10 @@ if string.sub(redis.call('GET', lock) or '', 1, #id) == id then
       token = string.format('%.0f', last + 1)
       redis.call('SET', BASE, token)
     end
-    local heard = redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round)
-    if type(heard) == 'table' or heard > 0 then
-      redis.call('HDEL', waiters, first)
-      redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
-      return 'handed over'
-    end
+    if not there.err then redis.pcall('PUBLISH', channel, first .. ':' .. token .. ':' .. round) end
+    redis.call('HDEL', waiters, first)
+    redis.call('SET', lock, first .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
+    return 'handed over'
   end
   redis.call('LPUSH', queue, first)
   redis.call('PEXPIRE', queue, redis.call('PTTL', waiters)) -- it may have been the only one

@@ -24,8 +24,12 @@ local function call_next()
     if not id then return end
     local ends, channel = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):([^:]*)')
     if ends and tonumber(ends) > now then
-      local heard = redis.pcall('PUBLISH', channel, id .. ':0:0')
-      if type(heard) == 'table' or heard > 0 then return end
+      -- Asked, as those who listen to everything would count.
+      local there = redis.pcall('PUBSUB', 'NUMSUB', channel)
+      if there.err or there[2] > 0 then
+        redis.pcall('PUBLISH', channel, id .. ':0:0')
+        return
+      end
     end
     leave_line(id)
   end
