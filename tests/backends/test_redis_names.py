@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from redis.crc import key_slot
 
 from fencelock import LockTimeout, aio
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import only_counters, tell
 from tests.contract.colours import LocksView
-from tests.contract.subject import SOON, background, eventually, waiting
+from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.redis import Redis
 
 Own = Callable[..., Redis]
@@ -27,6 +28,21 @@ NAMES = [
 async def found(locks: LocksView | aio.Locks, prefix: str = "") -> list[str]:
     """Return the names in use."""
     return [name async for name in locks.names(prefix)]
+
+
+async def test_keys_of_a_name_share_a_slot(server: Redis, clients: Clients) -> None:
+    """Whatever a name is made of, a Redis Cluster would keep all that is stored for it on one node."""
+    locks = clients.connect(server.url)
+    for name in NAMES:
+        before = set(tell(server, "KEYS", "*"))
+        lease = await locks.lock(name).acquire()
+        async with background(take(locks, name)) as (waiter,):
+            await waiting(locks, name)
+            stored = set(tell(server, "KEYS", "*")) - before - {b"fencelock:layout"}
+            assert len(stored) >= 3  # the holder, the queue, who waits; the counter, if it is the bucket's first
+            assert len({key_slot(key) for key in stored}) == 1, stored
+            await lease.release()
+            await waiter
 
 
 async def test_names_are_exact(server: Redis, clients: Clients) -> None:
