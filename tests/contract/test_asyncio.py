@@ -14,7 +14,7 @@ import pytest
 import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
 from fencelock.core.acquire import CLEANUP_SECONDS
-from tests.contract.colours import LocksView, client_of
+from tests.contract.colours import LeaseView, LocksView, LockView, client_of
 from tests.contract.faults import Faulty
 from tests.contract.pace import Pace
 from tests.contract.subject import SOON, Subject, background, is_free, nobody, renewed, take, waiting
@@ -357,6 +357,100 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
                 await asyncio.sleep(60)
         await asyncio.sleep(0)
         outer.check()
+
+
+async def test_lease_shared_by_tasks(locks: LocksView) -> None:
+    """Each block of a lease is its own task's: on loss whoever is inside is cancelled, and nobody who has left."""
+    await left_before_the_loss(locks, await locks.lock("x", ttl=1).acquire())
+
+
+async def test_lease_of_a_block_shared_with_another_task(locks: LocksView) -> None:
+    """The same, if the first block is the lock's own and the second is that of the lease it gave."""
+    await left_before_the_loss(locks, locks.lock("x", ttl=1))
+
+
+async def left_before_the_loss(locks: LocksView, first: LockView | LeaseView) -> None:
+    """Have a task enter, another one enter the same lease, the first one leave, and the lease be lost."""
+    entered: asyncio.Future[LeaseView] = asyncio.get_running_loop().create_future()
+    both_in, left, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def leaves() -> None:
+        async with first as lease:
+            entered.set_result(lease)
+            await both_in.wait()
+        left.set()
+        await lost.wait()
+        for _ in range(5):  # a cancellation would come out here
+            await asyncio.sleep(0.01)
+
+    async def stays() -> None:
+        async with await entered:
+            both_in.set()
+            await left.wait()
+            await locks.force_release("x", reason="test")
+            await asyncio.sleep(SOON)
+
+    async with background(leaves(), stays()) as (gone, inside):
+        with pytest.raises(LeaseLost) as caught:
+            await inside
+        assert caught.value.reason is Reason.GONE
+        assert inside.cancelling() == 0
+        lost.set()
+        await gone
+        assert gone.cancelling() == 0
+
+
+async def test_lease_entered_again_and_left(locks: LocksView) -> None:
+    """A task that left the inner one of its two blocks of a lease is still guarded, and so is one that came meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+    lease = await locks.lock("x", ttl=1).acquire()
+    inside = asyncio.Event()
+
+    async def visit() -> None:
+        async with lease:
+            inside.set()
+            await asyncio.sleep(SOON)
+
+    async with background(visit()) as (visitor,):
+        with pytest.raises(LeaseLost):
+            async with lease:
+                async with lease:
+                    await inside.wait()
+                await locks.force_release("x", reason="test")
+                await asyncio.sleep(SOON)
+        assert task.cancelling() == 0
+        with pytest.raises(LeaseLost):
+            await visitor
+
+
+async def test_lease_lost_in_a_block_within_its_block(locks: LocksView) -> None:
+    """A loss in the inner one of two blocks of a lease ends both with one LeaseLost, and the task is not left cancelled."""
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(LeaseLost):
+        async with locks.lock("x", ttl=0.3, renew=False) as lease, lease:
+            await asyncio.sleep(SOON)
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # not cancelled any more
+
+
+async def test_block_left_by_another_task(locks: LocksView) -> None:
+    """A block that one task entered and another leaves, as fixtures do, is left like any other."""
+    lease = await locks.lock("x", ttl=1).acquire()
+
+    async def enter() -> None:
+        await lease.__aenter__()
+
+    async def leave() -> None:
+        await lease.__aexit__(None, None, None)
+
+    async with lease:
+        await asyncio.create_task(enter())
+        await asyncio.create_task(leave())
+        lease.check()
+        assert not await is_free(locks, "x")
+    assert await is_free(locks, "x")
 
 
 async def test_timeout_inside_the_block(locks: LocksView) -> None:

@@ -62,7 +62,7 @@ class LeaseCore:
     def __init__(self, client: Client[Any], renew: bool, max_hold: float | None) -> None:
         self._client = client
         self._event: Event | None = None
-        self._guards: list[Guard] = []
+        self._guards: list[tuple[Hashable, Guard]] = []
         self._released = False
         self._blocks = 0
         self._depth = 1
@@ -207,7 +207,7 @@ class LeaseCore:
             self._event.set()
         if reason is Reason.FORKED:
             return  # only a copy was lost: the parent goes on, and its event loop must not hear from here
-        for guard in self._guards:
+        for _, guard in self._guards.copy():  # a thread may have seen the loss, and the loop goes on meanwhile
             guard.interrupt()
         if reason is not Reason.CLOSED:
             (tell or self._client.tell_lost)(self, reason)
@@ -345,11 +345,25 @@ class LeaseCore:
 
     # ------------------------------------------------------------------ the with block
 
-    def _watch(self, guard: Guard) -> None:
-        """Have the guard interrupt the body of a `with` block on loss."""
-        self._guards.append(guard)
+    def _watch(self, place: Hashable, guard: Guard) -> None:
+        """Have the guard interrupt the body of a `with` block on loss. `place` is `World.here` of whoever enters it."""
+        self._guards.append((place, guard))
         if self.is_lost():
             guard.interrupt()
+
+    def _unwatch(self) -> bool:
+        """Withdraw the guard of the block that this task entered last; return what it says to that.
+
+        Other tasks may be in blocks of the same lease, and stay there.
+        """
+        guards = self._guards
+        try:
+            here = self._client.world.here()
+        except RuntimeError:
+            here = None  # no task at all: the loop was closed, and what was left pending there is being ended
+        # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+        at = next((at for at in reversed(range(len(guards))) if guards[at][0] == here), -1)
+        return guards.pop(at)[1].leave()
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
@@ -357,13 +371,14 @@ class LeaseCore:
         if self._blocks and not self._again():
             self.check()
         self._blocks += 1
-        if (guard := self._client.world.guard) is not None:
-            self._watch(guard())
+        world = self._client.world
+        if (guard := world.guard) is not None:
+            self._watch(world.here(), guard())
 
     def _leave(self, error: BaseException | None) -> Soon[None]:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self._blocks -= 1
-        ours = self._guards.pop().leave() if self._guards else False
+        ours = self._unwatch() if self._guards else False
         given_back = self._give_back()
         if given_back is True and self.reason is None:
             return None

@@ -104,7 +104,7 @@ class Mutex(Generic[L]):
         """Begin a `with` block with a lease that was just acquired. `place` is `here`, asked while others held the lock."""
         lease._blocks += 1
         if self._guard is not None:
-            lease._watch(self._guard())
+            lease._watch(place, self._guard())
         self._entered.append((place, lease))
         return lease
 
