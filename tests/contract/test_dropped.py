@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from tests.contract.colours import LocksView
-from tests.contract.subject import Subject, is_free
+from tests.contract.subject import SOON, Subject, is_free
 
 
 async def test_dropped_lease_is_told_and_goes_with_its_client(
@@ -27,6 +27,24 @@ async def test_dropped_lease_is_told_and_goes_with_its_client(
         gc.collect()
         await asyncio.sleep(0.05)
     assert any("dropped without release" in record.getMessage() for record in caplog.records)
+    assert not await is_free(other, "x")
+    await locks.close()
+    assert await is_free(other, "x")
+
+
+async def test_dropped_after_max_hold(subject: Subject, locks: LocksView, recwarn: pytest.WarningsRecorder) -> None:
+    """A lease that was lost at max_hold may be dropped without a word, and goes with its client, too."""
+
+    async def acquire_and_drop() -> None:
+        lease = await locks.lock("x", ttl=30, max_hold=0.2).acquire()
+        assert await lease.lost.wait(timeout=SOON)
+
+    other = subject.connect()
+    await asyncio.create_task(acquire_and_drop())
+    await asyncio.sleep(0)
+    gc.collect()
+    await asyncio.sleep(0.05)
+    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
     assert not await is_free(other, "x")
     await locks.close()
     assert await is_free(other, "x")

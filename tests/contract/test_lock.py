@@ -567,6 +567,32 @@ async def test_closing(subject: Subject) -> None:
             await use()
 
 
+async def test_closing_after_max_hold(subject: Subject) -> None:
+    """Closing gives back, too, what was lost at max_hold and never released."""
+    locks, other = subject.connect(), subject.connect()
+    lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
+    assert await lease.lost.wait(timeout=SOON)
+    assert not await is_free(other, "x")
+    await locks.close()
+    assert await is_free(other, "x")
+    assert lease.reason is Reason.MAX_HOLD
+    async with other.lock("x"):
+        assert await lease.release() is False
+        assert not await is_free(other, "x")
+
+
+async def test_closing_after_max_hold_and_release(subject: Subject) -> None:
+    """What was lost at max_hold and released is not released again: by then it may be somebody else's."""
+    locks, other = subject.connect(), subject.connect()
+    lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
+    assert await lease.lost.wait(timeout=SOON)
+    assert await lease.release() is False
+    assert client_of(locks).keeper.grants() == []
+    async with other.lock("x"):
+        await locks.close()
+        assert not await is_free(other, "x")
+
+
 async def test_closing_with_waiters(subject: Subject) -> None:
     """Whoever waits on a client that is closed is told, and its place in line is given up."""
     locks, other = subject.connect(), subject.connect()

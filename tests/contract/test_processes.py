@@ -421,6 +421,26 @@ async def test_fork_while_holding(subject: Subject, locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+FORKED_LEFTOVER = """
+assert await lease.lost.wait(15)
+async def child():
+    released = await lease.release()
+    await locks.close()
+    return [released, str(lease.reason)]
+result = forked(child)
+"""
+
+
+async def test_fork_after_max_hold(subject: Subject, locks: LocksView) -> None:
+    """What the parent lost at max_hold, and has yet to give back, is not for the child to release, nor by its close."""
+    worker = await subject.worker()
+    await worker.acquire("x", ttl=60, max_hold=0.2)
+    assert await worker.do(FORKED_LEFTOVER) == [False, "max_hold"]
+    assert not await is_free(locks, "x")
+    await worker.do("await locks.close()")
+    assert await is_free(locks, "x")
+
+
 @pytest.mark.colour("blocking")
 async def test_fork_in_a_block(subject: Subject, locks: LocksView) -> None:
     """A child that leaves its parent's block gets LeaseLost there, and the parent still holds the lock."""

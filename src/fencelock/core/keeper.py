@@ -45,6 +45,8 @@ class Keeper:
         self.drop: Callable[[str, None], Kept | None] = self._leases.pop
         """Forgets a lease, by its id, and returns what was kept; a renewal that is under way no longer matters."""
         self._orphans: dict[str, tuple[Grant, float]] = {}
+        self.early: dict[str, tuple[Grant, float]] = {}
+        """What was lost before the engine would have ended it, by id: for its `release` to give back, or else for `close`."""
         self._renewing: set[str] = set()
         self._gone: set[str] = set()
         self._wake: Event | None = None
@@ -85,6 +87,13 @@ class Keeper:
                 wake.set()
             raise
 
+    def drop_early(self, id: str) -> None:
+        """Forget a lease that is over for its holder, not yet for the engine. The mutex is held."""
+        if (kept := self._leases.get(id)) is not None:
+            _note(self.early, kept.grant, self._client.world.now())
+            if self.drop(id, None) is None:  # a release was faster: it gives it back
+                self.early.pop(id, None)
+
     def __contains__(self, id: str) -> bool:
         """Whether it looks after the lease with this id."""
         return id in self._leases
@@ -104,10 +113,14 @@ class Keeper:
             return [lease for kept in list(self._leases.values()) if (lease := kept()) is not None]
 
     def grants(self) -> list[Grant]:
-        """Return what the engine still has of ours: the leases that are held, and those that were dropped."""
+        """Return what the engine still has of ours: the leases that are held, and those that were dropped or lost early."""
         now = self._client.world.now()
-        orphans = [grant for grant, until in list(self._orphans.values()) if until > now]
-        return [lease._grant for lease in self.leases()] + orphans
+        with self._client.mutex:
+            # In this order: whatever goes from the first to the others meanwhile is seen twice rather than never.
+            grants = {lease.id: lease._grant for lease in self.leases()}
+            for left in (self._orphans, self.early):
+                grants |= {id: grant for id, (grant, until) in list(left.items()) if until > now}
+        return list(grants.values())
 
     def _dropped(self, kept: weakref.ref[LeaseCore]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
@@ -131,11 +144,7 @@ class Keeper:
 
     def _orphan(self, grant: Grant) -> None:
         """Note for `close` that the engine has something of ours that nobody else knows of any more."""
-        now = self._client.world.now()
-        for id, (_, until) in list(self._orphans.items()):
-            if until <= now:
-                self._orphans.pop(id, None)
-        self._orphans[grant.claim.id] = grant, now + grant.claim.ttl
+        _note(self._orphans, grant, self._client.world.now())
         self.drop(grant.claim.id, None)
 
     async def _run(self, wake: Event) -> None:
@@ -265,10 +274,19 @@ class Keeper:
         wake.set()
 
     def stop(self, reason: Reason) -> None:
-        """Give up every lease that is left, and end."""
+        """Give up every lease that is left, and end. What `grants` has told of is the caller's now."""
         for lease in self.leases():
             lease._lose(reason)
+        self.early.clear()
         with self._client.mutex:
             wake, self._wake, self._planned = self._wake, None, inf
         if wake is not None:
             wake.set()
+
+
+def _note(left: dict[str, tuple[Grant, float]], grant: Grant, now: float) -> None:
+    """Note what the engine has of ours, for as long as it can have it, and forget what it cannot have any more."""
+    for id, (_, until) in list(left.items()):
+        if until <= now:
+            left.pop(id, None)
+    left[grant.claim.id] = grant, now + grant.claim.ttl

@@ -202,7 +202,10 @@ class LeaseCore:
             if self._over:
                 return
             self.reason, self._trouble = reason, self._client.keeper.trouble
-            self._client.keeper.drop(self.id, None)
+            if reason is Reason.MAX_HOLD:
+                self._client.keeper.drop_early(self.id)
+            else:
+                self._client.keeper.drop(self.id, None)
         if self._event is not None:
             self._event.set()
         if reason is Reason.FORKED:
@@ -339,8 +342,10 @@ class LeaseCore:
 
     async def _give_back_lost(self) -> bool:
         """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
-        if self.reason is Reason.MAX_HOLD:
+        early = self._client.keeper.early
+        if self.id in early:  # else close() has done it, or the ttl is over, or it is for the parent process to do
             await undo(self._client.world, self._client.backend, self._grant.claim)
+            early.pop(self.id, None)  # not before: a close() that overtakes us does it itself
         return False
 
     # ------------------------------------------------------------------ the with block
