@@ -9,6 +9,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -480,6 +481,38 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
         await asyncio.create_task(use(number))
     gc.collect()
     assert len(client_of(locks).reentrant) <= 1
+
+
+async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
+    """What was dropped without a release is not remembered either, nor the task that held it, and may be taken anew."""
+
+    tasks: list[weakref.ref[Any]] = []
+
+    async def drop(number: int) -> None:
+        tasks.append(weakref.ref(asyncio.current_task()))
+        await locks.lock(f"x{number}", ttl=30, reentrant=True).acquire()
+
+    with pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
+        for number in range(10):
+            await asyncio.create_task(drop(number))
+        await asyncio.sleep(0.05)
+        gc.collect()
+    assert not client_of(locks).reentrant
+    assert not [task for task in tasks if task() is not None]
+
+
+async def test_reentrant_dropped_and_taken_anew(locks: LocksView) -> None:
+    """Who dropped a reentrant lease has to wait for its end, and what is taken then is what is taken again."""
+    lock = locks.lock("x", ttl=0.5, reentrant=True)
+    with pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
+        await lock.acquire()
+        await asyncio.sleep(0.05)
+        gc.collect()
+    async with locks.lock("x", timeout=SOON, reentrant=True) as lease:
+        gc.collect()
+        again = await lock.acquire(timeout=0)
+        assert again.token == lease.token
+        await again.release()
 
 
 @pytest.mark.colour("blocking")

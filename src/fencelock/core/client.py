@@ -48,7 +48,8 @@ class Client(Generic[L]):
         self.keeper = Keeper(self)
         if backend.traits.loss_pushed:
             cast(Watchful, backend).on_gone = partial(_gone, weakref.ref(self))
-        self.reentrant: dict[tuple[str, Hashable], weakref.ref[L]] = {}
+        self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
+        """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
         self.under_way: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False

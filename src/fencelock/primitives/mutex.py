@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable
 from enum import Enum
 from typing import Final, Generic, Literal, TypedDict
@@ -84,7 +83,7 @@ class Mutex(Generic[L]):
                 return held
         lease = await had(self._client.acquire(claim, patience, self._renew, self._max_hold))
         lease._reentry = (self.name, self._client.world.here())
-        self._client.reentrant[lease._reentry] = weakref.ref(lease)
+        self._client.reentrant[lease._reentry] = lease
         return lease
 
     async def try_acquire(self) -> L | None:
@@ -96,8 +95,7 @@ class Mutex(Generic[L]):
 
     def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
-        ref = self._client.reentrant.get((self.name, self._client.world.here()))
-        lease = None if ref is None else ref()
+        lease = self._client.reentrant.get((self.name, self._client.world.here()))
         return None if lease is None or lease._given_back else lease
 
     def entered(self, place: Hashable, lease: L) -> L:
