@@ -16,10 +16,11 @@ from urllib.parse import quote
 from fencelock.backends.redis.dial import RedisDialer
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import literally
-from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, at_once, is_answer, never
+from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, answer_time, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load, ms, packed
-from fencelock.core.clock import wall_us
+from fencelock.core.backend import FIRST_CONTACT, limit_of
+from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.world import NO_ANSWER, Command, World
 from fencelock.errors import (
     ClientClosed,
@@ -48,6 +49,8 @@ SHORTEST, LONGEST = 0.2, DIAL_SECONDS
 """Seconds that a node has for its answer: a fifth of the ttl, within these bounds."""
 AGAIN_FIRST, AGAIN_LAST = 0.02, 2.0
 """Seconds between attempts, at random up to these: twice as many each time. A hint of the nodes comes sooner."""
+UNDO_DIAL_SECONDS = 0.5
+"""How long connecting may take for an undo."""
 ROUNDS = 4
 """Proposals in a row, each above what the nodes said that they had seen."""
 BATCH = 500
@@ -85,15 +88,18 @@ class RedlockBackend:
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Propose a token to all nodes at once."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
-        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None)
+        limit = limit_of(self._world.now, patience, met=self._nodes.met)
+        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None, limit)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Wait for a hint, or at random for longer and longer; try again in the end."""
         claim = busy.claim
+        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
+        until = None if timeout >= claim.ttl / 3 else self._world.now() + timeout
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             seat.tries += 1
@@ -106,15 +112,20 @@ class RedlockBackend:
             except BaseException:
                 self._rise(claim, seat)
                 raise
-        return await self._attempt(claim, True, seat)
+        left = None if until is None else until - self._world.now()
+        return await self._attempt(claim, True, seat, limit_of(self._world.now, left))
 
-    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None) -> Grant | Busy:
+    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None, limit: Deadline) -> Grant | Busy:
         patience = _patience(claim.ttl)
         links: list[Link | None] = []
         outcome: Grant | Busy | None = None
         try:
-            links = await self._nodes.take(patience) if seat is None else await self._refresh(seat, patience)
-            outcome = await self._propose(claim, links, seat, queue, patience)
+            if seat is None:
+                links = await self._nodes.take(patience, limit)
+            else:
+                links = seat.links
+                await self._nodes.refresh(links, patience, limit)
+            outcome = await self._propose(claim, links, seat, queue, patience, limit)
         finally:
             if isinstance(outcome, Busy) and queue:
                 self._sit(claim, seat, links, outcome.handle)
@@ -133,19 +144,24 @@ class RedlockBackend:
         # has proposed. And never the same again once it is undone: the undo could arrive last.
         _keep(self._given_up, claim.id, 0)
         undo = self._undo(claim, self._tried.get(claim.id, 0))
-        await self._nodes.most(UNDO, undo, _patience(claim.ttl), owe=True)
+        # Not for long: whoever was refused waits for this, and what is not undone is owed.
+        limit = Deadline(self._world.now, UNDO_DIAL_SECONDS if self._nodes.met else FIRST_CONTACT)
+        await self._nodes.most(UNDO, undo, _patience(claim.ttl), owe=True, limit=limit)
         self._tried.pop(claim.id, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew on every node; where a lease is missing and a majority has it, put it back."""
-        patience = _patience(min(grant.claim.ttl for grant in grants))
-        links = await self._nodes.take(patience)
+        ttl = min(grant.claim.ttl for grant in grants)
+        patience = _patience(ttl)
+        links = await self._nodes.take(patience, Deadline(self._world.now, ttl / 3))
+        silent: list[Link | None] = [None] * len(links)
         try:
             answers: list[Renewal] = []
             for start in range(0, len(grants), BATCH):
-                answers += await self._renew(grants[start : start + BATCH], links, patience)
+                answers += await self._renew(grants[start : start + BATCH], links, silent, patience)
         finally:
             self._nodes.give(links)
+            self._nodes.give(silent)
         return answers
 
     async def release(self, grant: Grant) -> bool:
@@ -233,7 +249,13 @@ class RedlockBackend:
         return answers.count(1) >= self._nodes.majority
 
     async def _propose(
-        self, claim: Claim, links: list[Link | None], seat: Seat | None, queue: bool, patience: float
+        self,
+        claim: Claim,
+        links: list[Link | None],
+        seat: Seat | None,
+        queue: bool,
+        patience: float,
+        limit: Deadline,
     ) -> Grant | Busy:
         needed = self._nodes.majority
         ticket = 0 if seat is None else seat.ticket
@@ -255,7 +277,8 @@ class RedlockBackend:
                 seat.clear()
             sent = self._world.now()
             call = self._claim(claim, proposal)
-            answers = await self._nodes.fan(CLAIM, [call] * len(links), links, patience, decided)
+            within = answer_time(limit, patience)
+            answers = await self._nodes.fan(CLAIM, [call] * len(links), links, within, decided, limit=limit)
             if answers.count(ACKNOWLEDGED) >= needed:
                 return Grant(claim, proposal, sent)
             said = [answer for answer in answers if type(answer) is list]
@@ -275,13 +298,22 @@ class RedlockBackend:
                 raise self._nodes.too_few(len(said), answers)
             if len(busy) > len(self._nodes) - needed or not any(answer[0] == -1 for answer in said):
                 return Busy(claim, sent, max(0, busy[-1]) / 1000 if busy else None, ticket)
+            if limit.passed:
+                break
         return Busy(claim, sent, None, ticket)
 
-    async def _renew(self, grants: Sequence[Grant], links: list[Link | None], patience: float) -> list[Renewal]:
+    async def _renew(
+        self, grants: Sequence[Grant], links: list[Link | None], silent: list[Link | None], patience: float
+    ) -> list[Renewal]:
+        """Renew a batch; move the links of nodes that do not answer to `silent`, where nobody waits for them again."""
         keys = tuple(f"{self._prefix}:lock:{grant.claim.name}" for grant in grants)
         args: Command = tuple(word for grant in grants for word in (grant.claim.id, grant.token, ms(grant.claim.ttl)))
         answers = await self._nodes.fan(RENEW, [RENEW.call(keys, args)] * len(links), links, patience, never)
         there = [answer for answer in answers if type(answer) is list]
+        if len(there) >= self._nodes.majority:
+            for place, answer in enumerate(answers):
+                if answer is NO_ANSWER and links[place] is not None:
+                    silent[place], links[place] = links[place], None
         outcome = []
         for place, grant in enumerate(grants):
             renewed = sum(answer[place] == 1 for answer in there)
@@ -321,15 +353,6 @@ class RedlockBackend:
                 if link.calls.pop(claim.id, None) is not None:
                     hint.set()
         self._seats[claim.id] = seat
-
-    async def _refresh(self, seat: Seat, patience: float) -> list[Link | None]:
-        """See that a seat has a link to every node that can be reached."""
-        for place, (node, link) in enumerate(zip(self._nodes, seat.links, strict=True)):
-            if link is not None and not node.links.usable(link, patience):
-                node.links.drop(link)
-                link = None
-            seat.links[place] = await node.take(patience) if link is None else link
-        return seat.links
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
         for link in seat.links:

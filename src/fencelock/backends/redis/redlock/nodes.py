@@ -12,11 +12,14 @@ from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
 from fencelock.core.backend import FIRST_CONTACT
+from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import NO_ANSWER, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
 
 DIAL_SECONDS = 1.0
 """How long connecting to a node may take: as long as the longest wait for its answer."""
+LEAST = 0.2
+"""Seconds that a node has for its answer at least, when the caller's time is over."""
 LOOK_AGAIN = 0.01
 STRAGGLERS = 0.1
 """Seconds for which the rest is waited for at the first connection, once a majority is there."""
@@ -51,7 +54,7 @@ class Node:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether somebody is about to connect to it for the first time."""
+        """Whether it is being connected to, and nobody knows yet whether it can be reached."""
         return self.error is None and self._mending
 
     def dial(self, patience: float, within: float = DIAL_SECONDS) -> None:
@@ -63,17 +66,20 @@ class Node:
             self._mending = False
             raise
 
-    async def take(self, patience: float) -> Link | None:
-        """Return a link, or None while the node cannot be reached."""
+    async def take(self, patience: float, dialling: Deadline) -> Link | None:
+        """Return a link, or None while the node cannot be reached; one that is made here is made before that deadline."""
         if self.is_dialled:
             return None
         if self.error is None:
             link = self.links.idle(patience)
             if link is None and self.links.stuck:
                 self._down(EngineUnavailable(f"{self.links.address}: no answer within {patience:g} s"))
+            elif link is None and dialling.passed:  # others took all the time there was
+                self.dial(patience)
+                return None
             elif link is None:
                 try:
-                    link = await self.links.make(DIAL_SECONDS)
+                    link = await self.links.make(dialling.at_most(DIAL_SECONDS))
                 except EngineUnavailable as error:
                     self._down(error)
             if link is not None:
@@ -84,17 +90,19 @@ class Node:
             self.dial(patience)
         return None
 
-    async def insist(self, patience: float) -> Link | None:
-        """Return a link to a node that is out of reach, if it is back: for when there are too few without it."""
-        until = self._world.now() + patience
-        while self._mending and self._world.now() < until:
+    async def insist(self, patience: float, until: Deadline, limit: Deadline) -> Link | None:
+        """Return a link to a node that is out of reach, if it is back: for when there are too few without it.
+
+        Whoever dials it is waited for until then, and it is dialled here within the limit.
+        """
+        while self._mending and not until.passed:
             await self._world.sleep(LOOK_AGAIN)
         if self.error is None:
-            return await self.take(patience)
-        if self._world.now() - self.failed < MEND_FIRST:
+            return await self.take(patience, limit)
+        if self._world.now() - self.failed < MEND_FIRST or limit.passed:
             return None
         try:
-            link = self.links.idle(patience) or await self.links.make(DIAL_SECONDS)
+            link = self.links.idle(patience) or await self.links.make(limit.at_most(DIAL_SECONDS))
         except EngineUnavailable as error:
             self._down(error)
             return None
@@ -143,8 +151,9 @@ class Nodes:
         self._world = world
         self._nodes = [Node(world, dialer, prefix) for dialer in dialers]
         self.majority = len(dialers) // 2 + 1
+        self.met = False
+        """Whether they were connected to, as far as they could be."""
         self._run_ids: list[bytes | None] = []
-        self._met = False
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -152,44 +161,63 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    async def take(self, patience: float) -> list[Link | None]:
-        """Return a link to every node that can be reached; raise nothing if there are too few."""
+    async def take(self, patience: float, limit: Deadline = PATIENT) -> list[Link | None]:
+        """Return a link to every node that can be reached; raise nothing if there are too few.
+
+        All that have to be dialled share one patience: some that hang must not cost each its own, as leases run out
+        meanwhile. Nothing is begun after the limit.
+        """
         links: list[Link | None] = []
-        if not self._met:
-            await self._meet(patience)
+        if not self.met:
+            await self._meet(patience, limit)
+        dialling = self._share(patience, limit)
         try:
             for node in self._nodes:
                 ready = node.links.idle(patience) if node.error is None and not node.links.owed else None
-                links.append(ready or await node.take(patience))
+                links.append(ready or await node.take(patience, dialling))
             if links.count(None) > len(links) - self.majority:
-                await self._insist(links, patience)
+                await self._insist(links, patience, limit)
             self._tell_apart()
         except BaseException:
             self.give(links)
             raise
         return links
 
-    async def _meet(self, patience: float) -> None:
+    async def refresh(self, links: list[Link | None], patience: float, limit: Deadline) -> None:
+        """See that there is a link that works to every node that can be reached."""
+        dialling = self._share(patience, limit)
+        for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
+            if link is not None and node.links.usable(link, patience):
+                continue
+            if link is not None:
+                links[place] = None
+                node.links.drop(link)
+            links[place] = await node.take(patience, dialling)
+
+    def _share(self, patience: float, limit: Deadline) -> Deadline:
+        return Deadline(self._world.now, limit.at_most(patience))
+
+    async def _meet(self, patience: float, limit: Deadline) -> None:
         """Connect to all of them at once: one that hangs must not hold up the others."""
         for node in self._nodes:
             if node.is_new:
                 node.dial(patience, FIRST_CONTACT)
         now = self._world.now
-        until = now() + FIRST_CONTACT + STRAGGLERS
+        until = now() + limit.at_most(FIRST_CONTACT + STRAGGLERS)
         while (left := sum(node.is_dialled for node in self._nodes)) and now() < until:
             if len(self._nodes) - left - sum(node.error is not None for node in self._nodes) >= self.majority:
                 until = min(until, now() + STRAGGLERS)
             await self._world.sleep(LOOK_SOON)
-        self._met = True
+        self.met = True
 
-    async def _insist(self, links: list[Link | None], patience: float) -> None:
+    async def _insist(self, links: list[Link | None], patience: float, limit: Deadline) -> None:
         """Dial the nodes that are out of reach, as there are too few without them."""
-        until = self._world.now() + patience
+        until = self._share(patience, limit)
         for place in sorted(range(len(links)), key=lambda place: self._nodes[place].failed):
-            if links.count(None) <= len(links) - self.majority or self._world.now() >= until:
+            if links.count(None) <= len(links) - self.majority or until.passed:
                 break
             if links[place] is None:
-                links[place] = await self._nodes[place].insist(patience)
+                links[place] = await self._nodes[place].insist(patience, until, limit)
 
     def _tell_apart(self) -> None:
         """Refuse a server that is named twice: it would count as two nodes of the majority."""
@@ -220,6 +248,7 @@ class Nodes:
         enough: Enough,
         owe: bytes | None = None,
         certain: bool = False,
+        limit: Deadline = PATIENT,
     ) -> list[Any]:
         """Run a script on every node that has a link, with a call for each; one answer for each node.
 
@@ -231,11 +260,12 @@ class Nodes:
         answers = await self._fan_once(script, calls, links, patience, enough)
         if not enough(answers):
             again: list[Link | None] = [None] * len(links)
+            dialling = self._share(patience, limit)
             for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
                 if link is not None and answers[place] is NO_ANSWER and not link.wire.open:
                     links[place] = None
                     node.links.give(link)
-                    links[place] = again[place] = await node.take(patience)
+                    links[place] = again[place] = await node.take(patience, dialling)
             if any(again):
                 more = await self._fan_once(script, calls, again, patience, lambda more: enough([*answers, *more]))
                 answers = [
@@ -277,12 +307,16 @@ class Nodes:
         *,
         owe: bool = False,
         certain: bool = False,
+        limit: Deadline = PATIENT,
     ) -> list[Any]:
-        """Run a script on all nodes; raise unless a majority answered. They are waited for as long as it is not `enough`."""
-        links = await self.take(patience)
+        """Run a script on all nodes; raise unless a majority answered. They are waited for as long as it is not `enough`.
+
+        The limit is for connecting.
+        """
+        links = await self.take(patience, limit)
         try:
-            calls = [call] * len(links)
-            answers = await self.fan(script, calls, links, patience, enough or never, call if owe else None, certain)
+            calls, undo = [call] * len(links), call if owe else None
+            answers = await self.fan(script, calls, links, patience, enough or never, undo, certain, limit)
         finally:
             self.give(links)
         reached = sum(map(is_answer, answers))
@@ -311,7 +345,7 @@ class Nodes:
 
     def forget(self) -> None:
         """Begin anew in a forked child."""
-        self._met = False
+        self.met = False
         for node in self._nodes:
             node.forget()
 
@@ -319,6 +353,11 @@ class Nodes:
 def is_answer(answer: Any) -> bool:
     """Return whether a node said what it was asked for, rather than nothing or an error."""
     return answer is not NO_ANSWER and type(answer) is not ServerError
+
+
+def answer_time(limit: Deadline, patience: float) -> float:
+    """Return what is left for an answer: connecting, which took its time, must not leave a node none."""
+    return max(limit.at_most(patience), min(patience, LEAST))
 
 
 def at_once(_: Sequence[Any]) -> bool:
