@@ -13,10 +13,7 @@ from tests.redlock.model import SMALL, Search, Trace, find, main
 from tests.redlock.protocol import Clients, Event, Instance, Node, Nodes, Rules, World
 
 
-@pytest.mark.parametrize(
-    "instance",
-    [pytest.param(each, id=each.name, marks=pytest.mark.long if each in SMALL[:3] else ()) for each in SMALL],
-)
+@pytest.mark.parametrize("instance", SMALL, ids=lambda instance: instance.name)
 def test_the_protocol_holds(instance: Instance) -> None:
     """Nothing that can happen in this world leads to a grant that breaks exclusion, uniqueness or order."""
     found = find(instance)
@@ -85,7 +82,6 @@ VARIANTS = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_variant_is_unsound(variant: Variant) -> None:
     """A run that breaks each promise is found; it is one by what a bystander sees, and the real rules do not allow it."""
@@ -120,7 +116,6 @@ def possible(trace: Trace, rules: Rules) -> bool:
     return True
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "rules",
     [Rules(heal_above_last=False), Rules(heal_if_free=False), Rules(revive=True), Rules(undo_raises_last=False)],
@@ -181,7 +176,6 @@ CLOCKED = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("instance", "until"), CLOCKED, ids=[instance.name for instance, _ in CLOCKED])
 def test_the_model_has_all_that_clocks_allow(instance: Instance, until: int) -> None:
     """With send times, deadlines and expiries on a clock nothing happens that the model without clocks leaves out."""
