@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+import redis
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
@@ -236,3 +239,83 @@ def test_slash_in_an_option() -> None:
         assert repr(locks).endswith("h3:3?client_name=a/b>")
     with pytest.raises(InvalidURL, match="the database stands once"):
         fencelock.connect("redlock://h1:1/0,h2:2/0,h3:3/0?client_name=a/b")
+
+
+@pytest.fixture
+def busy(nodes: Nodes) -> Iterator[Callable[[Nodes], None]]:
+    """Have nodes run somebody's endless script, which `tell(node, "SCRIPT", "KILL")` ends."""
+    threads = []
+
+    def keep_busy(members: Nodes) -> None:
+        for node in members:
+            tell(node, "CONFIG", "SET", "busy-reply-threshold", "50")
+            threads.append(threading.Thread(target=_endless, args=(node,)))
+            threads[-1].start()
+        assert eventually(lambda: all(map(_is_busy, members)))
+
+    yield keep_busy
+    for node in nodes:
+        if _is_busy(node):
+            tell(node, "SCRIPT", "KILL")
+        tell(node, "CONFIG", "SET", "busy-reply-threshold", "5000")
+    for thread in threads:
+        thread.join()
+
+
+def _endless(node: Redis) -> None:
+    with pytest.raises(redis.ResponseError):
+        tell(node, "EVAL", "while true do end", 0)
+
+
+def _is_busy(node: Redis) -> bool:
+    try:
+        tell(node, "PING")
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+@pytest.mark.parametrize("number", [2, 3])
+async def test_release_that_nodes_refuse(
+    nodes: Nodes, clients: Clients, busy: Callable[[Nodes], None], number: int
+) -> None:
+    """What nodes refuse to give back, as they are busy with a script, they are asked for again once they are not."""
+    locks = clients.connect(url_of(nodes))
+    await meet(locks, nodes)
+    lease = await locks.lock("x", ttl=60).acquire()
+    assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
+    await asyncio.to_thread(busy, nodes[:number])
+    if number == 2:
+        assert await lease.release()
+        assert await (await locks.lock("y").acquire()).release()
+    else:
+        with pytest.raises(EngineUnavailable, match="BUSY"):
+            await lease.release()
+    for node in nodes[:number]:
+        tell(node, "SCRIPT", "KILL")
+    for _ in range(100):
+        with contextlib.suppress(EngineUnavailable):
+            await (await locks.lock("y").acquire()).release()
+        if not any(tell(node, "EXISTS", LOCK) for node in nodes):
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail("the lock is still on a node that does what it is asked again")
+
+
+async def test_replica(nodes: Nodes, clients: Clients) -> None:
+    """A node that has become a replica is left out, and connected to anew: the name may lead to another server by now."""
+    locks = clients.connect(url_of(nodes))
+    await meet(locks, nodes)
+    before = {each["id"] for each in connections(nodes[0])}
+    tell(nodes[0], "REPLICAOF", "127.0.0.1", "1")
+    try:
+        for _ in range(100):
+            assert await (await locks.lock("x").acquire()).release()
+            if not before & {each["id"] for each in connections(nodes[0])}:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            pytest.fail("the connection is still used")
+    finally:
+        tell(nodes[0], "REPLICAOF", "NO", "ONE")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import Any, cast
+
+import hiredis
 
 from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import Script
+from fencelock.backends.redis.trouble import ANEW
 from fencelock.core.backend import FIRST_CONTACT
 from fencelock.core.clock import PATIENT, Deadline
-from fencelock.core.world import NO_ANSWER, World
+from fencelock.core.world import NO_ANSWER, Parser, World
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, Unanswered
 
 DIAL_SECONDS = 1.0
@@ -33,16 +36,42 @@ Enough = Callable[[Sequence[Any]], bool]
 _log = logging.getLogger("fencelock")
 
 
+class Attentive:
+    """A dialer whose parsers tell of each error that a server answers with, also when nobody waits for that any more."""
+
+    def __init__(self, dialer: RedisDialer, refused: Callable[[ServerError], None]) -> None:
+        self._dialer = dialer
+        self._refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialer, name)
+
+    def within(self, seconds: float) -> Attentive:
+        return Attentive(self._dialer.within(seconds), self._refused)
+
+    def parser(self) -> Parser:
+        return hiredis.Reader(protocolError=ValueError, replyError=self._error, notEnoughData=NO_ANSWER)
+
+    def _error(self, text: str) -> ServerError:
+        error = ServerError(text)
+        self._refused(error)
+        return error
+
+
 class Node:
     """One of the servers. While it cannot be reached nobody waits for it; it is dialled again beside the work."""
 
     def __init__(self, world: World, dialer: RedisDialer, prefix: str) -> None:
-        self.links = Links(world, dialer, prefix, FIRST_CONTACT)
+        self.links = Links(world, cast("RedisDialer", Attentive(dialer, self._refused)), prefix, FIRST_CONTACT)
         self.error: EngineUnavailable | None = None
         """Why it is out of reach, if it is."""
         self._world = world
         self.failed = -inf
         """When it was last found to be out of reach."""
+        self._undoing: set[Link] = set()
+        """Over which something was asked to be undone, and not waited for."""
+        self._pay_again = self._anew = 0.0
+        self._pay_pause = MEND_FIRST
         self._again = 0.0
         self._pause = MEND_FIRST
         self._mending = False
@@ -84,7 +113,7 @@ class Node:
                     self._down(error)
             if link is not None:
                 if self.links.owed:
-                    await self.links.pay(link)
+                    await self._pay(link)
                 return link
         if not self._mending and self._world.now() >= self._again:
             self.dial(patience)
@@ -109,9 +138,49 @@ class Node:
         self._up()
         return link
 
+    def sent_undo(self, link: Link, undo: bytes) -> None:
+        """Remember what was sent and not waited for until it is answered."""
+        link.sent_undo(undo)
+        if link not in self._undoing:
+            self._undoing.difference_update([other for other in list(self._undoing) if not other.wire.open])
+            self._undoing.add(link)
+
+    def answered(self, answer: Any, link: Link) -> bool:
+        """Take note of what it said; return whether the link is to be used again."""
+        if type(answer) is not ServerError:
+            self._pay_pause = MEND_FIRST
+            return True
+        now = self._world.now()
+        if answer.kind not in ANEW or now < self._anew:
+            return True
+        # Not every time: if it is the same server again, dialling would be most of the work.
+        self._anew = now + MEND_FIRST
+        self.links.drop(link)
+        return False
+
+    def _refused(self, error: ServerError) -> None:
+        """Owe what it may have refused to undo; nothing of that can do harm if it did not."""
+        for link in list(self._undoing):
+            self.links.owed.extend(link.undos)
+            link.undos.clear()
+        self._undoing.clear()
+        now = self._world.now()
+        if error.kind != "NOSCRIPT" and now >= self._pay_again:
+            self._pay_again = now + self._pay_pause
+            self._pay_pause = min(self._pay_pause * 2, MEND_LAST)
+
+    async def _pay(self, link: Link) -> None:
+        if self._world.now() < self._pay_again:
+            return  # it refuses whatever it is asked
+        debts = list(self.links.owed)
+        await self.links.pay(link)
+        for debt in debts:
+            self.sent_undo(link, debt)
+
     def forget(self) -> None:
         """Begin anew in a forked child."""
         self.links.forget()
+        self._undoing.clear()
         self.error, self._mending = None, False
 
     def _up(self) -> None:
@@ -132,7 +201,7 @@ class Node:
             link = self.links.idle(patience) or await self.links.make(within)
             try:
                 if self.links.owed:
-                    await self.links.pay(link)
+                    await self._pay(link)
             finally:
                 self.links.give(link)
             self._up()
@@ -254,8 +323,8 @@ class Nodes:
 
         Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
         hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
-        not be reached, or has not answered when its connection breaks, is asked that as soon as it is back. With `certain`,
-        0 from a node that was asked again counts as no answer: it may have done it the first time.
+        not be reached, or refused, or has not answered when its connection breaks, is asked that as soon as it is back.
+        With `certain`, 0 from a node that was asked again counts as no answer: it may have done it the first time.
         """
         answers = await self._fan_once(script, calls, links, patience, enough)
         if not enough(answers):
@@ -272,13 +341,14 @@ class Nodes:
                     old if new is NO_ANSWER or (certain and new == 0) else new
                     for old, new in zip(answers, more, strict=True)
                 ]
-        if owe is not None and NO_ANSWER in answers:
-            undo = script.teach(owe)
-            for node, link, answer in zip(self._nodes, links, answers, strict=True):
-                if answer is NO_ANSWER and link is not None and link.wire.open:
-                    link.sent_undo(undo)
-                elif answer is NO_ANSWER:
-                    node.links.owed.append(undo)
+        undo = None if owe is None or all(map(is_answer, answers)) else script.teach(owe)
+        for place, (node, link, answer) in enumerate(zip(self._nodes, links, answers, strict=True)):
+            if undo is not None and answer is NO_ANSWER and link is not None and link.wire.open:
+                node.sent_undo(link, undo)
+            elif undo is not None and not is_answer(answer):
+                node.links.owed.append(undo)
+            if answer is not NO_ANSWER and link is not None and not node.answered(answer, link):
+                links[place] = None
         return answers
 
     async def _fan_once(
