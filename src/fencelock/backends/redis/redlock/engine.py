@@ -154,11 +154,14 @@ class RedlockBackend:
         ttl = min(grant.claim.ttl for grant in grants)
         patience = _patience(ttl)
         links = await self._nodes.take(patience, Deadline(self._world.now, ttl / 3))
+        # No longer for a node that hangs, however short the ttl is; but twice as long as a majority took last.
+        pace = sorted(link.wire.pace for link in links if link is not None)[: self._nodes.majority]
+        within = min(patience, max([ttl / 5, *(2 * seconds for seconds in pace)]))
         silent: list[Link | None] = [None] * len(links)
         try:
             answers: list[Renewal] = []
             for start in range(0, len(grants), BATCH):
-                answers += await self._renew(grants[start : start + BATCH], links, silent, patience)
+                answers += await self._renew(grants[start : start + BATCH], links, silent, within)
         finally:
             self._nodes.give(links)
             self._nodes.give(silent)
