@@ -19,7 +19,7 @@ from tests.backends.redis_server import tell
 from tests.contract.colours import LocksView
 from tests.contract.subject import SOON, background, eventually, is_free, renewed, take, waiting
 from tests.engines.proxy import Proxies
-from tests.engines.redis import Redis, RedisNodes
+from tests.engines.redis import Redis, RedisNodes, RedisTls
 
 Own = Callable[..., RedisNodes]
 
@@ -331,12 +331,60 @@ async def test_same_server_twice(nodes: RedisNodes, clients: Clients) -> None:
         await clients.connect(url).lock("x").acquire(timeout=5)
 
 
-async def test_even_number(nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
-    """An even number of nodes is warned about: one more would survive one more failure."""
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, "1 nodes survives the loss of 0; 3 nodes would survive 1"),
+        (2, "2 nodes survives the loss of 0; 3 nodes would survive 1"),
+        (4, "4 nodes survives the loss of 1; 5 nodes would survive 2"),
+    ],
+)
+async def test_number_of_nodes(
+    nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture, number: int, words: str
+) -> None:
+    """An even number of nodes, or one, is warned about: one more, or two, would survive one more failure."""
     with caplog.at_level(logging.WARNING, "fencelock"):
-        locks = clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:4]))
-    assert "4 nodes survives the loss of 1; 5 nodes would survive 2" in caplog.text
+        locks = clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:number]))
+    assert words in caplog.text
     assert await take(locks, "x")
+
+
+async def test_odd_number(nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    """Three and five nodes are not warned about."""
+    with caplog.at_level(logging.WARNING, "fencelock"):
+        for number in (3, 5):
+            clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:number]))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("full", [1, 2])
+async def test_full_nodes(nodes: RedisNodes, locks: LocksView, full: int) -> None:
+    """One or two nodes of five without memory refuse: the lock is had, held and renewed all the same, and left nowhere."""
+    before = await turns(locks, 3)
+    async with locks.lock("held", ttl=3) as held:
+        await eventually(_on_all(nodes, "held"), "all nodes have the lease")
+        for node in nodes.members[:full]:
+            tell(node, "CONFIG", "SET", "maxmemory", "1")
+        tokens = before + await turns(locks)
+        await renewed(held, 2)
+    for node in nodes.members[:full]:
+        tell(node, "CONFIG", "SET", "maxmemory", "0")
+    tokens += await turns(locks, 3)
+    assert tokens == sorted(set(tokens))
+
+    async def left_nowhere() -> bool:
+        await take(locks, "other")
+        return not any(tell(node, "KEYS", "*:lock:*") for node in nodes.members)
+
+    await eventually(left_nowhere, "no node has a lock")
+
+
+async def test_tls(redis_tls: RedisTls, clients: Clients) -> None:
+    """`redlocks://` is Redlock with TLS, and takes the same options as `rediss://`."""
+    locks = clients.connect(redis_tls.tls_url.replace("rediss", "redlocks"))
+    assert await take(locks, "x") < await take(locks, "x")
+    with pytest.raises(EngineUnavailable, match=r"(?i)certificate"):
+        await clients.connect(redis_tls.tls_url.replace("rediss", "redlocks").partition("?")[0]).inspect("x")
 
 
 async def test_little_stays(nodes: RedisNodes, locks: LocksView) -> None:
