@@ -47,15 +47,34 @@ class RedisDialer:
 
     pushes = PushNotification
 
-    def __init__(self, address: str, blocking: Callable[[], Any], aio: Callable[[], Any], seconds: float = inf) -> None:
+    def __init__(
+        self,
+        address: str,
+        blocking: Callable[[], Any],
+        aio: Callable[[], Any],
+        seconds: float = inf,
+        error: Callable[[str], ServerError] = ServerError,
+    ) -> None:
         self.address = address
         self._blocking = blocking
         self._aio = aio
         self._seconds = seconds
+        self._error = error
 
     def within(self, seconds: float) -> RedisDialer:
         """Return one that takes no longer than this for either of connecting and logging in."""
-        return self if seconds >= self._seconds else RedisDialer(self.address, self._blocking, self._aio, seconds)
+        if seconds >= self._seconds:
+            return self
+        return RedisDialer(self.address, self._blocking, self._aio, seconds, self._error)
+
+    def telling(self, refused: Callable[[ServerError], None]) -> RedisDialer:
+        """Return one that tells of each error that a server answers with, also when nobody waits for the answer any more."""
+
+        def error(text: str) -> ServerError:
+            refused(it := ServerError(text))
+            return it
+
+        return RedisDialer(self.address, self._blocking, self._aio, self._seconds, error)
 
     def _hurry(self, connection: Any) -> Any:
         if self._seconds < inf:
@@ -104,7 +123,7 @@ class RedisDialer:
 
     def parser(self) -> Parser:
         """Return a parser of Redis's answers."""
-        return hiredis.Reader(protocolError=ValueError, replyError=ServerError, notEnoughData=NO_ANSWER)
+        return hiredis.Reader(protocolError=ValueError, replyError=self._error, notEnoughData=NO_ANSWER)
 
     def _unreachable(self, connection: Any, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__

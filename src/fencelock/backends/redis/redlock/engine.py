@@ -16,7 +16,8 @@ from urllib.parse import quote
 from fencelock.backends.redis.dial import RedisDialer
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import literally
-from fencelock.backends.redis.redlock.nodes import DIAL_SECONDS, Nodes, answer_time, at_once, is_answer, never
+from fencelock.backends.redis.redlock.node import DIAL_SECONDS
+from fencelock.backends.redis.redlock.nodes import Nodes, answer_time, at_once, is_answer, never
 from fencelock.backends.redis.redlock.seats import Seat
 from fencelock.backends.redis.scripts import load, ms, packed
 from fencelock.core.backend import FIRST_CONTACT, limit_of
