@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -118,11 +118,15 @@ async def test_shared_wires_are_answered(server: Redis, ends: Ends) -> None:
     assert await wire.ask(("PING",), SOON) == b"PONG"
 
 
+def _never() -> NoReturn:
+    raise AssertionError("nobody is to be dialled")
+
+
 class Scripted(RedisDialer):
     """Leads to a server that says what the test has it say, byte by byte."""
 
     def __init__(self) -> None:
-        self.address = "scripted"
+        super().__init__("scripted", _never, _never)
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.ours = socket.create_connection(server.getsockname())
             self.theirs = server.accept()[0]
@@ -425,7 +429,7 @@ async def test_garbage(ends: Ends) -> None:
 
     class Garbled(RedisDialer):
         def __init__(self) -> None:
-            self.address = "garbled"
+            super().__init__("garbled", _never, _never)
 
         def dial(self, reach: object = None) -> socket.socket:
             return ours

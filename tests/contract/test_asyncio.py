@@ -625,6 +625,17 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> No
     assert await asyncio.wait_for(told, SOON) == threading.get_ident()
 
 
+async def test_loss_is_told_before_the_client_is_closed(subject: Subject, pace: Pace) -> None:
+    """`on_lost` is called also if the keeper sees the loss in the very turn of the loop in which body and client end."""
+    told: list[Reason] = []
+    with pytest.raises(LeaseLost):
+        async with subject.connect(on_lost=lambda _, reason: told.append(reason)) as locks:
+            async with locks.lock("x", ttl=0.25, renew=False):
+                asyncio.get_running_loop().call_soon(pace.stall, 0.5)
+                await asyncio.sleep(pace(0.3))  # over, when the loop goes on, like the lease
+    assert told == [Reason.EXPIRED]
+
+
 async def test_many_waiters(locks: LocksView) -> None:
     """100 tasks that wait for one name are served one by one, in order."""
     served: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Keeper:
         self._orphans: dict[str, tuple[Grant, float]] = {}
         self.early: dict[str, tuple[Grant, float]] = {}
         """What was lost before the engine would have ended it, by id: for its `release` to give back, or else for `close`."""
+        self._untold: deque[tuple[LeaseCore, Reason]] = deque()
         self._renewing: set[str] = set()
         self._gone: set[str] = set()
         self._wake: Event | None = None
@@ -165,30 +167,38 @@ class Keeper:
             raise
 
     def _act(self, due: list[LeaseCore], overdue: list[LeaseCore], gone: list[LeaseCore]) -> None:
-        told: list[tuple[LeaseCore, Reason]] = []
         for lease in overdue:
-            lease._run_out(lambda lease, reason: told.append((lease, reason)))
+            lease._run_out(self._to_tell)
         for lease in gone:
-            lease._lose(Reason.GONE, lambda lease, reason: told.append((lease, reason)))
+            lease._lose(Reason.GONE, self._to_tell)
         if due:
             try:
                 self._client.world.spawn(self._renew(due), "fencelock-renewal")
             except RuntimeError as error:  # no more threads: the same as a renewal without an answer
                 self._client.complain("a renewal could not be started; it is tried again", error)
                 self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.world.now())
-        if told and self._client.cares_about_loss:
+        if self._untold:
             try:
                 # A user's function may take its time: not here, where the other leases wait to be renewed.
-                self._client.world.spawn(self._tell(told), "fencelock-on-lost")
+                self._client.world.spawn(self._tell(), "fencelock-on-lost")
             except RuntimeError:
-                self._tell_now(told)
+                self._tell_now()
 
-    async def _tell(self, told: list[tuple[LeaseCore, Reason]]) -> None:
-        self._tell_now(told)
+    def _to_tell(self, lease: LeaseCore, reason: Reason) -> None:
+        """Note a loss, to be told after all leases know where they are: at the latest when the client is closed."""
+        if self._client.cares_about_loss:
+            self._untold.append((lease, reason))
 
-    def _tell_now(self, told: list[tuple[LeaseCore, Reason]]) -> None:
-        for lease, reason in told:
-            self._client.tell_lost(lease, reason)
+    async def _tell(self) -> None:
+        self._tell_now()
+
+    def _tell_now(self) -> None:
+        while self._untold:
+            try:
+                loss = self._untold.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self._client.tell_lost(*loss)
 
     def _ended(self, wake: Event) -> None:
         if self._wake is wake:
@@ -251,17 +261,16 @@ class Keeper:
         except BaseException:
             self._answered(due, [Renewal.UNKNOWN] * len(due), sent)
             raise
-        self._tell_now(self._answered(due, answers, sent))
+        self._answered(due, answers, sent)
+        self._tell_now()
 
-    def _answered(self, due: list[LeaseCore], answers: list[Renewal], sent: float) -> list[tuple[LeaseCore, Reason]]:
-        """Take in the answers; return the losses that are still to be told, after all leases know where they are."""
-        told: list[tuple[LeaseCore, Reason]] = []
+    def _answered(self, due: list[LeaseCore], answers: list[Renewal], sent: float) -> None:
+        """Take in the answers, and note the losses that are still to be told."""
         for lease, answer in zip(due, answers, strict=True):
-            lease._renewed(answer, sent, lambda lease, reason: told.append((lease, reason)))
+            lease._renewed(answer, sent, self._to_tell)
         with self._client.mutex:
             self._renewing.difference_update(lease.id for lease in due)
         self._replan()
-        return told
 
     def _replan(self) -> None:
         """Wake the loop if a renewal moved something to before its next look."""
@@ -274,9 +283,13 @@ class Keeper:
         wake.set()
 
     def stop(self, reason: Reason) -> None:
-        """Give up every lease that is left, and end. What `grants` has told of is the caller's now."""
+        """Give up every lease that is left, and end. What `grants` has told of is the caller's now.
+
+        What was lost and is not told yet is told here: whoever was to do it may be ended with the client.
+        """
         for lease in self.leases():
             lease._lose(reason)
+        self._tell_now()
         self.early.clear()
         with self._client.mutex:
             wake, self._wake, self._planned = self._wake, None, inf
