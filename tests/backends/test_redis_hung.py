@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from fencelock import EngineUnavailable, LeaseLost
+from fencelock import ClientClosed, EngineUnavailable, LeaseLost
+from fencelock.backends.redis.links import Links
 from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.backends.forwarder import forwarding
@@ -96,6 +97,8 @@ async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients:
     await eventually(is_busy, "the server is busy")
     with pytest.raises(EngineUnavailable, match="BUSY"):
         await lease.release()
+    with pytest.raises(EngineUnavailable, match="BUSY"):
+        await take(locks, "y")  # and what it is asked to make up for with it
     tell(server, "SCRIPT", "KILL")
     await script
     await take(locks, "y")
@@ -117,6 +120,32 @@ async def test_renewal_that_has_to_connect(
         await renewed(lease)
         assert await lease.release()
         await locks.close()
+
+
+class Interrupted(BaseException):
+    """As a Ctrl-C."""
+
+
+async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that was interrupted while it made up for something can be called again, and is an end."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=3).acquire()
+    server.pause()
+    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+        await lease.release()
+    server.resume()
+
+    async def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Links, "settle", interrupted)
+        await locks.close()
+    await locks.close()
+    with pytest.raises(ClientClosed):
+        await locks.lock("x").acquire()
+    await free_again(clients.connect(server.url), "x")
 
 
 async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:

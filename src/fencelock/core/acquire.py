@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fencelock.core.backend import GRACE, Backend
 from fencelock.core.clock import Deadline
@@ -81,6 +82,16 @@ def name_it(error: BaseException, name: str) -> None:
     """Say in an error of the engine as a whole which lock it kept from being had."""
     if isinstance(error, FencelockError) and error.name is None:
         error.name = name
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Say so of an error in the body."""
+    try:
+        yield
+    except FencelockError as error:
+        name_it(error, name)
+        raise
 
 
 async def undo(world: World, backend: Backend, claim: Claim, seconds: float = CLEANUP_SECONDS) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
-from fencelock.core.acquire import acquire, undo
+from fencelock.core.acquire import acquire, naming, undo
 from fencelock.core.backend import Backend, Watchful
 from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper, Kept
@@ -121,7 +121,9 @@ class Client(Generic[L]):
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name and who waits for it."""
         self._check_open(name)
-        return await self.backend.inspect(check_name(name))
+        check_name(name)
+        with naming(name):
+            return await self.backend.inspect(name)
 
     def names(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the names that have a holder or a waiter."""
@@ -136,7 +138,8 @@ class Client(Generic[L]):
         check_name(name)
         if not reason.strip():
             raise ValueError(f"a forced release of {name!r} needs a reason that others can read later")
-        dropped = await self.backend.force_release(name)
+        with naming(name):
+            dropped = await self.backend.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         self._log().warning("%s released %r by force, dropping %s: %s", self.owner, name, holders, reason)
         return dropped
@@ -165,8 +168,10 @@ class Client(Generic[L]):
             # Not one by one: an engine that does not answer would hold up the end of the process many times over.
             self.complain("not everything could be released on close; the rest runs out by itself", error)
         finally:
-            await self.backend.close()
-            await self.world.close()
+            try:
+                await self.backend.close()
+            finally:
+                await self.world.close()
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""

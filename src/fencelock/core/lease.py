@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.acquire import name_it, undo
+from fencelock.core.acquire import naming, undo
 from fencelock.core.world import fail, had
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
@@ -228,11 +228,8 @@ class LeaseCore:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
         self.check()
         sent = self._client.world.now()
-        try:
+        with naming(self.name):
             (answer,) = await self._client.backend.renew([self._grant])
-        except FencelockError as error:
-            name_it(error, self.name)
-            raise
         self._renewed(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(

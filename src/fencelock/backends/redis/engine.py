@@ -42,6 +42,8 @@ BATCH = 500
 """Leases that one script renews: short enough not to keep the server from others."""
 SHORTEST = 0.2
 """Seconds that an answer is waited for at the least."""
+PAY_SECONDS = 0.2
+"""Seconds that are waited for the answer to what is undone late, before something new is asked."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
@@ -199,7 +201,14 @@ class RedisBackend:
         if patience is not None:
             within = min(within, max(patience, GRACE))
         if self._links.owed:
-            await self._links.pay(link)
+            try:
+                await self._links.pay(link, min(within, PAY_SECONDS))
+            except BaseException:
+                if seat is not None:
+                    self._rise(claim, seat)
+                else:
+                    self._links.give(link)
+                raise
         sent = self._world.now()
         round = str(next(self._rounds))
         busy = False
@@ -268,7 +277,9 @@ class RedisBackend:
 
     def _undo_later(self, claim: Claim) -> None:
         """Have it undone when the server is reached again: it may yet carry out, or still have, what was asked for."""
-        self._links.owed.append(ABANDON.teach(self._abandonment(claim)))
+        undo = ABANDON.teach(self._abandonment(claim))
+        if undo not in self._links.owed:
+            self._links.owed.append(undo)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all, in batches that are sent together."""
@@ -318,7 +329,7 @@ class RedisBackend:
             except EngineUnavailable as error:
                 if not leads_elsewhere(error):
                     raise
-            return await self._ask_release(grant, await self._links.make())
+            return await self._ask_release(grant, await self._links.make(max(grant.handle.patience, GRACE)))
         except EngineUnavailable:
             self._undo_later(grant.claim)
             raise

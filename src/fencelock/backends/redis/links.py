@@ -15,7 +15,7 @@ from fencelock.backends.redis.link import Link, all_there
 from fencelock.backends.redis.scripts import Script
 from fencelock.backends.redis.trouble import ANEW, check
 from fencelock.core.dialling import Dialling
-from fencelock.core.world import Command, Wire, World
+from fencelock.core.world import NO_ANSWER, Command, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
 IDLE_SECONDS = 1.0
@@ -61,21 +61,31 @@ class Links:
         """Return a link that works, as far as can be told without asking; whoever takes one gives it back."""
         return self.idle(patience) or await self.make()
 
-    async def pay(self, link: Link) -> None:
-        """Have undone what could not be undone before; all of that may be repeated."""
-        await self._world.fan(self._debts(link), self._patience, _at_once)
+    async def pay(self, link: Link, within: float = 0.0) -> None:
+        """Have undone what could not be undone before; all of that may be repeated. For so long answers are waited for.
+
+        What is refused, or lost with the link meanwhile, is still owed.
+        """
+        debts = []
+        with suppress(IndexError):  # another thread may be at it
+            while True:
+                debts.append((link.wire, self.owed.popleft()))
+        answers = await self._world.fan(debts, within or self._patience, all_there if within else _at_once)
+        for (wire, debt), answer in zip(debts, answers, strict=True):
+            if isinstance(answer, ServerError) or (answer is NO_ANSWER and not wire.open):
+                self.owed.append(debt)
 
     async def settle(self, within: float) -> None:
         """Have it undone before the end, if the server can be reached: nobody will come back to do it."""
-        with suppress(EngineUnavailable):
-            link = self.idle(within) or await self.make(within)
-            try:
-                await self._world.fan(self._debts(link), within, all_there)
-            finally:
-                self.give(link)
-
-    def _debts(self, link: Link) -> list[tuple[Wire, bytes]]:
-        return [(link.wire, self.owed.popleft()) for _ in range(len(self.owed))]
+        with suppress(EngineUnavailable, ClientClosed):
+            for _ in range(2):  # the first link may be one that the server has closed
+                link = self.idle(within) or await self.make(within)
+                try:
+                    await self.pay(link, within)
+                finally:
+                    self.give(link)
+                if not self.owed:
+                    return
 
     async def make(self, within: float = inf) -> Link:
         """Return a new link, or where wires are shared the one that others are making."""
