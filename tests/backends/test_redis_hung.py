@@ -14,7 +14,7 @@ from fencelock.core.clock import boottime
 from tests.backends.conftest import Clients
 from tests.backends.forwarder import forwarding
 from tests.backends.redis_server import tell
-from tests.contract.colours import LeaseView
+from tests.contract.colours import LeaseView, LocksView
 from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
 from tests.engines.proxy import Proxies
 from tests.engines.redis import Redis
@@ -122,6 +122,16 @@ async def test_renewal_that_has_to_connect(
         await locks.close()
 
 
+async def that_owes_a_release(server: Redis, clients: Clients) -> LocksView:
+    """Return a client that could not release "x", as the server is stopped from then on."""
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=3).acquire()
+    server.pause()
+    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+        await lease.release()
+    return locks
+
+
 class Interrupted(BaseException):
     """As a Ctrl-C."""
 
@@ -129,11 +139,7 @@ class Interrupted(BaseException):
 async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     """A close that was interrupted while it made up for something can be called again, and is an end."""
     server = own_redis()
-    locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=3).acquire()
-    server.pause()
-    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
-        await lease.release()
+    locks = await that_owes_a_release(server, clients)
     server.resume()
 
     async def interrupted(*_: object) -> None:
@@ -151,11 +157,7 @@ async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, mo
 async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
     """What cannot be made up for, as the server hangs, does not keep the end waiting for long, and runs out."""
     server = own_redis()
-    locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=3).acquire()
-    server.pause()
-    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
-        await lease.release()
+    locks = await that_owes_a_release(server, clients)
     begun = boottime()
     await locks.close()
     assert boottime() - begun < 4

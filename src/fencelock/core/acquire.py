@@ -86,7 +86,7 @@ def name_it(error: BaseException, name: str) -> None:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Say so of an error in the body."""
+    """Say in an error of the body which lock it is about, if it does not."""
     try:
         yield
     except FencelockError as error:

@@ -70,7 +70,11 @@ class Links:
         with suppress(IndexError):  # another thread may be at it
             while True:
                 debts.append((link.wire, self.owed.popleft()))
-        answers = await self._world.fan(debts, within or self._patience, all_there if within else _at_once)
+        try:
+            answers = await self._world.fan(debts, within or self._patience, all_there if within else _at_once)
+        except BaseException:  # cancelled: whether they arrived is not known
+            self.owed.extend(debt for _, debt in debts)
+            raise
         for (wire, debt), answer in zip(debts, answers, strict=True):
             if isinstance(answer, ServerError) or (answer is NO_ANSWER and not wire.open):
                 self.owed.append(debt)
@@ -257,10 +261,13 @@ class Links:
 
     def doubt(self, link: Link) -> None:
         """Use no link again that was last used before this one went silent."""
-        for other in [other for other in self._idle if other.used < link.used]:
+        self._drop_idle([other for other in self._idle if other.used < link.used])
+
+    def _drop_idle(self, links: list[Link]) -> None:
+        for link in links:
             with suppress(ValueError):  # another thread has just taken it, and will see for itself
-                self._idle.remove(other)
-                self.drop(other)
+                self._idle.remove(link)
+                self.drop(link)
 
     async def mend(self, link: Link, script: Script, command: bytes, patience: float, error: ServerError) -> Any:
         """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
@@ -285,10 +292,7 @@ class Links:
         """Raise what is to be raised for a server's error."""
         if isinstance(answer, ServerError) and answer.kind in ANEW:
             self.drop(link)
-            for other in list(self._idle):  # they lead to the same server
-                with suppress(ValueError):  # another thread has just taken it, and will see for itself
-                    self._idle.remove(other)
-                    self.drop(other)
+            self._drop_idle(list(self._idle))  # they lead to the same server
         check(answer, self.address)
 
     # ------------------------------------------------------------------ the end
