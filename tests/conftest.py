@@ -24,6 +24,7 @@ MARKS = (
     "colour(name): is about one colour only",
     "long: takes long, and changes with our own tools only; `make torture` runs it",
     # In the contract suite, to leave out engines:
+    "server: needs an engine with a server, whose network a test can stop",
     "processes: needs a second process, so for engines that others can reach",
     "fair: is about the order of service, so for engines that promise one",
     "shared: is about readers, so for engines that have them",

@@ -82,6 +82,13 @@ class Unanswered(EngineUnavailable):
     """The request was sent and no answer came: it may or may not have been carried out."""
 
 
+class ReleaseFailed(EngineUnavailable):
+    """The engine did not confirm a release: the lock may still be taken until its ttl ends.
+
+    The work under the lock is done, so there is nothing to repeat: the client goes on trying to release it by itself.
+    """
+
+
 class GuaranteeUnavailable(FencelockError):
     """The engine cannot promise what was asked for, and says so before anything is locked."""
 

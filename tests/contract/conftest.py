@@ -12,7 +12,7 @@ from tests.contract.pace import Pace
 from tests.contract.subject import Subject
 from tests.engines.plugin import Session
 
-MARKS = {"processes", "fair", "shared", "limit", "records"}
+MARKS = {"server", "processes", "fair", "shared", "limit", "records"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
-from fencelock.core.acquire import CLEANUP_SECONDS
+from fencelock.core.leftovers import CLEANUP_SECONDS
 from tests.contract.colours import LeaseView, LocksView, LockView, client_of
 from tests.contract.faults import Faulty
 from tests.contract.pace import Pace

@@ -20,7 +20,7 @@ from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import SAFE
 from fencelock.model import CORRECT
-from fencelock.worlds.blocking import have
+from fencelock.worlds.blocking import drive
 from tests.contract.colours import LocksView, client_of, core_of
 from tests.contract.pace import Pace
 from tests.contract.subject import (
@@ -326,6 +326,32 @@ async def test_on_lost_that_takes_long(subject: Subject) -> None:
     assert short.reason is Reason.EXPIRED
 
 
+@pytest.mark.colour("blocking")
+async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: Subject) -> None:
+    """Each call of on_lost has a thread of its own: one that blocks does not delay the next one's."""
+    together, passed = threading.Barrier(2), list[str]()
+
+    def on_lost(lease: Any, _: Reason) -> None:
+        together.wait(SOON)
+        passed.append(lease.name)
+
+    locks = subject.connect(on_lost=on_lost)
+    leases = [await locks.lock(name, ttl=0.4, renew=False).acquire() for name in ("a", "b")]
+
+    async def both() -> bool:
+        return sorted(passed) == ["a", "b"]
+
+    await eventually(both, "both calls have met")
+    assert all(lease.reason is Reason.EXPIRED for lease in leases)
+
+
+async def test_timeout_names_the_holder(subject: Subject, locks: LocksView) -> None:
+    """The error of a caller that waited in vain says who holds the lock."""
+    async with subject.connect(owner="nightly-report").lock("x") as lease:
+        with pytest.raises(LockTimeout, match=f"held by nightly-report.*{lease.token}"):
+            await locks.lock("x", timeout=0.1).acquire()
+
+
 async def test_leaving_after_a_loss(locks: LocksView, pace: Pace) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
@@ -524,7 +550,7 @@ async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pyt
 
     def released_meanwhile(self: LeaseCore) -> bool:
         monkeypatch.undo()
-        have(self._give_back())
+        drive(self._give_back())
         return again(self)
 
     monkeypatch.setattr(LeaseCore, "_again", released_meanwhile)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fencelock import EngineUnavailable, LeaseLost, LockTimeout, Reason
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout, Reason, ReleaseFailed
 from fencelock.core.world import had
 from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal
@@ -169,14 +169,116 @@ async def test_release_that_is_refused(subject: Subject, locks: LocksView) -> No
 
 
 async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
-    """The body's error comes out although the release failed, too; that is in a note."""
+    """The body's error comes out although the release failed, too."""
     faulty = Faulty.around(locks)
-    faulty.refuse("release", 100)
-    with pytest.raises(ZeroDivisionError) as caught:
+    faulty.refuse("release", 1)
+    with pytest.raises(ZeroDivisionError):
         async with locks.lock("x"):
             raise ZeroDivisionError
-    assert "could not be released" in caught.value.__notes__[0]
-    faulty.heal()
+
+
+@pytest.mark.parametrize("fault", ["refuse", "drop"])
+async def test_leaving_a_block_only_logs_a_failed_release(
+    subject: Subject, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The body's work is done: an error would look like a failed acquire. The client releases the lock later."""
+    faulty = Faulty.around(locks)
+    async with locks.lock("x", ttl=60) as lease:
+        getattr(faulty, fault)("release", 100)
+    (record,) = [each for each in caplog.records if "could not be released" in each.message]
+    assert (record.levelname, record.name) == ("WARNING", "fencelock.lease")
+    assert (record.lock, record.token) == ("x", lease.token)  # type: ignore[attr-defined]
+    await nobody(subject.connect(), "x")
+
+
+async def test_release_that_fails_raises_release_failed(subject: Subject, locks: LocksView) -> None:
+    """An explicit release without a reply is an error of its own kind, and the client goes on with it."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=60).acquire()
+    faulty.refuse("release", 100)
+    with pytest.raises(ReleaseFailed, match="'x' could not be released"):
+        await lease.release()
+    assert not await lease.release()
+    await nobody(subject.connect(), "x")
+
+
+async def test_expired_lease_is_abandoned(subject: Subject, locks: LocksView) -> None:
+    """A renewal that the engine applied, and whose reply was lost, does not keep the next holder waiting."""
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=1.5).acquire()
+    faulty.lose("renew", 1000)
+    faulty.refuse("abandon", 2)
+    assert await lease.lost.wait(SOON)
+
+    async def abandoned() -> bool:
+        return bool(faulty.answers["abandon"])
+
+    await eventually(abandoned, "the claim is abandoned")
+    assert await is_free(subject.connect(), "x")
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+async def test_grant_after_the_timeout_is_given_back(subject: Subject, locks: LocksView, timeout: float) -> None:
+    """A process that was stopped during acquire, and goes on after its timeout, does not hold the lock."""
+    await take(locks, "x")
+    faulty = Faulty.around(locks)
+    faulty.slow("attempt", 1, timeout + 1)
+    with pytest.raises(LockTimeout):
+        await locks.lock("x", ttl=60).acquire(timeout)
+    assert [type(answer) for answer in faulty.answers["attempt"]] == [Grant]
+    await nobody(subject.connect(), "x")
+
+
+async def test_close_releases_all_but_the_bad_lock(subject: Subject) -> None:
+    """One lock that cannot be released does not keep the others from being released."""
+    locks = subject.connect()
+    faulty = Faulty.around(locks)
+    leases = [await locks.lock(name, ttl=60).acquire() for name in ("a", "bad", "c")]
+    real = faulty.release
+
+    async def release(grant: Grant) -> bool:
+        if grant.claim.name == "bad":
+            raise KeyError("a bug")
+        return await real(grant)
+
+    faulty.release = release  # type: ignore[method-assign]
+    await locks.close()
+    assert all(lease.reason is Reason.CLOSED for lease in leases)
+    others = subject.connect()
+    assert await is_free(others, "a")
+    assert await is_free(others, "c")
+
+
+async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """The first failed renewal is a warning with the time that is left, the end of the outage is worth an info."""
+    caplog.set_level("INFO", "fencelock")
+    faulty = Faulty.around(locks)
+    lease = await locks.lock("x", ttl=1.5).acquire()
+    faulty.refuse("renew", 3)
+    await renewed(lease)
+
+    async def logged() -> bool:
+        return len([each for each in caplog.records if each.name == "fencelock.renewer"]) == 2
+
+    await eventually(logged, "both were logged")
+    began, ended = (each for each in caplog.records if each.name == "fencelock.renewer")
+    assert (began.levelname, ended.levelname) == ("WARNING", "INFO")
+    assert began.lock == "x"  # type: ignore[attr-defined]
+    assert 0 < began.remaining < lease.ttl  # type: ignore[attr-defined]
+    await lease.release()
+
+
+async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """Each lost lease is a warning with its reason."""
+    lease = await locks.lock("x", ttl=0.4, renew=False).acquire()
+    assert await lease.lost.wait(SOON)
+
+    async def logged() -> bool:
+        return bool(caplog.records)
+
+    await eventually(logged, "the loss is logged")
+    (record,) = [each for each in caplog.records if each.name == "fencelock.lease"]
+    assert (record.levelname, record.lock, record.reason) == ("WARNING", "x", "expired")  # type: ignore[attr-defined]
 
 
 async def test_answer_after_the_deadline(subject: Subject, locks: LocksView, pace: Pace) -> None:
@@ -323,7 +425,7 @@ async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pyt
     faulty.renew = broken  # type: ignore[method-assign]
     await renewed(lease)
     assert len(failures) == 2
-    assert "never should" in caplog.text
+    assert "a renewal failed unexpectedly" in caplog.text
     await lease.release()
 
 

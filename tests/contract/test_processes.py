@@ -421,6 +421,38 @@ async def test_fork_while_holding(subject: Subject, locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+FORKED_EVENTS = """
+import asyncio, os
+loop, written = asyncio.get_running_loop(), []
+async def wait(lock):
+    async with lock:
+        pass
+waits = [asyncio.ensure_future(lease.lost.wait(15)), asyncio.ensure_future(wait(locks.lock('x')))]
+while not (await locks.inspect('x')).waiters:
+    await asyncio.sleep(0.01)
+wake = loop.call_soon_threadsafe
+def noting(*args, **kwargs):
+    written.append(os.getpid())
+    return wake(*args, **kwargs)
+loop.call_soon_threadsafe = noting
+async def child():
+    return [lease.lost.is_set(), os.getpid() in written]
+result = forked(child)
+del loop.call_soon_threadsafe
+for each in waits:
+    each.cancel()
+await asyncio.gather(*waits, return_exceptions=True)
+"""
+
+
+@pytest.mark.colour("aio")
+async def test_forked_child_does_not_wake_the_loop_of_its_parent(subject: Subject) -> None:
+    """The child's copy of a lease is lost without a byte in the pipe that the parent's event loop reads."""
+    worker = await subject.worker()
+    await worker.acquire("x", ttl=6)
+    assert await worker.do(FORKED_EVENTS) == [True, False]
+
+
 FORKED_LEFTOVER = """
 assert await lease.lost.wait(15)
 async def child():

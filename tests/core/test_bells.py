@@ -21,7 +21,7 @@ def test_flood_in_a_loop() -> None:
 
     async def main() -> None:
         world = AioWorld()
-        world.ready()
+        world.check_usable()
         world._socket = SimpleNamespace(recv=lambda size: b"0", close=lambda: None)  # type: ignore[assignment]
         world._rung()
         world._socket = None

@@ -52,8 +52,7 @@ def test_released_as_the_keeper_looks() -> None:
     with fencelock.connect("memory://released") as locks:
         keeper, leases = locks._client.keeper, [locks.lock("x").acquire()]
         held = keeper._leases = Overtaken(keeper._leases)
-        keeper.drop = held.pop
         held.meanwhile = lambda: leases.pop().release() if leases else None
         assert keeper._look() == ([], [], [])
         assert not leases
-        assert not keeper._orphans
+        assert not keeper.leftovers.claims()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencelock.core.client import Client
-from fencelock.core.world import Guard, World, had
+from fencelock.core.world import Guard, World
 from fencelock.errors import LeaseLost, Unanswered
 from fencelock.model import Reason
 from fencelock.primitives.mutex import Mutex
@@ -223,7 +223,7 @@ def test_a_lease_is_kept(lab: Lab) -> None:
     """The production keeper renews a lease for many ttls, and ends when it is released."""
 
     async def work() -> bool:
-        lease = await had(Mutex(lab.client, "x").acquire())
+        lease = await Mutex(lab.client, "x").acquire()
         await lab.world.sleep(20)
         return await lease._give_back()
 
@@ -240,7 +240,7 @@ def test_loss_interrupts_the_body(lab: Lab) -> None:
     """When the engine cannot be reached the body of a block is interrupted at the deadline, and LeaseLost comes out."""
 
     async def work() -> None:
-        async with Held(await had(Mutex(lab.client, "x").acquire())):
+        async with Held(await Mutex(lab.client, "x").acquire()):
             lab.network.cut("p1", "engine", 100)
             await lab.world.sleep(50)
 
@@ -256,7 +256,7 @@ def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
 
     async def work() -> None:
         op = lab.recorder.call("x", Kind.ACQUIRE, lab.process)
-        lease.append(await had(Mutex(lab.client, "x", renew=False).acquire()))
+        lease.append(await Mutex(lab.client, "x", renew=False).acquire())
         op.ended(Outcome.OK, lease[0])
         await lab.world.sleep(50)
 
@@ -276,12 +276,12 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
     """Whichever await of a waiting acquire is cancelled, nothing is left on the engine and the next one succeeds."""
 
     async def hold() -> None:
-        lease = await had(Mutex(lab.client, "x").acquire())
+        lease = await Mutex(lab.client, "x").acquire()
         await lab.world.sleep(2)
         await lease._give_back()
 
     async def wait() -> None:
-        lease = await had(Mutex(second, "x").acquire())
+        lease = await Mutex(second, "x").acquire()
         await lease._give_back()
 
     other = Process(lab.scheduler, "p2")

@@ -7,7 +7,7 @@ Each is a context manager that breaks the production code in this process. To se
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +16,14 @@ from unittest.mock import patch
 from fencelock import model
 from fencelock.backends.memory import MemoryBackend, MemoryStore
 from fencelock.core import acquire, lease
-from fencelock.core.backend import Backend
 from fencelock.core.lease import LeaseCore
-from fencelock.core.world import World
+from fencelock.core.leftovers import Leftovers
 from fencelock.errors import EngineUnavailable
 from fencelock.fences import Fenced
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import Busy, Claim, Grant, Renewal
 from fencelock.sim.engine import SimBackend
 from fencelock.sim.resource import Resource
-from fencelock.sim.task import Cancelled
-
-Undo = Callable[..., Coroutine[Any, Any, None]]
 
 
 @contextmanager
@@ -60,8 +56,8 @@ def renewal_from_reply() -> Iterator[None]:
     """A renewal moves the deadline from when it was answered, not from when it was sent."""
     renewed = LeaseCore._renewed
 
-    def late(self: LeaseCore, answer: Renewal, sent: float, tell: lease.Tell | None = None) -> None:
-        renewed(self, answer, self._client.world.now(), tell)
+    def late(self: LeaseCore, answer: Renewal, sent: float) -> None:
+        renewed(self, answer, self._client.world.now())
 
     with patch.object(LeaseCore, "_renewed", late):
         yield
@@ -92,16 +88,22 @@ def unknown_is_renewed() -> Iterator[None]:
 @contextmanager
 def cancel_without_abandon() -> Iterator[None]:
     """A waiter that is cancelled just goes, and its claim stays in line."""
-    with patch.object(acquire, "undo", _unless_cancelled(acquire.undo)):
+    with _no_clean_up_in(acquire.acquire):
         yield
 
 
-def _unless_cancelled(undo: Undo) -> Undo:
-    async def forgetful(world: World, backend: Backend, claim: Claim, *seconds: float) -> None:
-        if not isinstance(sys.exc_info()[1], Cancelled):
-            await undo(world, backend, claim, *seconds)
+@contextmanager
+def _no_clean_up_in(caller: Callable[..., object]) -> Iterator[None]:
+    """What a cancelled caller began stays on the engine, and nobody remembers it."""
+    clean_up = Leftovers.clean_up
 
-    return forgetful
+    async def forgetful(self: Leftovers, claim: Claim) -> None:
+        awaiting = sys._getframe(1)
+        if awaiting.f_code is not caller.__code__:
+            await clean_up(self, claim)
+
+    with patch.object(Leftovers, "clean_up", forgetful):
+        yield
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def abandon_without_tombstone() -> Iterator[None]:
 @contextmanager
 def release_without_abandon() -> Iterator[None]:
     """A release that is cancelled just stops trying."""
-    with patch.object(lease, "undo", _unless_cancelled(acquire.undo)):
+    with _no_clean_up_in(LeaseCore._give_back):
         yield
 
 

@@ -179,7 +179,7 @@ def _acquire(
     world: WaitingWorld, client: Client[LeaseCore], mutex: Mutex[LeaseCore], options: argparse.Namespace
 ) -> LeaseCore | None:
     from fencelock.errors import LockTimeout
-    from fencelock.worlds.blocking import drive, have
+    from fencelock.worlds.blocking import drive
 
     try:
         with world:
@@ -187,7 +187,7 @@ def _acquire(
                 if (lease := drive(mutex.try_acquire())) is not None:
                     return lease
                 say(f"{_held(client, mutex.name)}; waiting")
-            return have(mutex.acquire())
+            return drive(mutex.acquire())
     except LockTimeout:
         if not options.quiet:
             say(
@@ -300,14 +300,14 @@ def _release(lease: LeaseCore, now: Callable[[], float], warn: Callable[[str], N
     from threading import Thread
 
     from fencelock.errors import FencelockError
-    from fencelock.worlds.blocking import have
+    from fencelock.worlds.blocking import drive
 
     answers: list[bool] = []
     errors: list[str] = []
 
     def release() -> None:
         try:
-            answers.append(have(lease._give_back()))
+            answers.append(drive(lease._give_back()))
         except FencelockError as error:
             errors.append(str(error))
 

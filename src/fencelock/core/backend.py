@@ -9,8 +9,8 @@ from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Soon
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
-GRACE = 1.0
-"""Seconds that an engine is given to answer, however little time its caller has left."""
+GRACE = 0.5
+"""Seconds after its timeout within which a caller gets its answer: an engine has that long, however little time is left."""
 FIRST_CONTACT = 3.0
 """Seconds that it is given for the first connection: names have to be looked up, certificates read, tables made."""
 LONGEST = 5.0

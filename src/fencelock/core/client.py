@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
-from fencelock.core.acquire import acquire, naming, undo
-from fencelock.core.backend import Backend, Watchful
+from fencelock.core.acquire import acquire, naming
+from fencelock.core.backend import GRACE, Backend, Watchful
+from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
-from fencelock.core.keeper import Keeper, Kept
+from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
+from fencelock.core.log import ERROR, WARNING, log
 from fencelock.core.names import check_name, check_ttl
-from fencelock.core.world import Soon, World, fail, had
+from fencelock.core.world import World, had
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
-from fencelock.model import Busy, Claim, Grant, Reason, Snapshot
+from fencelock.model import Claim, Grant, Holder, Reason, Snapshot
+
+CLOSE_SECONDS = 5.0
+"""How long close() goes on to release what is held, while the engine does not answer."""
 
 OnLost = Callable[[Any, Reason], object]
 L = TypeVar("L", bound=LeaseCore)
@@ -53,70 +59,50 @@ class Client(Generic[L]):
         self.under_way: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False
+        self._connected = False
+        """Whether the engine has answered before: a first connection may take longer."""
         self._left: list[Grant] = []
         """What a close has to release yet."""
         with _registry:
             _clients.add(self)
 
-    def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> Soon[L]:
-        """Return a lease that the keeper looks after, or raise LockTimeout."""
-        under_way, now, id = self.under_way, self.world.now, claim.id
-        # Noted before the look at `closed` and until after the next one: either close() finds the claim, or we see it.
-        under_way[id] = claim
+    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
+        """Return a lease that the keeper renews, or None if the lock was not free in time."""
+        # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
+        self.under_way[claim.id] = claim
         try:
-            if self.closed or self.world.ready is not None:
-                self._check_open(claim.name)
-            sent, ttl = now(), claim.ttl
-            lease = self._make_lease(self, renew, max_hold)
-            kept = self.keeper.expect(lease)
-            if max_hold is None:  # which counts from the grant on
-                lease._extend(sent, ttl)
-            fresh = sent + ttl / 3
-        except BaseException:
-            under_way.pop(id, None)
-            raise
-        attempt: Soon[Grant | Busy]
-        try:
-            attempt = self.backend.attempt(claim, queue=timeout != 0, patience=timeout)
-            # All that can be was done before: if others had it, they wait for us now.
-            if type(attempt) is Grant and now() <= fresh and max_hold is None:
-                lease._grant = attempt
-                self.keeper.add(lease, kept)
-                if id in under_way and not self.closed:
-                    # No call: an interrupt comes before, and finds it there, or after we have returned.
-                    del under_way[id]
-                    return lease
-        except BaseException as error:
-            self.keeper.drop(id, None)
-            attempt = fail(error)
-        return self._acquire(claim, timeout, lease, kept, sent, attempt)
-
-    async def _acquire(
-        self, claim: Claim, timeout: float | None, lease: L, kept: Kept, sent: float, attempt: Soon[Grant | Busy]
-    ) -> L:
-        """Go on where it takes more than one attempt that is granted at once."""
-        try:
-            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way, sent, attempt)
+            self._check_open(claim.name)
+            leftovers = self.keeper.leftovers
+            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way, leftovers, self._connected)
+            self._connected = True
             if grant is None:
-                name = claim.name
-                advice = f"wait longer, or ask inspect({name!r}) who holds it"
-                raise LockTimeout(f"{name!r} was not free within {timeout:g} s; {advice}", name)
+                return None
+            lease = self._make_lease(self, renew, max_hold)
             try:
                 lease._begin(grant)
-                self.keeper.add(lease, kept)
+                self.keeper.add(lease)
                 if claim.id not in self.under_way:
                     raise Forked(FORKED, claim.name)
                 if self.closed:
                     lease._lose(Reason.CLOSED)
                     self._check_open(claim.name)
-            except BaseException:  # no thread to be had for the keeper, say
-                self.keeper.drop(grant.claim.id, None)
+            except BaseException:  # no thread for the keeper, say
+                self.keeper.drop(grant.claim.id)
                 if claim.id in self.under_way:
-                    await undo(self.world, self.backend, grant.claim)
+                    await leftovers.clean_up(grant.claim)
                 raise
+            return lease
         finally:
             self.under_way.pop(claim.id, None)
-        return lease
+
+    async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
+        """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""
+        holders: tuple[Holder, ...] = ()
+        if (left := since + timeout + GRACE - self.world.now()) > 0:
+            with suppress(FencelockError, TimeoutError):
+                holders = (await self.world.in_background(self.backend.inspect(name), left)).holders
+        who = f"it is held by {_describe(holders)}" if holders else f"ask inspect({name!r}) who holds it"
+        return LockTimeout(f"{name!r} was not free within {timeout:g} s; {who}", name)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name and who waits for it."""
@@ -141,11 +127,15 @@ class Client(Generic[L]):
         with naming(name):
             dropped = await self.backend.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
-        self._log().warning("%s released %r by force, dropping %s: %s", self.owner, name, holders, reason)
+        message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"
+        log("client", WARNING, message, lock=name, owner=self.owner, reason=reason, dropped=dropped)
         return dropped
 
     async def close(self) -> None:
-        """Release what is still held, stop the keeper, leave the engine. Calling again is harmless."""
+        """Release everything that is held, stop the keeper, leave the engine. Calling again is harmless.
+
+        One lock that cannot be released does not keep the others from it; an engine that does not answer ends the attempt.
+        """
         if self._closing:
             return
         try:
@@ -158,15 +148,23 @@ class Client(Generic[L]):
     async def _close(self) -> None:
         self._left += self.keeper.grants()
         self.keeper.stop(Reason.CLOSED)
+        deadline, leftovers = Deadline(self.world.now, CLOSE_SECONDS), self.keeper.leftovers
         try:
-            while self._left:
-                await had(self.backend.release(self._left[-1]))
+            while self._left and not deadline.passed:
+                grant = self._left[-1]
+                try:
+                    await had(self.backend.release(grant))
+                except Exception:
+                    leftovers.add(grant.claim, 0.0)
                 self._left.pop()
-            for claim in list(self.under_way.values()):
-                await self.backend.abandon(claim)
-        except FencelockError as error:
-            # Not one by one: an engine that does not answer would hold up the end of the process many times over.
-            self.complain("not everything could be released on close; the rest runs out by itself", error)
+            for claim in list(self.under_way.values()) + [grant.claim for grant in self._left]:
+                leftovers.add(claim, 0.0)
+            self._left.clear()
+            await leftovers.process_all(deadline)
+            if left := leftovers.claims():
+                names = ", ".join(sorted({repr(claim.name) for claim in left})[:10])
+                message = f"not everything could be released on close; it runs out by itself: {names}"
+                log("client", ERROR, message, owner=self.owner, leases=len(left))
         finally:
             try:
                 await self.backend.close()
@@ -181,54 +179,41 @@ class Client(Generic[L]):
         self.reentrant.clear()
         self.under_way.clear()
         self._left.clear()
+        self._connected = False
         self.owner = self._given_owner or _default_owner()
         self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
         self.world.after_fork()
         for lease in leases:
             lease._lose(Reason.FORKED)
 
-    @property
-    def cares_about_loss(self) -> bool:
-        """Whether the user gave an `on_lost`."""
-        return self._on_lost is not None
-
-    def tell_lost(self, lease: LeaseCore, reason: Reason) -> None:
-        """Call the user's `on_lost`, if there is one."""
+    def call_on_lost(self, lease: LeaseCore, reason: Reason) -> None:
+        """Call the user's `on_lost`, if there is one: in a thread or a callback of its own, so that none delays another."""
         if self._on_lost is not None:
-            self.world.at_home(partial(self._call_on_lost, self._on_lost, lease, reason))
+            self.world.call_user(partial(self._call_on_lost, self._on_lost, lease, reason))
 
     def _call_on_lost(self, on_lost: OnLost, lease: LeaseCore, reason: Reason) -> None:
-        """Errors of the user's function are logged and do not stop the keeper."""
+        """Errors of the user's function are logged."""
         try:
             on_lost(lease, reason)
-        except (Exception, SystemExit) as error:  # sys.exit() in a thread would end nothing but the keeper
-            self.complain(f"on_lost failed for {lease.name!r}", error)
-
-    def caution(self, message: str) -> None:
-        """Log what the user should know and nothing else would show."""
-        self._log().warning("%s", message)
-
-    def complain(self, message: str, error: BaseException) -> None:
-        """Log what nobody is there to be told."""
-        self._log().error("%s: %s", message, error, exc_info=error)
+        except (Exception, SystemExit) as error:  # sys.exit() would end nothing but its thread
+            log("lease", ERROR, f"on_lost failed for {lease.name!r}: {error}", error=error, lock=lease.name)
 
     def _check_open(self, name: str | None) -> None:
         if self.closed:
             raise ClientClosed("this client is closed; connect again", name)
-        if (ready := self.world.ready) is not None:
-            ready()
-
-    @staticmethod
-    def _log() -> Any:
-        import logging  # costs a tenth of the start of `fencelock run`, which hardly ever needs it
-
-        return logging.getLogger("fencelock")
+        self.world.check_usable()
 
 
 def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
     """Pass on what an engine tells of a claim; the engine must not keep the client from being garbage."""
     if (it := client()) is not None:
         it.keeper.gone(id)
+
+
+def _describe(holders: Sequence[Holder]) -> str:
+    first = holders[0]
+    others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
+    return f"{first.owner} (token {first.token}){others}"
 
 
 def _default_owner() -> str:

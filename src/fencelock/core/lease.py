@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.acquire import naming, undo
-from fencelock.core.world import fail, had
-from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, Unanswered
+from fencelock.core.acquire import FIRST_PAUSE, naming
+from fencelock.core.backend import GRACE
+from fencelock.core.log import WARNING, log
+from fencelock.core.world import had
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, ReleaseFailed, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
-
-Tell = Callable[["LeaseCore", Reason], None]
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
-    from fencelock.core.keeper import Kept
-    from fencelock.core.world import Event, Guard, Soon
+    from fencelock.core.world import Event, Guard
 
-RELEASE_PAUSES = (0.0, 0.02, 0.1)
+RELEASE_SECONDS = 1.0
+"""A release without a reply is sent again for so long; then the keeper goes on with it."""
 
 _HINTS = {
     Reason.EXPIRED: "its deadline passed before it could be renewed",
@@ -33,11 +33,10 @@ ADVICE = "; others may hold it now: stop what it protected, then acquire it anew
 
 
 class LeaseCore:
-    """A lease without a colour: the façades add `release`, `renew`, `lost` and the context manager.
+    """What the blocking and the asyncio lease share: those add `release`, `renew`, `lost` and the context manager.
 
-    Its state changes under the client's one mutex and never across an await, so that a loss is told once and a renewal never
-    outlives a release. Only an ordinary release does without, as others wait for it: whoever takes the lease from the keeper
-    is the one who releases it.
+    Its state changes under the client's one mutex and never across an await, so that a loss is reported once and a renewal
+    never outlives a release.
     """
 
     __slots__ = (
@@ -46,6 +45,7 @@ class LeaseCore:
         "_client",
         "_depth",
         "_due",
+        "_engine_end",
         "_event",
         "_final",
         "_grant",
@@ -74,7 +74,7 @@ class LeaseCore:
         self._reentry: tuple[str, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
-        """Have the grant."""
+        """Take the grant."""
         self._grant = grant
         if self._final is not None:
             self._final += self._client.world.now()
@@ -162,19 +162,20 @@ class LeaseCore:
         """Return whether it is due."""
         return now >= self._due
 
-    def _run_out(self, tell: Tell | None = None) -> None:
+    def _run_out(self) -> None:
         """Lose it because its deadline has passed."""
-        self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED, tell)
+        self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED)
 
     def _extend(self, since: float, ttl: float) -> None:
         """Count from then on, which must not lie after the engine did: earlier by a moment is safe."""
-        self.deadline: float = since + ttl - drift(ttl)
+        self._engine_end: float = since + ttl
+        self.deadline: float = self._engine_end - drift(ttl)
         self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self._due = self._final, inf
 
-    def _renewed(self, answer: Renewal, sent: float, tell: Tell | None = None) -> None:
-        """Take in what the engine said to a renewal that was sent at that time."""
+    def _renewed(self, answer: Renewal, sent: float) -> None:
+        """Apply the reply to a renewal that was sent at that time."""
         with self._client.mutex:
             if self._over:
                 return
@@ -185,43 +186,59 @@ class LeaseCore:
                     self._extend(sent, self.ttl)
                     return
                 if answer is not Renewal.LOST:
-                    # Sooner after an UNKNOWN, and ever more slowly, but several times before the deadline.
+                    # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
                     if self._due != inf:  # renewed by hand only, or about to reach max_hold
                         self._due = now + self._pause * (0.5 + self._client.world.random() / 2)
                     return
         if now < self.deadline:
-            self._lose(Reason.GONE, tell)
+            self._lose(Reason.GONE)
         else:
-            # Also if it is LOST: our own clock may have been the first to end it, and its session with it.
-            self._run_out(tell)
+            # Also if the reply is LOST: our own clock may have been the first to end it, and its session with it.
+            self._run_out()
 
-    def _lose(self, reason: Reason, tell: Tell | None = None) -> None:
-        """End the lease, once, and tell everybody who wants to know; `tell` instead of the user's `on_lost`, if given."""
+    def _lose(self, reason: Reason) -> None:
+        """End the lease, once: wake who waits for the loss, cancel the bodies of `with` blocks, call `on_lost`."""
+        keeper = self._client.keeper
         with self._client.mutex:
             if self._over:
                 return
-            self.reason, self._trouble = reason, self._client.keeper.trouble
-            if reason is Reason.MAX_HOLD:
-                self._client.keeper.drop_early(self.id)
-            else:
-                self._client.keeper.drop(self.id, None)
+            self.reason, self._trouble = reason, keeper.trouble
+            if keeper.drop(self.id) is not None and reason in (Reason.EXPIRED, Reason.MAX_HOLD):
+                # The engine ends it then, unless it has applied a renewal whose reply was lost.
+                keeper.leftovers.add(self._grant.claim, self._engine_end)
+        if reason is Reason.FORKED:
+            return  # this is only a copy, and the event is the parent's: to set it would write into the parent's loop
         if self._event is not None:
             self._event.set()
-        if reason is Reason.FORKED:
-            return  # only a copy was lost: the parent goes on, and its event loop must not hear from here
         for _, guard in self._guards.copy():  # a thread may have seen the loss, and the loop goes on meanwhile
             guard.interrupt()
         if reason is not Reason.CLOSED:
-            (tell or self._client.tell_lost)(self, reason)
+            self._report_loss()
+
+    def _report_loss(self) -> None:
+        """Log the loss and call the user's `on_lost`."""
+        reason = self.reason or Reason.EXPIRED
+        log(
+            "lease",
+            WARNING,
+            self._how_lost(),
+            lock=self.name,
+            token=self.token,
+            owner=self.owner,
+            reason=reason.value,
+            engine=self._client.backend.traits.engine,
+        )
+        self._client.call_on_lost(self, reason)
 
     async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
-        with self._client.mutex:
-            if self._event is None:
-                self._event = self._client.world.event()
         if not self._over:
-            await self._event.wait(timeout)
+            with self._client.mutex:
+                if self._event is None:
+                    self._event = self._client.world.event()
+            if not self._over:
+                await self._event.wait(timeout)
         return self.is_lost()
 
     async def _renew_now(self) -> None:
@@ -246,104 +263,72 @@ class LeaseCore:
             self._depth -= 1
             return False
 
-    def _step_out(self, kept: Kept | None = None) -> bool:
-        """Count one holder less; False if there was but one. `kept` was taken from the keeper before that was seen."""
-        with self._client.mutex:
-            if self._depth == 1:
-                return False
-            self._depth -= 1
-        if kept is not None:
-            self._client.keeper.add(self, kept)
-        return True
-
-    def _give_back(self) -> Soon[bool]:
-        """Release; return whether it was still ours. Calling again is harmless."""
-        client, grant = self._client, self._grant
-        id = grant.claim.id
-        if client.world.now() >= self.deadline:
-            self.is_lost()
-        if self._released:
-            return False
-        if self._depth > 1 and self._step_out():
-            return self.reason is None
-        client.under_way[id] = grant.claim  # a close() that would overtake us finds it here or at the keeper's
-        kept = client.keeper.drop(id, None)
-        if self._depth > 1 and self._step_out(kept):
-            client.under_way.pop(id, None)
-            return self.reason is None
-        self._released = True
-        if self._reentry is not None:
-            client.reentrant.pop(self._reentry, None)
-        if self._event is not None:
-            self._event.set()
-        if kept is None:  # it is lost, or another thread was faster
-            client.under_way.pop(id, None)
-            return self._give_back_lost()
-        released: Soon[bool]
+    async def _give_back(self) -> bool:
+        """Release; return whether it was still ours. Calling again is harmless. Raise ReleaseFailed."""
+        client, claim = self._client, self._grant.claim
+        leftovers = client.keeper.leftovers
+        self.is_lost()
+        releasing = False
         try:
-            released = client.backend.release(grant)
-            if released is True and not grant.straggler:
-                client.under_way.pop(id, None)
-                return True
-        except BaseException as error:
-            released = fail(error)
-        return self._give_back_by(released)
-
-    async def _give_back_by(self, released: Soon[bool]) -> bool:
-        """See to it that it is released, or that all is done for that; `released` is what the engine says."""
-        client, grant = self._client, self._grant
-        try:
-            ours = await had(released)
-        except Unanswered:
-            ours = await self._release_again()
-        except EngineUnavailable as error:
-            raise self._not_released(error) from error
-        except BaseException:
-            await undo(client.world, client.backend, grant.claim)
+            with client.mutex:
+                if self._released:
+                    return False
+                if self._depth > 1:
+                    self._depth -= 1
+                    return self.reason is None
+                releasing = True
+                client.under_way[claim.id] = claim  # before it leaves the keeper: close() finds it in one of the two
+                held = client.keeper.drop(claim.id) is not None
+                self._released = True
+            if self._reentry is not None:
+                client.reentrant.pop(self._reentry, None)
+            if self._event is not None:
+                self._event.set()
+            if held:
+                return await self._release(self._grant)
+            if self.reason is Reason.MAX_HOLD and claim.id in leftovers:
+                await leftovers.discard(claim, GRACE)
+            return False  # it was lost, or close() was faster
+        except FencelockError:
             raise
-        else:
-            if not ours and not client.closed:  # a close() in another thread may have given it back before us
-                self._lost_unnoticed()
+        except BaseException:
+            if releasing and self.reason is None:
+                await leftovers.clean_up(claim)
+            raise
         finally:
-            client.under_way.pop(grant.claim.id, None)
-        if grant.straggler:
-            await undo(client.world, client.backend, grant.claim)
-        return ours
+            if releasing:
+                client.under_way.pop(claim.id, None)
 
-    def _lost_unnoticed(self) -> None:
-        """Learn by the release itself that somebody else was let in: the engine has pushed nothing, no renewal was due."""
-        with self._client.mutex:
-            self.reason = Reason.EXPIRED if self._client.world.now() >= self.deadline else Reason.GONE
-        self._client.tell_lost(self, self.reason)
-
-    async def _release_again(self) -> bool:
-        """Try some more. If it is no longer there, nobody can say whether it was lost or the answer to its release."""
-        world, backend = self._client.world, self._client.backend
+    async def _release(self, grant: Grant) -> bool:
+        """Send the release, again if its reply is lost; return whether the lock was still ours."""
+        client, leftovers = self._client, self._client.keeper.leftovers
+        until, pause, repeated = client.world.now() + RELEASE_SECONDS, FIRST_PAUSE, False
+        ours: bool | None = None
         try:
-            for pause in RELEASE_PAUSES:
-                await world.sleep(pause)
+            while ours is None:
                 try:
-                    return await had(backend.release(self._grant))
+                    ours = await had(client.backend.release(grant))
                 except Unanswered:
-                    pass
-            return await had(backend.release(self._grant))
+                    if client.world.now() + pause >= until:
+                        raise
+                    repeated = True
+                    await client.world.sleep(pause)
+                    pause *= 2
         except EngineUnavailable as error:
-            raise self._not_released(error) from error
-        except BaseException:
-            await undo(world, backend, self._grant.claim)
-            raise
-
-    def _not_released(self, error: EngineUnavailable) -> EngineUnavailable:
-        message = f"{self.name!r} could not be released ({error}); it runs out by itself within {self.ttl:g} s"
-        return EngineUnavailable(message, self.name)
-
-    async def _give_back_lost(self) -> bool:
-        """Spare the others the rest of the ttl when we know that we stopped early; it is over for us in any case."""
-        early = self._client.keeper.early
-        if self.id in early:  # else close() has done it, or the ttl is over, or it is for the parent process to do
-            await undo(self._client.world, self._client.backend, self._grant.claim)
-            early.pop(self.id, None)  # not before: a close() that overtakes us does it itself
-        return False
+            leftovers.add(grant.claim, client.world.now())
+            client.keeper.look_at(client.world.now())
+            raise ReleaseFailed(
+                f"{self.name!r} could not be released ({error}); this client tries again until the lease runs out, within "
+                f"{self.ttl:g} s",
+                self.name,
+            ) from error
+        if grant.straggler:
+            await leftovers.discard(grant.claim, GRACE)
+        # After a repetition nobody can say whether the lock was lost, or only the reply to its release.
+        if not ours and not repeated and not client.closed:  # close() in another thread may have released it before us
+            self.reason = Reason.GONE
+            self._report_loss()
+        return ours
 
     # ------------------------------------------------------------------ the with block
 
@@ -377,22 +362,15 @@ class LeaseCore:
         if (guard := world.guard) is not None:
             self._watch(world.here(), guard())
 
-    def _leave(self, error: BaseException | None) -> Soon[None]:
+    async def _leave(self, error: BaseException | None) -> None:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self._blocks -= 1
         ours = self._unwatch() if self._guards else False
-        given_back = self._give_back()
-        if given_back is True and self.reason is None:
-            return None
-        return self._leave_by(given_back, error, ours)
-
-    async def _leave_by(self, given_back: Soon[bool], error: BaseException | None, ours: bool) -> None:
         try:
-            await had(given_back)
+            await self._give_back()
         except FencelockError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Besides, {failure}.")
+            # The body is done, and its work may be committed: an error here would look like a failed acquire.
+            log("lease", WARNING, str(failure), lock=self.name, token=self.token, owner=self.owner)
         if self.reason is None:
             return
         own = isinstance(error, Exception | KeyboardInterrupt | SystemExit)  # not just our interruption of the body

@@ -241,9 +241,8 @@ class World(Protocol):
         """Return seconds on a clock that never goes back and counts while the machine sleeps."""
         ...
 
-    @property
-    def ready(self) -> Callable[[], None] | None:
-        """Raises if the caller cannot use this world (another event loop, say). Called before anything is sent."""
+    def check_usable(self) -> None:
+        """Raise if the caller cannot use this world (another event loop, say). Called before anything is sent."""
         ...
 
     def random(self) -> float:
@@ -277,8 +276,8 @@ class World(Protocol):
         """Run in the background; it never keeps the process alive."""
         ...
 
-    def at_home(self, tell: Callable[[], None]) -> None:
-        """Call a function of the user's where users expect it: on the event loop, if that is what the world runs on."""
+    def call_user(self, function: Callable[[], None]) -> None:
+        """Call a function of the user's, soon, where it delays nothing of ours: in a thread, or on the event loop."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
@@ -291,7 +290,17 @@ class World(Protocol):
         ...
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run to the end, or for so long, whatever happens to the caller: a cancellation comes out afterwards."""
+        """Run to the end, or for so long, whatever happens to the caller: a cancellation comes out afterwards.
+
+        A thread runs it to its end in any case.
+        """
+        ...
+
+    async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run to the end in the background, and wait for the result for so long: raise TimeoutError then.
+
+        Like `shield`, but a thread, too, is free to go on after the timeout.
+        """
         ...
 
     async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:

@@ -11,7 +11,6 @@ from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_callback, check_name
 from fencelock.core.urls import open_backend, resolve, shown
-from fencelock.core.world import had
 from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
@@ -80,7 +79,7 @@ class Lease(LeaseCore):
 
     async def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
-        return await had(self._give_back())
+        return await self._give_back()
 
     async def __aenter__(self) -> Lease:
         self._enter_block()
@@ -89,7 +88,7 @@ class Lease(LeaseCore):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await had(self._leave(error))
+        await self._leave(error)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
@@ -125,19 +124,19 @@ class Lock:
         Keep the lease: one that nobody refers to any more is no longer renewed. If it is cancelled, what was asked for is
         undone before the cancellation comes out; a server that does not answer is given 5 seconds for that.
         """
-        return await had(self._mutex.acquire(timeout))
+        return await self._mutex.acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
         return await self._mutex.try_acquire()
 
     async def __aenter__(self) -> Lease:
-        return self._mutex.entered(self._mutex.here(), await had(self._mutex.acquire()))
+        return self._mutex.entered(self._mutex.here(), await self._mutex.acquire())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await had(self._mutex.leaving()._leave(error))
+        await self._mutex.leaving()._leave(error)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"

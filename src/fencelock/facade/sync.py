@@ -16,7 +16,7 @@ from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
-from fencelock.worlds.blocking import BlockingWorld, drive, each, finish, have
+from fencelock.worlds.blocking import BlockingWorld, drive, each, finish
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -77,7 +77,7 @@ class Lease(LeaseCore):
 
     def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
-        return have(self._give_back())
+        return drive(self._give_back())
 
     def __enter__(self) -> Lease:
         self._enter_block()
@@ -117,22 +117,19 @@ class Lock:
 
         Keep the lease: one that nobody refers to any more is no longer renewed.
         """
-        return have(self._mutex.acquire(timeout))
+        return drive(self._mutex.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
         return drive(self._mutex.try_acquire())
 
     def __enter__(self) -> Lease:
-        mutex = self._mutex
-        here, lease = mutex.here(), mutex.acquire()
-        return mutex.entered(here, lease if isinstance(lease, Lease) else drive(lease))
+        return self._mutex.entered(self._mutex.here(), drive(self._mutex.acquire()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if (rest := self._mutex.leaving()._leave(error)) is not None:
-            finish(rest)
+        finish(self._mutex.leaving()._leave(error))
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -258,8 +255,9 @@ def connect(
     connection of PyMySQL, an engine of SQLAlchemy or a connection of Django's can stand for a URL: we connect as it does,
     over connections of our own. `namespace` keeps applications on one engine
     apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
-    `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: in a
-    thread of the keeper's, or in the thread that was the first to see the loss when it looked at the lease.
+    `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: each call
+    in a thread of its own, as soon as the system schedules it, so calls for several leases have no order. `lease.lost` and
+    `lease.check()` are always on time.
 
     >>> with connect("memory://connect", owner="worker-1") as locks:
     ...     with locks.lock("order:42") as lease:

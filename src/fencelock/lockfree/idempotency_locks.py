@@ -13,7 +13,6 @@ from typing import Any
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.records import VALUE_MAX_BYTES, Records
-from fencelock.core.world import had
 from fencelock.errors import FencelockError, GuaranteeUnavailable, LockTimeout, StaleToken
 from fencelock.lockfree.idempotency_sql import Done, in_progress
 from fencelock.primitives.mutex import Mutex
@@ -56,7 +55,7 @@ class LockStore:
         """Return what an earlier run left, or None: it is for us to run. Raise KeyInProgress."""
         mutex = Mutex(self._client, PREFIX + self._key, timeout=patience)
         try:
-            lease = self._lease = await had(mutex.acquire())
+            lease = self._lease = await mutex.acquire()
         except LockTimeout as error:
             raise in_progress(self._key) from error
         mutex.entered(mutex.here(), lease)
@@ -80,7 +79,7 @@ class LockStore:
     async def leave(self, error: BaseException | None) -> None:
         """End the block and release the lock."""
         if self._lease is not None:
-            await had(self._lease._leave(error))
+            await self._lease._leave(error)
 
     async def _write(self, what: dict[str, str], ttl: float) -> None:
         assert self._lease is not None

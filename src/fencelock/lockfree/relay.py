@@ -14,7 +14,7 @@ from typing import Any
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
-from fencelock.core.world import Event, had
+from fencelock.core.world import Event
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, LockTimeout, StaleToken
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.colour import in_colour, settled
@@ -47,13 +47,13 @@ class _Held:
         self._patience = patience
 
     async def __aenter__(self) -> LeaseCore:
-        lease: LeaseCore = self._mutex.entered(self._mutex.here(), await had(self._mutex.acquire(self._patience)))
+        lease: LeaseCore = self._mutex.entered(self._mutex.here(), await self._mutex.acquire(self._patience))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await had(self._mutex.leaving()._leave(error))
+        await self._mutex.leaving()._leave(error)
 
 
 class _Blocked:

@@ -8,8 +8,6 @@ from typing import Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
-from fencelock.core.world import Soon, had
-from fencelock.errors import LockTimeout
 from fencelock.model import Claim
 
 
@@ -65,33 +63,35 @@ class Mutex(Generic[L]):
         self._guard = client.world.guard
         self._entered: list[tuple[Hashable, L]] = []
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Soon[L]:
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
-        patience = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
+        seconds = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
+        started = self._client.world.now()
+        lease = await self._acquire(seconds)
+        if lease is None:
+            assert seconds is not None, "an acquire without a timeout waits until it is granted"
+            raise await self._client.lock_timeout(self.name, seconds, started)
+        return lease
+
+    async def try_acquire(self) -> L | None:
+        """Return a lease, or None if the lock is not free now."""
+        return await self._acquire(0.0)
+
+    async def _acquire(self, timeout: float | None) -> L | None:
         client = self._client
         claim = Claim(self.name, self._ttl, client.owner)
-        if self._reentrant:
-            return self._acquire_or_share(claim, patience)
-        return client.acquire(claim, patience, self._renew, self._max_hold)
-
-    async def _acquire_or_share(self, claim: Claim, patience: float | None) -> L:
-        """Return what this very thread or task holds already, or else acquire it for whatever else is called here."""
+        if not self._reentrant:
+            return await client.acquire(claim, timeout, self._renew, self._max_hold)
         if (held := self._held_here()) is not None:
             if held.is_lost():
                 raise held._loss()
             if held._again():
                 return held
-        lease = await had(self._client.acquire(claim, patience, self._renew, self._max_hold))
-        lease._reentry = (self.name, self._client.world.here())
-        self._client.reentrant[lease._reentry] = lease
+        lease = await client.acquire(claim, timeout, self._renew, self._max_hold)
+        if lease is not None:
+            lease._reentry = (self.name, client.world.here())
+            client.reentrant[lease._reentry] = lease
         return lease
-
-    async def try_acquire(self) -> L | None:
-        """Return a lease, or None if the lock is not free now."""
-        try:
-            return await had(self.acquire(0))
-        except LockTimeout:
-            return None
 
     def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore, Tell
-from fencelock.core.world import Soon, had
+from fencelock.core.lease import LeaseCore
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Grant, Reason
 from fencelock.sim.history import Kind, Outcome
@@ -17,7 +15,7 @@ from fencelock.sim.task import Cancelled
 from fencelock.sim.world import SimWorld
 
 if TYPE_CHECKING:
-    from fencelock.sim.recorder import Pending, Recorder
+    from fencelock.sim.recorder import Recorder
 
 
 class SimLease(LeaseCore):
@@ -44,17 +42,14 @@ class SimLease(LeaseCore):
         ends = [process.clock.true(self.deadline), self._ended, process.died]
         return min(end for end in ends if end is not None)
 
-    def _give_back(self) -> Coroutine[Any, Any, bool]:
-        """Release; whoever calls this has stopped to work under the lease."""
+    async def _give_back(self) -> bool:
+        """Release; the caller has stopped to work under the lease."""
         self._end()
         op = self._recorder.call(self.name, Kind.RELEASE, self._process, self.token)
-        return self._recorded(op, super()._give_back())
-
-    async def _recorded(self, op: Pending, given_back: Soon[bool]) -> bool:
         try:
-            ours = await had(given_back)
+            ours = await super()._give_back()
         except Cancelled:
-            op.ended(Outcome.OK)  # nobody learns of it, but it must have been given back
+            op.ended(Outcome.OK)  # nobody learns of it, but it must have been released
             self._recorder.given_back(self)
             raise
         except EngineUnavailable:
@@ -65,10 +60,10 @@ class SimLease(LeaseCore):
             self._recorder.given_back(self)
         return ours
 
-    def _lose(self, reason: Reason, tell: Tell | None = None) -> None:
-        """Tell of the loss."""
+    def _lose(self, reason: Reason) -> None:
+        """Record when it was lost."""
         self._end()
-        super()._lose(reason, tell)
+        super()._lose(reason)
 
     def _end(self) -> None:
         if self._ended is None:
@@ -88,4 +83,4 @@ class Held:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await had(self._lease._leave(error))
+        await self._lease._leave(error)

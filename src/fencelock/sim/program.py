@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from random import Random
 
 from fencelock.core.client import Client
-from fencelock.core.world import had
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, StaleToken, Unanswered
 from fencelock.model import Claim
 from fencelock.primitives.mutex import Mutex
@@ -127,9 +126,9 @@ class Worker:
     async def _ask(self, job: Job) -> SimLease | None:
         if job.shared:
             claim = Claim(job.name, job.ttl, self._client.owner, shared=True, limit=job.limit)
-            return await had(self._client.acquire(claim, job.timeout, job.renew, job.max_hold))
+            return await self._client.acquire(claim, job.timeout, job.renew, job.max_hold)
         lock = Mutex(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
-        return await had(lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
+        return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 
     async def _change(self, job: Job, lease: SimLease) -> None:
         resource, process = self._resources[job.name], self._world.process

@@ -97,8 +97,8 @@ class SimWorld:
         self.random = process.scheduler.random.random
         self._tasks: dict[Task, None] = {}
 
-    ready = None
-    """Any task will do."""
+    def check_usable(self) -> None:
+        """Any task will do."""
 
     def here(self) -> Hashable:
         """Return the task."""
@@ -131,9 +131,9 @@ class SimWorld:
         else:
             self._keep(self.process.spawn(work, name, self._forget))
 
-    def at_home(self, tell: Callable[[], None]) -> None:
+    def call_user(self, function: Callable[[], None]) -> None:
         """Call it right here."""
-        tell()
+        function()
 
     def _keep(self, task: Task) -> Task:
         self._tasks[task] = None
@@ -185,6 +185,8 @@ class SimWorld:
         if task.error is not None:
             raise task.error
         return task.result  # type: ignore[no-any-return]
+
+    in_background = shield
 
     async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect to a simulated server, by its label."""

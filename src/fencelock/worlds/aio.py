@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ class AioEvent:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._pid = os.getpid()
         self._set = False
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -51,7 +53,7 @@ class AioEvent:
             running = None
         if running is self._loop:
             self._wake()
-        else:
+        elif os.getpid() == self._pid:  # a forked child would write into its parent's loop
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
@@ -171,7 +173,7 @@ class AioWorld:
                 with suppress(RuntimeError):  # it would go on to await
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
-    def ready(self) -> None:
+    def check_usable(self) -> None:
         """Make sure that we are in the loop that this client belongs to."""
         self._home()
 
@@ -229,19 +231,15 @@ class AioWorld:
         """Run as a task of its own."""
         self._keep(self._home().create_task(work, name=name))
 
-    def at_home(self, tell: Callable[[], None]) -> None:
-        """Call it on the loop: right here, or soon if a thread looked at a lease and was the first to see its loss."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        if self._loop is None or here is self._loop:
-            tell()
+    def call_user(self, function: Callable[[], None]) -> None:
+        """Call it on the loop, soon; close() does not take that back."""
+        if self._loop is None:
+            function()
             return
         try:
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            pass  # the loop is closed, and whoever cared with it
+            pass  # the loop is closed, and with it everybody who cared
 
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
@@ -264,6 +262,9 @@ class AioWorld:
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it as a task that a cancellation of the caller does not reach."""
         return await _to_the_end(self._keep(self._home().create_task(work)), timeout)
+
+    in_background = shield
+    """Tasks run in the background anyway."""
 
     async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect, in this task."""

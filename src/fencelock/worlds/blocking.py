@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 from fencelock.core import doorbell
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import unforked
+from fencelock.core.log import WARNING, log
 
 if TYPE_CHECKING:
     import socket
@@ -24,6 +26,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BELLS_KEPT = 8
+
+_warned = False
+"""Whether this process was warned about the blocking API in an event loop."""
 
 
 def have(soon: Soon[T]) -> T:
@@ -254,7 +259,6 @@ class BlockingWorld:
 
     def __init__(self) -> None:
         self.now = boottime
-        self.ready = None  # any thread will do
         self.guard = None  # nothing can interrupt a thread, so its body has to look at the lease
         self.here = partial(getattr, _Place(), "mark")
         self._bells: list[SocketBell] = []
@@ -306,9 +310,28 @@ class BlockingWorld:
                 raise
             raise interrupt from None
 
-    def at_home(self, tell: Callable[[], None]) -> None:
-        """Call it right here: any thread will do."""
-        tell()
+    def check_usable(self) -> None:
+        """Warn, once, if this thread runs an event loop: a second task that waits for the same lock would deadlock."""
+        global _warned
+        if (
+            not _warned
+            and (asyncio := sys.modules.get("asyncio")) is not None
+            and asyncio._get_running_loop() is not None
+        ):
+            _warned = True
+            log(
+                "client",
+                WARNING,
+                "the blocking API of fencelock is used inside a running event loop: it stops all tasks while it waits, and "
+                "two tasks that want the same lock deadlock; use fencelock.aio there",
+            )
+
+    def call_user(self, function: Callable[[], None]) -> None:
+        """Call it in a thread of its own."""
+        try:
+            threading.Thread(target=function, name="fencelock-on-lost", daemon=True).start()
+        except RuntimeError:  # no more threads
+            function()
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in this thread."""
@@ -322,6 +345,31 @@ class BlockingWorld:
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:  # noqa: ARG002
         """Run it right here: nobody cancels a thread."""
         return await work
+
+    async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run it in a thread, and wait for that; right here if there is no thread to be had."""
+        outcome: list[T | BaseException] = []
+        done = BlockingEvent()
+
+        async def run() -> None:
+            try:
+                outcome.append(await work)
+            except Exception as error:
+                outcome.append(error)
+            finally:
+                done.set()
+
+        runner = run()
+        try:
+            self.spawn(runner, "fencelock-background")
+        except RuntimeError:
+            runner.close()
+            return await work
+        if not await done.wait(timeout):
+            raise TimeoutError(f"not done within {timeout:g} s")
+        if isinstance(result := outcome[0], BaseException):
+            raise result
+        return result
 
     async def wire(self, dialer: Dialer, on_push: OnPush, on_end: Callable[[], None]) -> Wire:
         """Connect, in this thread."""
