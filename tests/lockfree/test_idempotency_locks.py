@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fencelock
-from fencelock import FencelockError, GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
-from fencelock.lockfree.idempotency import idempotent, idempotent_by
+from fencelock import GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
+from fencelock.lockfree.idempotency import ResultTooLarge, idempotent, idempotent_by
 from tests.engines.redis import Redis
 from tests.lockfree.databases import children
 
@@ -107,6 +108,42 @@ def test_result_is_json() -> None:
     with fencelock.connect("memory://json") as locks:
         with pytest.raises(TypeError), idempotent(locks, "x") as run:
             run.result = object()
-        with pytest.raises(FencelockError, match="too large"), idempotent(locks, "x") as run:
-            run.result = "x" * 300_000
         assert pay(locks, "x", None) == (False, json.loads('{"charged": 10}'))
+
+
+@pytest.mark.parametrize("url", ["memory://large", "sqlite", "redis"])
+def test_result_too_large_to_store_is_not_computed_again(
+    redis_node: Redis, tmp_path: Path, url: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first run ends as usual; a replay knows that the work was done, and says why it has no result."""
+    url = {"redis": redis_node.url, "sqlite": f"sqlite:{tmp_path}/locks.db"}.get(url, url)
+    large = "x" * 256 * 1024
+    with fencelock.connect(url) as locks:
+        with idempotent(locks, key, payload=1) as run:
+            run.result = large
+        assert (run.repeated, run.result) == (False, large)
+        assert f"the result of {key!r} has 262" in caplog.text
+        with idempotent(locks, key, payload=1, wait=False) as run:
+            assert run.repeated
+        with pytest.raises(ResultTooLarge, match="do not do it again") as caught:
+            print(run.result)
+        assert caught.value.name == key
+        with pytest.raises(KeyReused), idempotent(locks, key, payload=2):
+            pytest.fail("this is another payload")
+
+
+async def test_decorated_function_with_a_result_too_large_runs_once(key: str) -> None:
+    """The first call returns the result, and the second one raises instead of running again."""
+    calls = 0
+
+    @idempotent_by("{name}", connection="locks")
+    async def report(locks: aio.Locks, name: str) -> str:
+        nonlocal calls
+        calls += 1
+        return "x" * 300_000
+
+    async with aio.connect("memory://large-decorated") as locks:
+        assert len(await report(locks, key)) == 300_000
+        with pytest.raises(ResultTooLarge):
+            await report(locks, key)
+    assert calls == 1

@@ -24,7 +24,7 @@ from fencelock.primitives.locked import naming
 from fencelock.sqlio import Awaited, Blocking, link, run
 from fencelock.worlds.blocking import drive
 
-__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "Run", "collect", "idempotent", "idempotent_by"]
+__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "ResultTooLarge", "Run", "collect", "idempotent", "idempotent_by"]
 
 DAY = 86400.0
 KEY_MAX_BYTES = 1000
@@ -32,6 +32,13 @@ KEY_MAX_BYTES = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class ResultTooLarge(FencelockError):
+    """The work of this key was done, but its result was too large to be stored: there is nothing to return.
+
+    Do not do the work again. Only a lock client as the store has this limit: 256 KiB.
+    """
 
 
 class Store(Protocol):
@@ -59,7 +66,7 @@ class Run:
     >>> db.close()
     """
 
-    __slots__ = ("_kept", "_result", "key", "repeated")
+    __slots__ = ("_kept", "_result", "_too_large", "key", "repeated")
 
     def __init__(self, key: str, done: Done | None) -> None:
         self.key = key
@@ -67,14 +74,22 @@ class Run:
         self.repeated = done is not None
         """Whether it was done before: then there is nothing to do but to take the result."""
         self._kept = None if done is None else done.result  # as JSON, read when somebody asks
+        self._too_large = done is not None and done.result is None
         self._result: Json = None
 
     @property
     def result(self) -> Json:
         """What JSON can carry: set it in the first run; in a repetition it is what the first one set.
 
-        After the block it is as JSON carries it, also the first time: a tuple is a list, and keys are texts.
+        After the block it is as JSON carries it, also the first time: a tuple is a list, and keys are texts. In a repetition
+        it raises ResultTooLarge if the store could not take it.
         """
+        if self._too_large:
+            raise ResultTooLarge(
+                f"{self.key!r} was done before, and its result was too large to be stored: do not do it again, but look up "
+                "what it has written. Let the first run store large results elsewhere, and its result say where",
+                self.key,
+            )
         if self._kept is not None:
             self._result, self._kept = json.loads(self._kept), None
         return self._result
@@ -173,6 +188,9 @@ def idempotent(
     the result is kept. `wait`: for somebody else who is at it, for ever, for so many seconds, or (False) not at all:
     KeyInProgress. On SQLite, where one transaction at a time writes whatever it is about, False waits as long as the
     connection's own timeout says.
+
+    With a client a result may have 256 KiB. The first run ends as usual if its result is larger, and a repetition raises
+    ResultTooLarge when it reads `result`; the work is not done again.
 
     If the block ends with an error, roll back, as ever: there is no result then, and the next one does the work.
 
@@ -293,16 +311,19 @@ def collect(connection: Awaited, limit: int = 1000) -> Coroutine[Any, Any, int]:
 
 
 def collect(connection: Any, limit: int = 1000) -> Any:
-    """Remove results whose time is over, so many at most, in the caller's transaction; return how many.
+    """Remove results whose time is over, `limit` at most, in the caller's transaction; return how many.
 
-    For a daily job: `while collect(connection): connection.commit()`.
+    Commit after each call, also after one that returns 0: it began a transaction as well, and on SQLite an open one keeps
+    everybody else from writing.
 
     >>> import sqlite3
     >>> from fencelock.lockfree.schema import create_tables
     >>> db = sqlite3.connect(":memory:"); create_tables(db)
-    >>> with db:
-    ...     collect(db)
-    0
+    >>> while True:
+    ...     removed = collect(db)
+    ...     db.commit()
+    ...     if not removed:
+    ...         break
     >>> db.close()
     """
     to = link(connection)

@@ -1,6 +1,6 @@
 """Idempotency keys where nothing is transactional: a lock keeps the others out, a record fenced by its token remembers.
 
-A run that crashed leaves its record without a result. Whoever gets the lock after it has a higher token, and only that lets
+A finished key is read without the lock: its replays do not wait for each other. A run that crashed leaves its record without a result. Whoever gets the lock after it has a higher token, and only that lets
 it take over; the first one, should it come back, is refused by its lower token when it wants to write its result.
 """
 
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from typing import Any
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.records import VALUE_MAX_BYTES, Records
-from fencelock.errors import FencelockError, GuaranteeUnavailable, LockTimeout, StaleToken
+from fencelock.errors import GuaranteeUnavailable, LockTimeout, StaleToken
 from fencelock.lockfree.idempotency_sql import Done, in_progress
 from fencelock.primitives.mutex import Mutex
 
 PREFIX = "idempotency:"
+
+_log = logging.getLogger("fencelock.lockfree")
 
 
 def records_of(locks: Any, what: str) -> Records:
@@ -53,44 +56,63 @@ class LockStore:
 
     async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
         """Return what an earlier run left, or None: it is for us to run. Raise KeyInProgress."""
+        if (done := self._done(await self._stored())) is not None:
+            return done
         mutex = Mutex(self._client, PREFIX + self._key, timeout=patience)
         try:
             lease = self._lease = await mutex.acquire()
         except LockTimeout as error:
+            # The run may have finished meanwhile, and others who waited for it hold the lock for a moment.
+            if (done := self._done(await self._stored())) is not None:
+                return done
             raise in_progress(self._key) from error
         mutex.entered(mutex.here(), lease)
         self._fingerprint = fingerprint
-        found = await self._records.read(PREFIX + self._key)
-        if found is not None:
-            left = json.loads(found.value)
-            if "result" in left:
-                return Done(left["fingerprint"], left["result"])
-            if left["fingerprint"] != fingerprint:
-                return Done(left["fingerprint"], "")  # a crashed run of something else: refused like a finished one
+        stored = await self._stored()
+        if (done := self._done(stored)) is not None:
+            return done
+        if stored.get("fingerprint", fingerprint) != fingerprint:
+            return Done(stored["fingerprint"], "")  # a crashed run of something else: refused like a finished one
         await self._write({"fingerprint": fingerprint}, ttl)
         return None
 
     async def finish(self, result: str, ttl: float) -> None:
-        """Keep the result, for so long; raise LeaseLost or StaleToken if somebody else may have it by now."""
+        """Store the result for so long; raise LeaseLost or StaleToken if somebody else may have the key by now.
+
+        If it is too large, store that the run is finished, so that a replay does not do the work again.
+        """
         assert self._lease is not None
         self._lease.check()
-        await self._write({"fingerprint": self._fingerprint, "result": result}, ttl)
+        finished: dict[str, str | None] = {"fingerprint": self._fingerprint, "result": result}
+        if (size := len(_encoded(finished))) > VALUE_MAX_BYTES:
+            _log.warning(
+                "the result of %r has %d bytes, and a record takes %d: it was not stored, so replays cannot return it. Store "
+                "large results elsewhere, and let the result say where",
+                self._key,
+                size,
+                VALUE_MAX_BYTES,
+            )
+            finished = {"fingerprint": self._fingerprint, "result": None}
+        await self._write(finished, ttl)
 
     async def leave(self, error: BaseException | None) -> None:
         """End the block and release the lock."""
         if self._lease is not None:
             await self._lease._leave(error)
 
-    async def _write(self, what: dict[str, str], ttl: float) -> None:
+    async def _stored(self) -> dict[str, Any]:
+        """Return what the record has: a fingerprint, and a result if the run is finished; nothing if there is no record."""
+        found = await self._records.read(PREFIX + self._key)
+        return {} if found is None else dict(json.loads(found.value))
+
+    @staticmethod
+    def _done(stored: dict[str, Any]) -> Done | None:
+        return Done(stored["fingerprint"], stored["result"]) if "result" in stored else None
+
+    async def _write(self, what: dict[str, str | None], ttl: float) -> None:
         assert self._lease is not None
-        token, value = self._lease.token, json.dumps(what).encode()
-        if len(value) > VALUE_MAX_BYTES:
-            raise FencelockError(
-                f"the result of {self._key!r} is too large for a record, which takes {VALUE_MAX_BYTES} bytes: keep it "
-                "elsewhere, and let the result say where",
-                self._key,
-            )
-        written = await self._records.write(PREFIX + self._key, value, token=token, ttl=ttl)
+        token = self._lease.token
+        written = await self._records.write(PREFIX + self._key, _encoded(what), token=token, ttl=ttl)
         if not written.done:
             seen = None if written.record is None else written.record.token
             raise StaleToken(
@@ -98,3 +120,7 @@ class LockStore:
                 "for its result",
                 self._key,
             )
+
+
+def _encoded(what: dict[str, str | None]) -> bytes:
+    return json.dumps(what).encode()

@@ -22,8 +22,8 @@ LONGEST_PAUSE = 0.5
 FOR_EVER = 31_536_000
 """Seconds: MariaDB has no number that stands for no end."""
 
-LITE_LONGEST = 2**31 - 1
-"""Milliseconds: SQLite takes a larger number for none."""
+LITE_SLICE = 1.0
+"""Seconds for which one statement waits in SQLite, where Python handles no signal: Ctrl-C ends a longer wait as well."""
 
 PG_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS bigint)"
 LITE_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -42,15 +42,24 @@ MY_NO_SAVEPOINT = "1305"
 
 # The turn is a lock of the transaction that comes before the row's: it can be tried without an error, which would end the
 # transaction, and only one at a time waits for the row itself.
-PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine)
+# A finished key takes no lock at all: its replays do not wait for each other's transactions. The table's oid keeps apart
+# schemas; advisory locks are already local to their database.
+PG_TURN = "CAST(:turn AS bigint) # CAST(CAST(CAST('fencelock_idempotency' AS regclass) AS oid) AS bigint)"
+PG_CLAIM = f"""WITH turn AS MATERIALIZED (SELECT {{turn}} AS mine WHERE NOT EXISTS (
+    SELECT 1 FROM fencelock_idempotency WHERE name = CAST(:name AS text) AND result IS NOT NULL AND ends > {PG_NOW}))
 INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
 SELECT CAST(:name AS text), {PG_CLAIM_ID}, CAST(:payload AS text), {PG_NOW} + CAST(:ttl AS bigint) FROM turn {{where}}
 {_OVER.format(now=PG_NOW)}"""
-PG_WAIT = PG_CLAIM.format(turn="pg_advisory_xact_lock(CAST(:turn AS bigint))", where="")
-PG_TRY = PG_CLAIM.format(turn="pg_try_advisory_xact_lock(CAST(:turn AS bigint))", where="WHERE mine")
+PG_WAIT = PG_CLAIM.format(turn=f"pg_advisory_xact_lock({PG_TURN})", where="")
+PG_TRY = PG_CLAIM.format(turn=f"pg_try_advisory_xact_lock({PG_TURN})", where="WHERE mine")
 
 LITE_CLAIM = f"""INSERT INTO fencelock_idempotency (name, claim, fingerprint, ends)
 VALUES (:name, :claim, :payload, {LITE_NOW} + :ttl) {_OVER.format(now=LITE_NOW)}"""
+
+# GET_LOCK is about the whole server: the name has the database in it. It is returned, as USE may change the database
+# before the lock is released. At most 64 characters.
+MY_TURN = """SELECT GET_LOCK(turn, :seconds), turn FROM (SELECT
+CONCAT('fencelock.idempotency.', LEFT(SHA2(CONCAT(IFNULL(DATABASE(), ''), '/', :key), 256), 32)) AS turn) AS named"""
 
 # IGNORE, as its count is the same for all connections: that of ON DUPLICATE KEY depends on a flag that drivers set or not.
 MY_CLAIM = """INSERT IGNORE INTO fencelock_idempotency (name, claim, fingerprint, ends)
@@ -62,9 +71,11 @@ WHERE name = :name AND ends <= UNIX_TIMESTAMP()"""
 # Past the block the first one has let its turn go, but until its commit it keeps the row.
 MY_BOUND = "/*M!100302 SET STATEMENT innodb_lock_wait_timeout = :bound FOR */ "
 MY_TOO_LONG = "1205"
+LITE_LOCKED = "database is locked"
 
 READ = "SELECT fingerprint, result FROM fencelock_idempotency WHERE name = :name"
-PG_CURRENT = f" AND ends > {PG_NOW}"  # who tries may find one that has run out and is being run anew
+CURRENT = {dialect: f" AND ends > {now}" for dialect, now in NOW.items()}
+"""Who has no lock may find one that has run out and is being run anew."""
 WITHDRAW = "DELETE FROM fencelock_idempotency WHERE name = :name AND claim = {mine}"
 FINISH = "UPDATE fencelock_idempotency SET result = :result, ends = {now} + :ttl WHERE name = :name AND claim = {mine}"
 COLLECT = {
@@ -80,7 +91,8 @@ class Done(NamedTuple):
     """What an earlier run left: the fingerprint of its payload, and its result as JSON."""
 
     fingerprint: str
-    result: str
+    result: str | None
+    """None: it was too large to be stored."""
 
 
 class SqlStore:
@@ -110,7 +122,9 @@ class SqlStore:
         except Exception as error:
             explain(error, self._key)
             raise
-        if done is None and self._on.dialect != POSTGRESQL:
+        if done is not None:
+            await self._release_turn()  # a replay has nothing to do that others would have to wait for
+        elif self._on.dialect != POSTGRESQL:
             await self._on.execute(SAVEPOINT.format(**self._args))
         self._claimed = done is None
         return done
@@ -148,13 +162,16 @@ class SqlStore:
             with suppress(Exception):
                 await self._release_savepoint()
                 await self._on.execute(WITHDRAW.format(mine=self._mine), self._args)
-        if not self._turn:
-            return
         try:
-            await self._on.execute("DO RELEASE_LOCK(:turn)", {"turn": self._turn})
+            await self._release_turn()
         except Exception:
             if error is None:
                 raise
+
+    async def _release_turn(self) -> None:
+        turn, self._turn = self._turn, ""
+        if turn:
+            await self._on.execute("DO RELEASE_LOCK(:turn)", {"turn": turn})
 
     async def _claim_pg(self, patience: float | None) -> Done | None:
         number = sha256(f"fencelock.idempotency:{self._key}".encode()).digest()[:8]
@@ -164,7 +181,7 @@ class SqlStore:
         while True:  # only once for who waits, unless what it waited for was collected before it could be read
             if (await self._on.execute(PG_WAIT if patience is None else PG_TRY, args)).touched:
                 return None
-            if (done := await self._read(PG_CURRENT)) is not None:
+            if (done := await self._read(CURRENT[POSTGRESQL])) is not None:
                 return done
             if patience is None:
                 continue
@@ -175,13 +192,13 @@ class SqlStore:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _claim_my(self, patience: float | None) -> Done | None:
-        turn = f"fencelock.idempotency.{sha256(self._key.encode()).hexdigest()[:32]}"
         seconds = FOR_EVER if patience is None else patience
         world = world_of(awaited=self.awaited)
         until = world.now() + seconds
-        got = await self._on.execute("SELECT GET_LOCK(:turn, :seconds)", {"turn": turn, "seconds": seconds})
-        if got.rows != [(1,)]:
-            raise in_progress(self._key)
+        key = sha256(self._key.encode()).hexdigest()
+        ((got, turn),) = (await self._on.execute(MY_TURN, {"key": key, "seconds": seconds})).rows
+        if got != 1:
+            return await self._finished_or_in_progress(None)
         self._turn = turn
         # Who waits without an end waits as long as the server lets it: a deadlock with the turn is noticed by nothing else.
         bound = "" if patience is None else MY_BOUND
@@ -190,32 +207,89 @@ class SqlStore:
                 args = {**self._args, "bound": math.ceil(max(0.0, until - world.now()))}
                 if (await self._on.execute(bound + MY_CLAIM, args)).touched:
                     return None
+                # Past the snapshot that the transaction may have taken before. A shared lock, which MY_CLAIM took already:
+                # other replays do not wait for this transaction.
+                if (done := await self._read(CURRENT[MYSQL] + " LOCK IN SHARE MODE")) is not None:
+                    return done
                 if (await self._on.execute(bound + MY_OVER, args)).touched:
                     return None
-                # Past the snapshot that the transaction may have taken before.
-                if (done := await self._read(" FOR UPDATE")) is not None:
-                    return done
         except Exception as error:
             if patience is None or MY_TOO_LONG not in codes(error):
                 raise
-            raise in_progress(self._key) from error
+            return await self._finished_or_in_progress(error)
 
     async def _claim_lite(self, patience: float | None) -> Done | None:
-        before: int | None = None
-        if patience:
-            ((before,),) = (await self._on.execute("PRAGMA busy_timeout")).rows
-            await self._on.execute(f"PRAGMA busy_timeout = {min(int(patience * 1000), LITE_LONGEST)}")
+        outside = await self._is_outside_transaction()
+        if outside:
+            # Replays then write nothing. Inside a transaction a read would have its later write refused.
+            try:
+                done = await self._read_unless_locked()
+            finally:
+                await self._on.execute("ROLLBACK")
+            if done is not None:
+                return done
+        ((own,),) = (await self._on.execute("PRAGMA busy_timeout")).rows
         try:
-            if (await self._on.execute(LITE_CLAIM, self._args)).touched:
-                return None
-        except Exception as error:
-            if patience is None or "database is locked" not in str(error):
+            claimed = await self._insert_lite(patience, own / 1000)
+        except KeyInProgress:
+            if outside or (done := await self._read_unless_locked()) is None:
                 raise
-            raise in_progress(self._key) from error
+            return done
         finally:
-            if before is not None:
-                await self._on.execute(f"PRAGMA busy_timeout = {before}")
-        return await self._read()
+            if patience != 0:
+                await self._on.execute(f"PRAGMA busy_timeout = {own}")
+        return None if claimed else await self._read()
+
+    async def _is_outside_transaction(self) -> bool:
+        """Begin a transaction of our own; return False if the caller has begun one."""
+        try:
+            await self._on.execute("BEGIN")
+        except Exception:
+            return False
+        return True
+
+    async def _insert_lite(self, patience: float | None, own_timeout: float) -> bool:
+        """Insert the claim, as soon as no other transaction writes; return False if the key has a row already."""
+        world = world_of(awaited=self.awaited)
+        until = math.inf if patience is None else world.now() + patience
+        while True:
+            started = world.now()
+            timeout = own_timeout
+            if patience != 0:
+                timeout = max(0.001, min(LITE_SLICE, until - started))
+                await self._on.execute(f"PRAGMA busy_timeout = {math.ceil(timeout * 1000)}")
+            try:
+                return bool((await self._on.execute(LITE_CLAIM, self._args)).touched)
+            except Exception as error:
+                if LITE_LOCKED not in str(error):
+                    raise
+                now = world.now()
+                # SQLite refuses without waiting if this transaction has read: waiting could never end, or would keep the
+                # other one from committing.
+                if now - started < timeout / 2:
+                    raise FencelockError(
+                        f"SQLite cannot claim {self._key!r} in this transaction, which has read before another one began to "
+                        "write: roll it back and run it again, and begin it with the idempotent block, or with BEGIN IMMEDIATE",
+                        self._key,
+                    ) from error
+                if patience == 0 or now >= until:
+                    raise in_progress(self._key) from error
+
+    async def _read_unless_locked(self) -> Done | None:
+        """Return the result of a finished run; None also if another transaction is being committed at this moment."""
+        try:
+            return await self._read(CURRENT[SQLITE])
+        except Exception as error:
+            if LITE_LOCKED in str(error):
+                return None
+            raise
+
+    async def _finished_or_in_progress(self, cause: Exception | None) -> Done:
+        """Return the result of a finished run, if that is what others replay at this moment; else raise KeyInProgress."""
+        done = await self._read(CURRENT[self._on.dialect])
+        if done is None:
+            raise in_progress(self._key) from cause
+        return done
 
     async def _read(self, how: str = "") -> Done | None:
         rows = (await self._on.execute(READ + how, self._args)).rows

@@ -23,7 +23,9 @@ __all__ = ["Message", "Outbox"]
 OUTBOX_MAX_BYTES = 255
 IDLE = 86400
 
-PG_APPEND = """WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(CAST(:turn AS bigint)))
+# The table's oid keeps apart schemas; advisory locks are already local to their database.
+PG_APPEND = """WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(
+    CAST(:turn AS bigint) # CAST(CAST(CAST('fencelock_outbox' AS regclass) AS oid) AS bigint)))
 INSERT INTO fencelock_outbox (outbox, name, payload)
 SELECT CAST(:outbox AS text), CAST(:name AS text), CAST(:payload AS text) FROM turn"""
 MY_TURN = """INSERT INTO fencelock_outbox_turn (outbox, name, used) VALUES (:outbox, :name, UNIX_TIMESTAMP())
@@ -32,7 +34,8 @@ APPEND = "INSERT INTO fencelock_outbox (outbox, name, payload) VALUES (:outbox, 
 NEXT = "SELECT id, name, payload FROM fencelock_outbox WHERE outbox = :outbox{others} ORDER BY id LIMIT :limit"
 FORGET = "DELETE FROM fencelock_outbox WHERE outbox = :outbox AND id IN ({ids})"
 PENDING = "SELECT count(*) FROM fencelock_outbox WHERE outbox = :outbox"
-MY_IDLE = "SELECT outbox, name FROM fencelock_outbox_turn WHERE used < UNIX_TIMESTAMP() - :idle LIMIT :limit"
+MY_IDLE = """SELECT name FROM fencelock_outbox_turn
+WHERE outbox = :outbox AND used < UNIX_TIMESTAMP() - :idle LIMIT :limit"""
 MY_FORGET = """DELETE FROM fencelock_outbox_turn
 WHERE outbox = :outbox AND name = :name AND used < UNIX_TIMESTAMP() - :idle"""
 
@@ -124,9 +127,10 @@ class Outbox:
         return run(to, self._pending(to))
 
     def collect(self, connection: Any, idle: int = IDLE, limit: int = 1000) -> Any:
-        """Forget, on MySQL and MariaDB, keys that nobody has appended under for so many seconds; return how many.
+        """Remove, on MySQL and MariaDB, this outbox's keys that nobody has used for `idle` seconds; return how many.
 
-        There a row for each key keeps the order. Elsewhere nothing is left behind, and nothing is done.
+        There a row for each key keeps the order. Other databases need no such rows: nothing is done. It is part of your
+        transaction: commit after each call, also after one that returns 0.
 
         >>> import sqlite3
         >>> Outbox().collect(sqlite3.connect(":memory:"))
@@ -158,10 +162,9 @@ class Outbox:
         if to.dialect != MYSQL:
             return 0
         # One by one, by the key: a search would lock every row that it passes.
-        rows = (await self._ask(to, MY_IDLE, {"idle": idle, "limit": limit})).rows
-        counts = [
-            await self._ask(to, MY_FORGET, {"outbox": outbox, "name": name, "idle": idle}) for outbox, name in rows
-        ]
+        args = {"outbox": self._bytes(to, self.name), "idle": idle}
+        rows = (await self._ask(to, MY_IDLE, {**args, "limit": limit})).rows
+        counts = [await self._ask(to, MY_FORGET, {**args, "name": name}) for (name,) in rows]
         return sum(count.touched for count in counts)
 
     async def next(self, to: Link, token: int, limit: int, but: list[str]) -> list[Message]:
