@@ -191,3 +191,23 @@ async def test_body_in_crumbs() -> None:
         safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
         async with asyncio.timeout(30):
             assert (await ask(safe, *[b"x"] * 100_000)).body == b"100000"
+
+
+async def test_response_too_large_to_store_is_sent_and_not_computed_again(key: str) -> None:
+    """With a lock client as the store: the first request gets the response, a repetition 410; the work is done once."""
+    calls, keyed = 0, {"headers": [(b"idempotency-key", key.encode())]}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 300_000})
+
+    async with aio.connect("memory://asgi-too-large") as locks:
+        safe = IdempotencyMiddleware(app, locks, caller=lambda scope: "me")
+        assert (await ask(safe, **keyed)).body == b"x" * 300_000
+        again = await ask(safe, **keyed)
+        assert again.status == 410
+        assert b"carried out before" in again.body
+        assert (await ask(safe, b"another body", **keyed)).status == 422
+    assert calls == 1

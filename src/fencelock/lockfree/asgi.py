@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from fencelock.errors import FencelockError, KeyInProgress, KeyReused
 from fencelock.lockfree.colour import world_of
-from fencelock.lockfree.idempotency import DAY, Run, idempotent
+from fencelock.lockfree.idempotency import DAY, ResultTooLarge, Run, idempotent
 from fencelock.lockfree.idempotency_locks import is_client
 from fencelock.lockfree.idempotency_sql import kept
 from fencelock.sqlio import link
@@ -57,11 +57,8 @@ class Response(NamedTuple):
         await send({"type": "http.response.body", "body": self.body})
 
 
-class _Failed(Exception):
+class _RollBack(Exception):
     """The application answered with an error of its own: nothing of it is to be kept."""
-
-    def __init__(self, response: Response) -> None:
-        self.response = response
 
 
 class _Gone(Exception):
@@ -85,8 +82,14 @@ class IdempotencyMiddleware:
     being worked on. 422: the key was used for something else. Responses from 500 on, and those that say to come back later
     (408, 425, 429), are not kept: a repetition is carried out.
 
-    A response is held back until it is kept, so one that never ends has no place here. That its client has left is not told
-    to the application: the client will ask for the response again.
+    `body_max`: bytes that a request may have; a larger one is refused (413). It is read into memory before the application
+    is called. A response may have any size with a connection as the store. With a client, one above about 190 KiB is sent
+    but not stored, and a repetition gets 410.
+
+    A response is held back until it is complete: then it is committed, and only then sent. One that never ends has no place
+    here. What the application does afterwards, such as Starlette's background tasks, it does after that, outside the
+    transaction, and not at all if the commit fails. That its client has left is not told to the application: the client will
+    ask for the response again.
 
     >>> async def app(scope, receive, send):
     ...     print("charging", (await receive())["body"])
@@ -145,22 +148,25 @@ class IdempotencyMiddleware:
         sent = [value for name, value in scope["headers"] if name.lower() == HEADER]
         if not sent and not self._required:
             return await self._app(scope, receive, send)
+        responding = False
+
+        async def tracked(message: Message) -> None:
+            nonlocal responding
+            responding = True
+            await send(message)
+
         try:
-            response = await self._answer(scope, receive, sent)
-        except _Failed as failed:
-            response = failed.response
-        except KeyInProgress:
-            detail = "A request with the same Idempotency-Key is being worked on. Send it again in a while."
-            response = problem(409, "A request is outstanding for this Idempotency-Key", detail)
-            response.headers.append((b"retry-after", b"1"))
-        except KeyReused:
-            detail = "This Idempotency-Key was used for another request. Use a new one for a new request."
-            response = problem(422, "Idempotency-Key is already used", detail)
+            response = await self._answer(scope, receive, tracked, sent)
         except _Gone:
             return None
-        return await response.send(send)
+        except (KeyInProgress, KeyReused) as error:
+            if responding:  # the error is of something that the application does after its response
+                raise
+            response = _refusal(error)
+        return None if response is None else await response.send(send)
 
-    async def _answer(self, scope: Scope, receive: Receive, sent: list[bytes]) -> Response:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, sent: list[bytes]) -> Response | None:
+        """Return the response to a request that the application does not see; have the application answer any other."""
         key = _key_of(sent)
         if key is None:
             title = "Idempotency-Key is missing" if not sent else "Idempotency-Key is not valid"
@@ -173,14 +179,34 @@ class IdempotencyMiddleware:
             return problem(413, "Content Too Large", f"A request with a key may have at most {self._body_max} bytes.")
         request = json.dumps([scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1")])
         name = f"http:{sha256(self._caller(scope).encode()).hexdigest()[:32]}:{key}"
-        options = {"payload": request.encode() + b"\n" + body, "ttl": self._ttl, "wait": False}
-        if is_client(self._store):
-            return (await self._run(self._store, None, name, options, scope, body))[0]
-        async with self._store() as connection:
-            response, repeated = await self._run(connection, connection, name, options, scope, body)
-        if not repeated and not self._commits:
-            await self._check_kept(name)
-        return response
+        payload = request.encode() + b"\n" + body
+        async with AsyncExitStack() as transaction:
+            connection = None if is_client(self._store) else await transaction.enter_async_context(self._store())
+            where = self._store if connection is None else connection
+            run = await transaction.enter_async_context(
+                idempotent(where, name, payload=payload, ttl=self._ttl, wait=False)
+            )
+            if run.repeated:
+                return _replay(run)
+
+            async def commit_and_respond(response: Response) -> None:
+                try:
+                    async with transaction.pop_all():
+                        if response.status >= 500 or response.status in LATER:
+                            raise _RollBack
+                        run.result = response.to_json()
+                except _RollBack:
+                    pass
+                else:
+                    if connection is not None and not self._commits:
+                        await self._check_kept(name)
+                await response.send(send)
+
+            state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
+            # No extensions: a response by another way, such as a file's path, could not be kept.
+            inner = {**scope, "state": state, "extensions": {}}
+            await _call(self._app, inner, body, commit_and_respond, send)
+        return None
 
     async def _check_kept(self, name: str) -> None:
         """Raise unless the first response that was to be kept is there: before it is sent, as otherwise nothing was done."""
@@ -194,31 +220,40 @@ class IdempotencyMiddleware:
                 name,
             )
 
-    async def _run(
-        self, where: Any, connection: Any, name: str, options: Any, scope: Scope, body: bytes
-    ) -> tuple[Response, bool]:
-        """Return the response, and whether it is that of an earlier request."""
-        async with idempotent(where, name, **options) as run:
-            if not run.repeated:
-                state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
-                # No extensions: a response by another way, such as a file's path, could not be kept.
-                inner = {**scope, "state": state, "extensions": {}}
-                response = await _call(self._app, inner, body)
-                if response.status >= 500 or response.status in LATER:
-                    raise _Failed(response)
-                run.result = response.to_json()
-                return response, False
-        response = Response.from_json(run.result)
-        response.headers.append((b"idempotent-replayed", b"true"))
-        return response, True
-
 
 class Work(NamedTuple):
     """What the application finds in `scope["state"]["idempotency"]`."""
 
     run: Run
     connection: Any
-    """In the transaction that keeps the response; None if a lock and a record keep it."""
+    """In the transaction that keeps the response; None if a lock and a record keep it.
+
+    The transaction ends with the response: background tasks need a connection of their own.
+    """
+
+
+def _refusal(error: KeyInProgress | KeyReused) -> Response:
+    if isinstance(error, KeyReused):
+        detail = "This Idempotency-Key was used for another request. Use a new one for a new request."
+        return problem(422, "Idempotency-Key is already used", detail)
+    detail = "A request with the same Idempotency-Key is being worked on. Send it again in a while."
+    response = problem(409, "A request is outstanding for this Idempotency-Key", detail)
+    response.headers.append((b"retry-after", b"1"))
+    return response
+
+
+def _replay(run: Run) -> Response:
+    """Return the stored response of an earlier request."""
+    try:
+        response = Response.from_json(run.result)
+    except ResultTooLarge:
+        detail = (
+            "This request was carried out before. Its response was too large to be stored. Do not send the request again "
+            "under a new key: read what it has changed."
+        )
+        return problem(410, "The response was not stored", detail)
+    response.headers.append((b"idempotent-replayed", b"true"))
+    return response
 
 
 def problem(status: int, title: str, detail: str) -> Response:
@@ -263,33 +298,42 @@ async def _body(receive: Receive, most: int) -> bytes | None:
             return b"".join(parts)
 
 
-async def _call(app: App, scope: Scope, body: bytes) -> Response:
-    """Run the application on a request that was read already; its response is held back until it is committed."""
+async def _call(
+    app: App, scope: Scope, body: bytes, respond: Callable[[Response], Awaitable[None]], send: Send
+) -> None:
+    """Run the application on a request that was read already. When its response is complete, give it to `respond`.
+
+    The application's last `send` returns when `respond` does, as with a server: what follows comes after the response.
+    """
     start: Message | None = None
     parts: list[bytes] = []
-    given = False
-    complete = world_of(awaited=True).event()
+    given = complete = False
+    responded = world_of(awaited=True).event()
 
     async def again() -> Message:
         nonlocal given
         if given:
-            # Not when the client leaves: half a response could not be kept, and the client would find nothing.
-            await complete.wait(None)
+            # Not when the client leaves: half a response could not be kept, and the client would find nothing. Nor before
+            # the commit: an application that streams breaks off its last `send` when it hears of it.
+            await responded.wait(None)
             return {"type": "http.disconnect"}
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    async def keep(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start":
+    async def take(message: Message) -> None:
+        nonlocal start, complete
+        if complete:
+            await send(message)  # the application's own error page, if the commit has failed
+        elif message["type"] == "http.response.start":
             start = message
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                complete.set()
+            if start is not None and not message.get("more_body", False):
+                complete = True
+                headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", [])]
+                await respond(Response(start["status"], headers, b"".join(parts)))
+                responded.set()
 
-    await app(scope, again, keep)
-    if start is None or not complete.is_set():
+    await app(scope, again, take)
+    if not complete:
         raise FencelockError("the application ended before its response was complete: nothing of it is kept")
-    headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", [])]
-    return Response(start["status"], headers, b"".join(parts))
