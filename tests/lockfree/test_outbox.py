@@ -308,13 +308,16 @@ def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("on", ["mariadb"])
 def test_idle_keys_are_collected(database: Database, key: str) -> None:
-    """On MariaDB the rows that keep the order are removed once nobody uses them."""
-    outbox = Outbox(key)
+    """On MariaDB the rows that keep the order are removed once nobody uses them, and those of other outboxes stay."""
+    outbox, other = Outbox(key), Outbox(f"{key} other")
     put(database, outbox, ("old", 1), ("new", 2))
-    database.ask("UPDATE fencelock_outbox_turn SET used = 1 WHERE outbox = ? AND name = ?", key.encode(), b"old")
+    put(database, other, ("old", 1))
+    database.ask("UPDATE fencelock_outbox_turn SET used = 1 WHERE name = ?", b"old")
     with database.transaction() as connection:
         assert outbox.collect(connection) == 1
-    assert database.ask("SELECT name FROM fencelock_outbox_turn WHERE outbox = ?", key.encode()) == [(b"new",)]
+    for each, names in ((outbox, [(b"new",)]), (other, [(b"old",)])):
+        rows = database.ask("SELECT name FROM fencelock_outbox_turn WHERE outbox = ?", each.name.encode())
+        assert rows == names
     assert pending(database, outbox) == 2
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 import fencelock
-from fencelock import FencelockError, LeaseLost, StaleToken
+from fencelock import FencelockError, LeaseLost, StaleToken, aio
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import Database
@@ -54,3 +57,74 @@ def test_a_message_that_is_no_json(database: Database, key: str) -> None:
         with pytest.raises(FencelockError, match="no JSON"):
             Relay(outbox, database.connect, lambda message: got.append(message.key), locks).drain()
     assert got == ["b"]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_a_blocking_delivery_does_not_stop_the_event_loop(database: Database, key: str) -> None:
+    """Under asyncio a plain function is called in a thread: tasks, and so the renewal of leases, go on meanwhile."""
+    outbox, started, go_on = Outbox(key), threading.Event(), threading.Event()
+    went_on: list[bool] = []
+    with database.transaction() as connection:
+        outbox.append(connection, "a", 1)
+
+    def deliver(message: Message) -> None:
+        started.set()
+        went_on.append(go_on.wait(20))
+
+    async with aio.connect(f"memory://{key}") as locks:
+        draining = asyncio.create_task(Relay(outbox, database.connect, deliver, locks).drain())
+        await asyncio.to_thread(started.wait, 20)
+        go_on.set()
+        assert await draining == 1
+    assert went_on == [True]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_a_blocking_delivery_is_waited_for_after_a_loss(database: Database, key: str) -> None:
+    """A relay that lost its lease does not end before the delivery that it cannot interrupt."""
+    outbox, started, go_on, lost = Outbox(key), threading.Event(), threading.Event(), asyncio.Event()
+    ended: list[str] = []
+    with database.transaction() as connection:
+        outbox.append(connection, "a", 1)
+
+    def deliver(message: Message) -> None:
+        started.set()
+        go_on.wait(20)
+        ended.append("delivery")
+
+    async with aio.connect(f"memory://{key}", on_lost=lambda lease, reason: lost.set()) as locks:
+        draining = asyncio.create_task(Relay(outbox, database.connect, deliver, locks, ttl=0.3).drain())
+        draining.add_done_callback(lambda task: ended.append("relay"))
+        await asyncio.to_thread(started.wait, 20)
+        await locks.force_release(f"outbox:{key}", reason="a test")
+        await lost.wait()
+        for _ in range(10):  # let the loss reach the relay's task
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(LeaseLost):
+            await draining
+    assert ended == ["delivery", "relay"]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_every_kind_of_awaited_delivery_runs_on_the_event_loop(database: Database, key: str) -> None:
+    """`async def`, a part of it, an object that is called like it, and a function that returns a coroutine are awaited."""
+    outbox = Outbox(key)
+    got: list[str] = []
+
+    class Sender:
+        async def __call__(self, message: Message) -> None:
+            await deliver("object", message)
+
+    async def deliver(how: str, message: Message) -> None:
+        asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        got.append(how)
+
+    hows: list[Any] = [partial(deliver, "partial"), Sender(), lambda message: deliver("lambda", message)]
+    async with aio.connect(f"memory://{key}") as locks:
+        for how in hows:
+            with database.transaction() as connection:
+                outbox.append(connection, "a", 1)
+            assert await Relay(outbox, database.connect, how, locks).drain() == 1
+    assert got == ["partial", "object", "lambda"]

@@ -92,9 +92,10 @@ def test_many_replays_by_locks_at_once_all_get_the_result(redis_node: Redis, key
 def shop(folder: Path, journal: str) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
     """Two connections to a new SQLite database; the second one does not wait for locks by itself."""
     path = folder / "shop.db"
-    with closing(sqlite3.connect(path)) as first, closing(
-        sqlite3.connect(path, timeout=0, check_same_thread=False)
-    ) as second:
+    with (
+        closing(sqlite3.connect(path)) as first,
+        closing(sqlite3.connect(path, timeout=0, check_same_thread=False)) as second,
+    ):
         first.execute(f"PRAGMA journal_mode = {journal}")
         create_tables(first)
         yield first, second
@@ -120,14 +121,16 @@ def test_sqlite_waits_longer_than_the_timeout_of_the_connection(tmp_path: Path, 
 
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 @pytest.mark.parametrize("wait", [True, 5.0])
-def test_sqlite_refuses_to_wait_in_a_transaction_that_has_read(tmp_path: Path, journal: str, wait: bool | float) -> None:
+def test_sqlite_refuses_to_wait_in_a_transaction_that_has_read(
+    tmp_path: Path, journal: str, wait: bool | float
+) -> None:
     """Such a transaction would keep the other one from committing: it is refused at once, and the other one commits."""
     with shop(tmp_path, journal) as (first, second):
         second.execute("BEGIN")
         second.execute("SELECT count(*) FROM fencelock_idempotency").fetchall()
         with idempotent(first, "k") as run:
             run.result = "done"
-            with pytest.raises(FencelockError, match="has read before .* roll it back") as caught:
+            with pytest.raises(FencelockError, match=r"has read before .* roll it back") as caught:
                 replay(second, "k", wait)
         assert not isinstance(caught.value, KeyInProgress)
         second.rollback()

@@ -24,7 +24,16 @@ from fencelock.primitives.locked import naming
 from fencelock.sqlio import Awaited, Blocking, link, run
 from fencelock.worlds.blocking import drive
 
-__all__ = ["Idempotent", "KeyInProgress", "KeyReused", "ResultTooLarge", "Run", "collect", "idempotent", "idempotent_by"]
+__all__ = [
+    "Idempotent",
+    "KeyInProgress",
+    "KeyReused",
+    "ResultTooLarge",
+    "Run",
+    "collect",
+    "idempotent",
+    "idempotent_by",
+]
 
 DAY = 86400.0
 KEY_MAX_BYTES = 1000

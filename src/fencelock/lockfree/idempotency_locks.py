@@ -1,7 +1,8 @@
 """Idempotency keys where nothing is transactional: a lock keeps the others out, a record fenced by its token remembers.
 
-A finished key is read without the lock: its replays do not wait for each other. A run that crashed leaves its record without a result. Whoever gets the lock after it has a higher token, and only that lets
-it take over; the first one, should it come back, is refused by its lower token when it wants to write its result.
+A finished key is read without the lock, so that its replays do not wait for each other. A run that crashed leaves its record
+without a result. Whoever gets the lock after it has a higher token, and only that lets it take over; the first one, should it
+come back, is refused by its lower token when it wants to write its result.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ class SqlStore:
                 if now - started < timeout / 2:
                     raise FencelockError(
                         f"SQLite cannot claim {self._key!r} in this transaction, which has read before another one began to "
-                        "write: roll it back and run it again, and begin it with the idempotent block, or with BEGIN IMMEDIATE",
+                        "write: roll it back and run it again, and begin it with the block, or with BEGIN IMMEDIATE",
                         self._key,
                     ) from error
                 if patience == 0 or now >= until:

@@ -6,6 +6,7 @@ mark nothing as delivered, and its messages carry its token, so that a receiver 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from fencelock.core.lease import LeaseCore
 from fencelock.core.world import Event
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, LockTimeout, StaleToken
 from fencelock.fences.sql import SqlFence
-from fencelock.lockfree.colour import in_colour, settled
+from fencelock.lockfree.colour import in_colour, settled, world_of
 from fencelock.lockfree.idempotency_locks import is_awaited
 from fencelock.lockfree.outbox import Message, Outbox, Unreadable
 from fencelock.primitives.mutex import Mutex
@@ -85,7 +86,8 @@ class Relay:
     `connection`; the relay closes it, or gives it back. `deliver` is called with one
     `Message` after the other. When it returns, the message is delivered; when it raises, the messages of that key wait and
     are tried again, ever more slowly, while those of other keys go on. `locks` is a client of `fencelock.connect`, or of
-    `fencelock.aio.connect`: then `run` and `drain` are to be awaited, and `connect` and `deliver` may be coroutines.
+    `fencelock.aio.connect`: then `run` and `drain` are to be awaited, `connect` and `deliver` may be `async def`, and a plain
+    `deliver` is called in a thread, so that it does not keep the event loop from renewing leases.
 
     A delivery can always happen twice: have the receiver remember the `id`, or refuse old `token`s.
 
@@ -118,6 +120,9 @@ class Relay:
         self._deliver = deliver
         self._client: Client[Any] = locks._client
         self._awaited = is_awaited(locks)
+        self._is_async = any(inspect.iscoroutinefunction(one) for one in (deliver, type(deliver).__call__))
+        # Not the client's: slow deliveries would take the threads that its engine renews leases with.
+        self._threads = world_of(awaited=self._awaited)
         self._poll = poll
         self._batch = batch
         self._resource = f"outbox:{outbox.name}"
@@ -209,6 +214,7 @@ class Relay:
                 await settled(SqlFence().restore(connection))  # it may go back to a pool
             with suppress(Exception):
                 await lending.__aexit__(None, None, None)
+            await self._threads.close()
 
     async def _turn(
         self, connection: Any, lease: LeaseCore, done: list[int], most: int, waiting: list[str], *, first: bool
@@ -250,7 +256,7 @@ class Relay:
             try:
                 if isinstance(message.payload, Unreadable):
                     raise FencelockError(f"message {message.id} of {message.key!r} is no JSON: {message.payload.why}")
-                await settled(self._deliver(message))
+                await self._deliver_one(message)
             except Exception as error:
                 lease.check()  # a LeaseLost or a StaleToken of the receiver's own is a failure like any other
                 failure = error
@@ -261,3 +267,10 @@ class Relay:
                 done.append(message.id)
                 blocked.delivered(message.key)
         return done, failure
+
+    async def _deliver_one(self, message: Message) -> None:
+        """Call `deliver`, under asyncio in a thread unless it is `async def`. A thread is waited for after a loss, too."""
+        if self._is_async:
+            await settled(self._deliver(message))
+        else:
+            await settled(await self._threads.block(self._deliver, message))
