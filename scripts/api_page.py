@@ -73,7 +73,7 @@ FENCES = (
 )
 """All fences, each with what belongs to it."""
 LOCKFREE = {
-    idempotency: ("idempotent", "Run", "idempotent_by", "collect"),
+    idempotency: ("idempotent", "Run", "ResultTooLarge", "idempotent_by", "collect"),
     asgi: ("IdempotencyMiddleware", "Work"),
     optimistic: (
         "Cell",

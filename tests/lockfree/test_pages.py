@@ -29,7 +29,7 @@ def test_blocks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each block of Python runs by itself; "localhost" is a server of ours."""
+    """Each block of Python runs by itself and leaves no transaction open; "localhost" is a server of ours."""
     monkeypatch.chdir(tmp_path)
     postgres = databases("postgresql")
     for block in blocks(page):
@@ -38,6 +38,7 @@ def test_blocks(
         namespace: dict[str, Any] = {"__name__": "page"}
         exec(compile(block, str(page), "exec"), namespace)
         if "db" in namespace:
+            assert not namespace["db"].in_transaction  # which would keep others from writing
             namespace["db"].close()
 
 
