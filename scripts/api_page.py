@@ -42,6 +42,8 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "Unanswered",
         "GuaranteeUnavailable",
         "LimitMismatch",
+        "InvalidArgument",
+        "InvalidType",
         "InvalidName",
         "InvalidTTL",
         "InvalidURL",

@@ -93,15 +93,27 @@ class GuaranteeUnavailable(FencelockError):
     """The engine cannot promise what was asked for, and says so before anything is locked."""
 
 
-class InvalidName(FencelockError, ValueError):
+class InvalidArgument(FencelockError, ValueError):
+    """An argument that fencelock cannot use. The message names the argument and says what it may be.
+
+    >>> issubclass(InvalidName, InvalidArgument), issubclass(InvalidArgument, ValueError)
+    (True, True)
+    """
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument of the wrong type, such as an int where a function is needed."""
+
+
+class InvalidName(InvalidArgument):
     """A lock's name or a namespace that no engine would take."""
 
 
-class InvalidTTL(FencelockError, ValueError):
+class InvalidTTL(InvalidArgument):
     """A time to live that is not a number of seconds within what the engine can keep."""
 
 
-class InvalidURL(FencelockError, ValueError):
+class InvalidURL(InvalidArgument):
     """A URL that names no engine of this release, or lacks something that its engine needs."""
 
 

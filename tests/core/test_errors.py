@@ -15,6 +15,8 @@ BUILTINS: dict[str, type[BaseException]] = {
     "LockTimeout": TimeoutError,
     "EngineUnavailable": ConnectionError,
     "Unanswered": ConnectionError,
+    "InvalidArgument": ValueError,
+    "InvalidType": TypeError,
     "InvalidName": ValueError,
     "InvalidTTL": ValueError,
     "InvalidURL": ValueError,

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worlds": BASE | {"core"},
     "backends": BASE | {"core"},
     "primitives": BASE | {"core"},
-    "sqlio": set(),
+    "sqlio": {"errors"},
     "fences": {"errors", "sqlio"},
     "lockfree": BASE | {"core", "worlds", "primitives", "fences", "sqlio"},
     "facade": BASE | {"core", "worlds", "primitives"},

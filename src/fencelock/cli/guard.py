@@ -77,10 +77,10 @@ def explain(error: Exception, outcome: str = "") -> int:
     """Say what happened, and what came of it unless the arguments were wrong; return the exit code for it."""
     from fencelock.errors import FencelockError
 
-    if isinstance(error, ValueError):
-        say(_one_line(error))
-        return USAGE
     if isinstance(error, FencelockError):
+        if isinstance(error, ValueError):
+            say(_one_line(error))
+            return USAGE
         say(f"{_one_line(error)}{outcome}")
         return UNAVAILABLE
     say(f"a bug: {type(error).__name__}: {_one_line(error)}; FENCELOCK_DEBUG=1 shows where, please report it")

@@ -17,7 +17,7 @@ from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.log import ERROR, WARNING, log
-from fencelock.core.names import check_name, check_ttl
+from fencelock.core.names import check_name, check_reason, check_ttl
 from fencelock.core.world import World, had
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
 from fencelock.model import Claim, Grant, Holder, Reason, Snapshot
@@ -114,7 +114,7 @@ class Client(Generic[L]):
     def names(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the names that have a holder or a waiter."""
         self._check_open(None)
-        if prefix:
+        if prefix != "":
             check_name(prefix, "a prefix")
         return self.backend.names(prefix)
 
@@ -122,8 +122,7 @@ class Client(Generic[L]):
         """Drop whoever holds the name; return how many that were. It is logged, with the reason."""
         self._check_open(name)
         check_name(name)
-        if not reason.strip():
-            raise ValueError(f"a forced release of {name!r} needs a reason that others can read later")
+        reason = check_reason(reason, name)
         with naming(name):
             dropped = await self.backend.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fencelock.core.acquire import FIRST_PAUSE, naming
 from fencelock.core.backend import GRACE
 from fencelock.core.log import WARNING, log
+from fencelock.core.names import check_seconds
 from fencelock.core.world import had
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, ReleaseFailed, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
@@ -233,6 +234,7 @@ class LeaseCore:
 
     async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
+        timeout = check_seconds(timeout, "timeout", self.name, zero=True)
         if not self._over:
             with self._client.mutex:
                 if self._event is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
+from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
 from fencelock.model import CORRECT, Traits
 
 NAME_MAX_BYTES = 1024
 LONGEST = 1e9
 """Seconds that are as good as for ever."""
+LONG_TTL = 3600.0
+"""Seconds. A longer ttl is allowed, but somebody may have given milliseconds."""
 CO_COROUTINE = 0x80  # as in inspect, which takes 10 ms to import
 PURPOSES = ("efficiency", "correctness")
 SAFE = "sqlite:, etcd:, zookeeper:, postgresql: or mysql:"
@@ -47,23 +49,52 @@ def check_ttl(ttl: object, traits: Traits, name: str | None = None) -> float:
     return float(ttl)
 
 
+def warn_long_ttl(ttl: float, name: str | None = None) -> None:
+    """Log a warning for a ttl above one hour, once per process: others wait that long for a holder that died."""
+    global _warned_long_ttl
+    if ttl <= LONG_TTL or _warned_long_ttl:
+        return
+    _warned_long_ttl = True
+    import logging  # which takes longer to import than most programs need for a lock
+
+    logging.getLogger("fencelock").warning("%s%s", "" if name is None else f"{name!r}: ", long_ttl(ttl))
+
+
+def long_ttl(ttl: float) -> str:
+    """Return the warning about a ttl above one hour."""
+    return (
+        f"ttl is in seconds: {ttl:g} is {ttl / 3600:.1f} hours, and others wait that long for a holder that died or hangs. "
+        "A lease is renewed in the background, so 30 is enough for work of any length"
+    )
+
+
+_warned_long_ttl = False
+
+
 def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float | None:
-    """Return a duration that may be None ("no end"), or raise ValueError."""
+    """Return a duration that may be None ("no end"), or raise InvalidArgument."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
-        raise ValueError(f"{name!r}: {what} must be a number of seconds or None, not {value!r:.40}")
+        raise InvalidArgument(f"{name!r}: {what} must be a number of seconds or None, not {value!r:.40}", name)
     if value < 0 or (value == 0 and not zero):
-        raise ValueError(
-            f"{name!r}: {what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r:.40}"
+        raise InvalidArgument(
+            f"{name!r}: {what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r:.40}", name
         )
     return float(value) if value <= LONGEST else None
+
+
+def check_reason(reason: object, name: str) -> str:
+    """Return why a lock is released by force, or raise InvalidArgument."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidArgument(f"a forced release of {name!r} needs a reason that others can read later", name)
+    return reason
 
 
 def check_purpose(purpose: str, traits: Traits, name: str) -> None:
     """Raise GuaranteeUnavailable if the engine's tokens could repeat after a failure and that would matter."""
     if purpose not in PURPOSES:
-        raise ValueError(f"{name!r}: purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.40}")
+        raise InvalidArgument(f"{name!r}: purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.40}", name)
     if purpose == "correctness" and traits.strength not in CORRECT:
         raise GuaranteeUnavailable(
             f"{name!r}: tokens of {traits.engine} are only as strong as {traits.strength.value!r} and could repeat after a "
@@ -74,11 +105,11 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
 
 
 def check_callback(on_lost: object) -> None:
-    """Raise TypeError unless it can be called with a lease and a reason, or is None."""
+    """Raise InvalidType unless it can be called with a lease and a reason, or is None."""
     if on_lost is None:
         return
     if not callable(on_lost):
-        raise TypeError(f"on_lost must be a function of a lease and a reason, not {type(on_lost).__name__}")
+        raise InvalidType(f"on_lost must be a function of a lease and a reason, not {type(on_lost).__name__}")
     code = getattr(getattr(on_lost, "__func__", on_lost), "__code__", None)
     if getattr(code, "co_flags", 0) & CO_COROUTINE:
-        raise TypeError("on_lost is an async def, and nobody would await it; have a plain function start a task")
+        raise InvalidType("on_lost is an async def, and nobody would await it; have a plain function start a task")

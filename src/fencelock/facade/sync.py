@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client, clients
 from fencelock.core.lease import LeaseCore
-from fencelock.core.names import check_callback, check_name
+from fencelock.core.names import check_callback, check_name, warn_long_ttl
 from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.locked import check_template, naming
@@ -268,7 +268,9 @@ def connect(
     target = resolve(url)
     world = BlockingWorld()
     backend = open_backend(world, target, check_name(namespace, "a namespace"))
-    return Locks(Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost), target)
+    client = Client(world, backend, Lease, ttl=ttl, owner=owner, on_lost=on_lost)
+    warn_long_ttl(ttl)
+    return Locks(client, target)
 
 
 @atexit.register

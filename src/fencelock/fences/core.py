@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fencelock.errors import StaleToken
+from fencelock.errors import InvalidArgument, InvalidType, StaleToken
 
 TOKEN_MAX = 2**53 - 1
 RESOURCE_MAX = 1024
@@ -94,55 +94,55 @@ def bearer(lease: object) -> Credentials:
         )
         if token is not None and id_ is not None:
             what, do = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
-        raise TypeError(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {do}")
+        raise InvalidType(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {do}")
     _check_range(token)
     if not id_ or "\0" in id_ or len(id_.encode()) > ID_MAX:
-        raise ValueError(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
+        raise InvalidArgument(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
     return Credentials(token, id_)
 
 
 def check_resource(resource: object) -> str:
-    """Return the name of a resource; raise TypeError or ValueError unless it can be one.
+    """Return the name of a resource; raise InvalidArgument unless it can be one.
 
     >>> check_resource("order:42")
     'order:42'
     """
     if not isinstance(resource, str):
-        raise TypeError(f"a fence's resource must be a str such as 'order:42', not {type(resource).__name__}")
+        raise InvalidType(f"a fence's resource must be a str such as 'order:42', not {type(resource).__name__}")
     if not resource:
-        raise ValueError("a fence's resource must not be empty; name what is written, as in 'order:42'")
+        raise InvalidArgument("a fence's resource must not be empty; name what is written, as in 'order:42'")
     if "\0" in resource or len(resource.encode()) > RESOURCE_MAX:
-        raise ValueError(
+        raise InvalidArgument(
             f"a fence's resource must be at most {RESOURCE_MAX} bytes of UTF-8 without NUL: {resource!r:.60}"
         )
     return resource
 
 
 def check_token(token: object) -> int:
-    """Return where a fence may be moved to, or a floor be put; raise TypeError or ValueError unless it is a token.
+    """Return where a fence may be moved to, or a floor be put; raise InvalidArgument unless it is a token.
 
     >>> check_token("3")
     Traceback (most recent call last):
-    TypeError: a token is an int such as 34, not '3' (str)
+    fencelock.errors.InvalidType: a token is an int such as 34, not '3' (str)
     """
     if not isinstance(token, int) or isinstance(token, bool):
-        raise TypeError(f"a token is an int such as 34, not {token!r:.40} ({type(token).__name__})")
+        raise InvalidType(f"a token is an int such as 34, not {token!r:.40} ({type(token).__name__})")
     return _check_range(token)
 
 
 def _check_range(token: int) -> int:
     if not 0 <= token <= TOKEN_MAX:
-        raise ValueError(
+        raise InvalidArgument(
             f"a token is a number from 0 to 2^53 - 1, so that it stays exact everywhere; not {token}. Clocks in microseconds "
             "fit; those in nanoseconds, and ids of 64 bits, do not"
         )
     return token
 
 
-def check_reason(resource: str, reason: str) -> str:
-    """Return why a fence is moved; raise ValueError unless others can read it later."""
-    if not reason.strip():
-        raise ValueError(f"moving the fence of {resource!r} needs a reason that others can read later")
+def check_reason(resource: str, reason: object) -> str:
+    """Return why a fence is moved; raise InvalidArgument unless others can read it later."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidArgument(f"moving the fence of {resource!r} needs a reason that others can read later")
     return reason
 
 

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Never, Protocol, overload
 
+from fencelock.errors import InvalidArgument
 from fencelock.fences import Fenced
 from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
@@ -59,7 +60,7 @@ class EtcdFence(Generic[ClientT]):
 
     def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
         if not prefix:
-            raise ValueError("the marks need a prefix of their own among etcd's keys")
+            raise InvalidArgument("the marks need a prefix of their own among etcd's keys")
         self._client: Any = client
         self._prefix = prefix
         self._awaited = _is_awaited(client)

@@ -13,7 +13,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Generic, Never, Protocol, TypeVar, overload
 
-from fencelock.errors import StaleToken
+from fencelock.errors import InvalidArgument, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.client import ClientT
 from fencelock.fences.core import (
@@ -73,7 +73,7 @@ class RedisFence(Generic[ClientT]):
 
     def __init__(self, client: ClientT, *, prefix: str = "fencelock:fence:") -> None:
         if not prefix:
-            raise ValueError("the marks need a prefix of their own among Redis's keys")
+            raise InvalidArgument("the marks need a prefix of their own among Redis's keys")
         self._client: Any = client
         self._prefix = prefix
         self._awaited = is_awaited(client)

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from fencelock.errors import FencelockError, KeyInProgress, KeyReused
+from fencelock.errors import FencelockError, InvalidType, KeyInProgress, KeyReused
 from fencelock.lockfree.colour import world_of
 from fencelock.lockfree.idempotency import DAY, ResultTooLarge, Run, idempotent
 from fencelock.lockfree.idempotency_locks import is_client
@@ -126,7 +126,7 @@ class IdempotencyMiddleware:
         body_max: int = 1024 * 1024,
     ) -> None:
         if not callable(store) and not is_client(store):
-            raise TypeError(
+            raise InvalidType(
                 "store must be a client of fencelock.aio.connect, or a function that gives a connection in a transaction, "
                 f"such as engine.begin or pool.connection, not {type(store).__name__}"
             )
@@ -135,7 +135,7 @@ class IdempotencyMiddleware:
         self._commits = False  # until it was seen
         self._caller = caller
         if isinstance(methods, str):
-            raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
+            raise InvalidType(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._ttl = ttl

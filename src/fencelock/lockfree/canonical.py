@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
+from fencelock.errors import InvalidType
+
 Json: TypeAlias = Any
 """What `json` can write: None, bool, int, float, str, and lists and dicts of these."""
 
@@ -18,7 +20,7 @@ def canonical(value: Json) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{value!r:.80} cannot be written as JSON: {error}") from error
+        raise InvalidType(f"{value!r:.80} cannot be written as JSON: {error}") from error
 
 
 def written(value: Json, what: str) -> str:
@@ -30,4 +32,4 @@ def written(value: Json, what: str) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{what} cannot be written as JSON: {error}; it is {value!r:.80}") from error
+        raise InvalidType(f"{what} cannot be written as JSON: {error}; it is {value!r:.80}") from error

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fencelock.errors import VersionConflict
+from fencelock.errors import InvalidArgument, VersionConflict
 from fencelock.lockfree.colour import in_colour, settled, world_of
 
 FIRST_PAUSE = 0.005
@@ -84,7 +84,9 @@ class Cell(ABC, Generic[T]):
         backoff and full jitter between the attempts; after the timeout, or so many attempts, VersionConflict.
         """
         if attempts is not None and attempts < 1:
-            raise ValueError(f"attempts must be 1 or more, or None for as many as the timeout allows; not {attempts}")
+            raise InvalidArgument(
+                f"attempts must be 1 or more, or None for as many as the timeout allows; not {attempts}"
+            )
         return in_colour(self._modify(change, timeout, attempts), awaited=self.awaited)
 
     async def _write_or_raise(self, value: T, version: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import NamedTuple
 
-from fencelock.errors import FencelockError
+from fencelock.errors import FencelockError, InvalidArgument
 
 AHEAD_MAX = 60.0
 """Seconds by which a stamp of others may lie ahead of us: one broken clock must not carry all others away for years."""
@@ -41,7 +41,7 @@ class HybridClock:
 
     def __init__(self, replica: str, *, now: Callable[[], float] = time.time) -> None:
         if not replica:
-            raise ValueError("a clock needs the name of its replica: two without one would make the same stamps")
+            raise InvalidArgument("a clock needs the name of its replica: two without one would make the same stamps")
         self.replica = replica
         self._now = now
         self._mutex = Lock()

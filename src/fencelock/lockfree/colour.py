@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fencelock.errors import InvalidType
 from fencelock.sqlio import settled as settled
 from fencelock.worlds.blocking import BlockingWorld, drive
 
@@ -36,7 +37,7 @@ def check_colour(thing: object, *, awaited: bool, asked: bool) -> None:
     """Raise TypeError if a `with` block is of another colour than what it is about."""
     if awaited is not asked:
         kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-        raise TypeError(
+        raise InvalidType(
             f"{kind} is for asyncio: write `async with`"
             if awaited
             else f"{kind} would block the event loop: write `with`"

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from fencelock.errors import InvalidArgument, InvalidType
 from fencelock.lockfree.canonical import Json, canonical
 from fencelock.lockfree.clock import ClockAhead, HybridClock, Stamp
 
@@ -28,7 +29,7 @@ class _Value:
     def merge(self, other: Self) -> Self:
         """Return what both know together: the same whichever comes first, however often."""
         if type(other) is not type(self):
-            raise TypeError(f"a {type(self).__name__} merges with its like, not with {type(other).__name__}")
+            raise InvalidType(f"a {type(self).__name__} merges with its like, not with {type(other).__name__}")
         return self._merge(other)
 
     def _merge(self, other: Self) -> Self:
@@ -227,10 +228,10 @@ class ORSet(_Value):
             for element, them in form["elements"]:
                 made = dots[canonical(element)] = frozenset(_Dot(_name(name), _count(number)) for name, number in them)
                 if not made or not all(0 < dot.number <= seen.get(dot.replica, 0) for dot in made):
-                    raise ValueError(f"{element!r:.40} was added by nobody, or later than what was seen")
+                    raise InvalidArgument(f"{element!r:.40} was added by nobody, or later than what was seen")
             # Of an element that comes twice, only the last is there.
             if sum(len(them) for _, them in form["elements"]) != len({dot for made in dots.values() for dot in made}):
-                raise ValueError("an addition comes twice")
+                raise InvalidArgument("an addition comes twice")
             return _set(dots, seen)
 
 
@@ -258,20 +259,20 @@ class LWWRegister(_Value, Generic[T]):
     def set(self, value: T, stamp: Stamp | HybridClock) -> LWWRegister[T]:
         """Return it with another value, at a new stamp of this clock, which is above the one there is.
 
-        A stamp of your own has to be above it too, or the value would be lost at once: ValueError. To bring in a write that
-        may be older than what is there, merge.
+        A stamp of your own has to be above it too, or the value would be lost at once: InvalidArgument. To bring in a write
+        that may be older than what is there, merge.
 
         >>> LWWRegister("old", Stamp(1, 0, "there")).set("new", HybridClock("here")).value
         'new'
-        >>> LWWRegister("new", Stamp(2, 0, "there")).set("old", Stamp(1, 0, "here"))
+        >>> LWWRegister("new", Stamp(2, 0, "there")).set("old", Stamp(1, 0, "here"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: 'old' of 'here' would be lost: its stamp is not above that of 'there'. Give the clock: set(value, clock)
+        fencelock.errors.InvalidArgument: 'old' of 'here' would be lost: its stamp is not above ...
         """
         if isinstance(stamp, HybridClock):
             stamp.observe(self.stamp)
             stamp = stamp.tick()
         if stamp <= self.stamp:
-            raise ValueError(
+            raise InvalidArgument(
                 f"{value!r:.40} of {stamp.replica!r} would be lost: its stamp is not above that of {self.stamp.replica!r}. "
                 "Give the clock: set(value, clock)"
             )
@@ -301,7 +302,7 @@ def _reading(kind: type[_Value], form: object) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{form!r:.80} is not the JSON of a {kind.__name__}: {error}") from error
+        raise InvalidArgument(f"{form!r:.80} is not the JSON of a {kind.__name__}: {error}") from error
 
 
 def _set(dots: dict[str, frozenset[_Dot]], seen: dict[str, int]) -> ORSet:
@@ -316,11 +317,11 @@ def _highest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]
 
 def _count(number: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"a count must be an int of 0 or more, not {number!r:.40}")
+        raise InvalidArgument(f"a count must be an int of 0 or more, not {number!r:.40}")
     return number
 
 
 def _name(replica: object) -> str:
     if not isinstance(replica, str) or not replica:
-        raise ValueError(f"a replica's name must be a str that is not empty, not {replica!r:.40}")
+        raise InvalidArgument(f"a replica's name must be a str that is not empty, not {replica!r:.40}")
     return replica

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencelock.errors import VersionConflict
+from fencelock.errors import InvalidArgument, VersionConflict
 
 
 def etag(version: int | str) -> str:
@@ -13,7 +13,7 @@ def etag(version: int | str) -> str:
     """
     text = str(version)
     if not text.isascii() or not text.isprintable() or not {'"', " ", ","}.isdisjoint(text):
-        raise ValueError(f"{text!r:.40} cannot be an ETag: use printable ASCII without blanks, quotes and commas")
+        raise InvalidArgument(f"{text!r:.40} cannot be an ETag: use printable ASCII without blanks, quotes and commas")
     return f'"{text}"'
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fencelock.core.names import LONGEST, check_name
-from fencelock.errors import FencelockError, InvalidName, KeyInProgress, KeyReused
+from fencelock.errors import FencelockError, InvalidArgument, InvalidName, InvalidType, KeyInProgress, KeyReused
 from fencelock.lockfree import idempotency_sql
 from fencelock.lockfree.canonical import Json, canonical, written
 from fencelock.lockfree.colour import check_colour
@@ -267,7 +267,7 @@ def idempotent_by(
         key_of = naming(key, function, awaited=awaited)
         signature = inspect.signature(function)
         if connection not in signature.parameters:
-            raise TypeError(f"{function.__qualname__} has no argument {connection!r}: say which one, by connection=…")
+            raise InvalidType(f"{function.__qualname__} has no argument {connection!r}: say which one, by connection=…")
         # The object of a method is no part of what was asked for, and JSON could not carry it.
         apart = {connection, *({"self", "cls"} & {next(iter(signature.parameters))})}
 
@@ -281,7 +281,7 @@ def idempotent_by(
             try:
                 return idempotent(where, name, payload=asked, ttl=ttl, wait=wait)
             except TypeError as error:
-                raise TypeError(
+                raise InvalidType(
                     f"the payload of {name!r} is what {function.__qualname__} was called with, and {error}: say what it is "
                     "instead, by payload=lambda …, which is called with the same arguments"
                 ) from error
@@ -363,5 +363,7 @@ def _seconds(value: object, what: str, *, at_least: int) -> float:
     if value is False and at_least == 0:
         return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= LONGEST:
-        raise ValueError(f"{what} must be {at_least} or more seconds, and {LONGEST:.0f} at most, not {value!r:.40}")
+        raise InvalidArgument(
+            f"{what} must be {at_least} or more seconds, and {LONGEST:.0f} at most, not {value!r:.40}"
+        )
     return float(value)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fencelock.errors import FencelockError
+from fencelock.errors import FencelockError, InvalidArgument
 from fencelock.lockfree.cell import Cell, Seen
 from fencelock.lockfree.colour import settled
 from fencelock.sqlio import POSTGRESQL, codes, link
@@ -52,10 +52,12 @@ class SqlRow(Cell[Any]):
         version: str = "version",
     ) -> None:
         if not where or not columns:
-            raise ValueError(f"{table}: say which row, as in {{'id': 7}}, and which columns, as in ['balance']")
+            raise InvalidArgument(f"{table}: say which row, as in {{'id': 7}}, and which columns, as in ['balance']")
         for name in (table, version, *where, *columns):
             if not _IDENTIFIER.fullmatch(name):
-                raise ValueError(f"{name!r} cannot be the name of a table or column here; write SQL of your own for it")
+                raise InvalidArgument(
+                    f"{name!r} cannot be the name of a table or column here; write SQL of your own for it"
+                )
         self._connection = connection
         self._link = link(connection)
         self.awaited = self._link.awaited
@@ -84,7 +86,9 @@ class SqlRow(Cell[Any]):
     async def _write(self, value: Row, version: Any) -> bool:
         others = value.keys() - set(self._columns)
         if others:
-            raise ValueError(f"{self.name!r} has no column {', '.join(sorted(others))} among those it was made with")
+            raise InvalidArgument(
+                f"{self.name!r} has no column {', '.join(sorted(others))} among those it was made with"
+            )
         names = (_quoted(self._link.dialect, name) for name in value)
         sets = "".join(f", {name} = :set_{number}" for number, name in enumerate(names))
         args = {f"set_{number}": new for number, new in enumerate(value.values())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from fencelock.errors import EngineUnavailable, StaleToken
+from fencelock.errors import EngineUnavailable, InvalidType, StaleToken
 from fencelock.fences.etcd import coded
 from fencelock.fences.redis import is_awaited as is_awaited_redis
 from fencelock.lockfree.cell import Cell, Seen
@@ -122,7 +122,7 @@ class HttpResource(Cell["bytes | None"]):
     def __init__(self, client: Any, url: str, *, headers: dict[str, str] | None = None) -> None:
         kinds = [kind for kind in type(client).__mro__ if kind.__module__.partition(".")[0] in ("httpx", "requests")]
         if not kinds:
-            raise TypeError(
+            raise InvalidType(
                 f"an httpx.Client, httpx.AsyncClient or requests.Session is needed, not {type(client).__name__}"
             )
         self._body = "content" if kinds[0].__module__.startswith("httpx") else "data"

@@ -16,7 +16,7 @@ from typing import Any
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.world import Event
-from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, LockTimeout, StaleToken
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidType, LeaseLost, LockTimeout, StaleToken
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.colour import in_colour, settled, world_of
 from fencelock.lockfree.idempotency_locks import is_awaited
@@ -186,7 +186,9 @@ class Relay:
         if not self._awaited and is_awaited_connection(given):
             with suppress(Exception):
                 given.close()  # a coroutine would be missed
-            raise TypeError("`connect` is for asyncio, and these locks are not: give the relay those of fencelock.aio")
+            raise InvalidType(
+                "`connect` is for asyncio, and these locks are not: give the relay those of fencelock.aio"
+            )
         lending = lent(given)
         connection = await lending.__aenter__()
         count, first = 0, True

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fencelock.errors import InvalidName
+from fencelock.errors import InvalidName, InvalidType
 
 
 def check_template(template: object) -> None:
-    """Raise TypeError if there is no name, as with a bare `@locks.locked`."""
+    """Raise InvalidType if there is no name, as with a bare `@locks.locked`."""
     if isinstance(template, str):
         return
     given = getattr(template, "__name__", None) if callable(template) else None
     if given is not None:
-        raise TypeError(f"@locks.locked needs a name for the lock of {given}: write @locks.locked({given!r})")
-    raise TypeError(f"@locks.locked needs the lock's name, a str, not {type(template).__name__}")
+        raise InvalidType(f"@locks.locked needs a name for the lock of {given}: write @locks.locked({given!r})")
+    raise InvalidType(f"@locks.locked needs the lock's name, a str, not {type(template).__name__}")
 
 
 def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
@@ -28,7 +28,7 @@ def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Cal
     generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generator or (inspect.iscoroutinefunction(function) and not awaited):
         why = "it is a generator" if generator else "it is an async def; use fencelock.aio for it"
-        raise TypeError(f"{function.__qualname__} would run without the lock: {why}")
+        raise InvalidType(f"{function.__qualname__} would run without the lock: {why}")
     signature = inspect.signature(function)
     try:
         template.format_map(_AnyArgument(signature.parameters))

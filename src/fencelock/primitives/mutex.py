@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final, Generic, Literal, TypedDict
 
 from fencelock.core.client import Client, L
-from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
+from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
 from fencelock.model import Claim
 
 
@@ -53,6 +53,8 @@ class Mutex(Generic[L]):
         self._client = client
         self.name = check_name(name)
         self._ttl = client.ttl if ttl is None else check_ttl(ttl, traits, name)
+        if ttl is not None:
+            warn_long_ttl(ttl, name)
         self._timeout = None if timeout is None else check_seconds(timeout, "timeout", name, zero=True)
         self._renew = renew
         self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", name, zero=False)

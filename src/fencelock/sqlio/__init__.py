@@ -145,7 +145,7 @@ def bind(sql: str, args: Mapping[str, Any], paramstyle: str) -> tuple[str, tuple
 
 
 def link(connection: Any) -> BlockingLink | AwaitedLink:
-    """Return what runs SQL on this connection; raise TypeError for what is not one that we know."""
+    """Return what runs SQL on this connection; raise InvalidType for what is not one that we know."""
     from fencelock.sqlio.drivers import find
 
     return find(connection)

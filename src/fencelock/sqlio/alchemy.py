@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from fencelock.errors import InvalidType
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, AwaitedLink, BlockingLink, bind
 from fencelock.sqlio.drivers import DRIVERS, NOTHING, aiosqlite_commits, find, kind_of, modules_of
 
@@ -17,14 +18,14 @@ def alchemy(thing: Any, modules: list[str]) -> BlockingLink | AwaitedLink:
         return find(thing.dbapi_connection)
     awaited = any(module.startswith("sqlalchemy.ext.asyncio") for module in modules)
     if not hasattr(thing, "commit"):
-        raise TypeError(
+        raise InvalidType(
             f"a Connection or a Session of SQLAlchemy's is needed, inside its transaction, not {kind_of(thing)}: "
             "with engine.begin() as connection"
         )
     bind = thing.get_bind() if hasattr(thing, "get_bind") else thing
     dialect = DIALECTS.get(bind.dialect.name)
     if dialect is None:
-        raise TypeError(
+        raise InvalidType(
             f"SQLAlchemy's {bind.dialect.name} is none of the databases that we know: PostgreSQL, MySQL, SQLite"
         )
     return (_AwaitedAlchemy if awaited else _BlockingAlchemy)(thing, dialect, bind.dialect.paramstyle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from fencelock.errors import InvalidType
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, AwaitedLink, BlockingLink, bind
 
 BEGIN = {
@@ -101,7 +102,7 @@ def modules_of(thing: object) -> list[str]:
 
 
 def find(thing: Any) -> BlockingLink | AwaitedLink:
-    """Return the link for a connection or a cursor; raise TypeError for anything else."""
+    """Return the link for a connection or a cursor; raise InvalidType for anything else."""
     modules = modules_of(thing)
     packages = [module.partition(".")[0] for module in modules]
     if "sqlalchemy" in packages:
@@ -111,14 +112,14 @@ def find(thing: Any) -> BlockingLink | AwaitedLink:
     if "django" in packages:
         connection = thing if hasattr(thing, "vendor") else getattr(thing, "db", None)  # a cursor's
         if not hasattr(connection, "vendor"):
-            raise TypeError(
+            raise InvalidType(
                 f"one of Django's connections is needed, not {kind_of(thing)}: give it connections['default']"
             )
         return _Django(connection)
     for package in packages:
         if package in DRIVERS and not isinstance(thing, type):
             return _of_driver(thing, package)
-    raise TypeError(
+    raise InvalidType(
         "a connection or a cursor is needed, of sqlite3, psycopg, psycopg2, PyMySQL, mysqlclient, aiosqlite, SQLAlchemy "
         f"(Connection, Session and their asyncio twins) or Django, not {kind_of(thing)}"
     )
@@ -130,7 +131,7 @@ def _of_driver(thing: Any, package: str) -> BlockingLink | AwaitedLink:
         # A cursor of aiosqlite's has a `connection`, too: sqlite3's own, which belongs to another thread.
         connection = getattr(thing, "_conn" if package == "aiosqlite" else "connection", None)
         if connection is None or not hasattr(connection, "commit"):
-            raise TypeError(f"a connection or a cursor is needed, not {kind_of(thing)}")
+            raise InvalidType(f"a connection or a cursor is needed, not {kind_of(thing)}")
     driver = DRIVERS[package]
     if package == "aiosqlite":
         return _Aiosqlite(connection, driver)
@@ -224,7 +225,9 @@ class _Django:
         self._connection = connection
         self.dialect = str(connection.vendor)
         if self.dialect not in (POSTGRESQL, MYSQL, SQLITE):
-            raise TypeError(f"Django's {self.dialect} is none of the databases that we know: PostgreSQL, MySQL, SQLite")
+            raise InvalidType(
+                f"Django's {self.dialect} is none of the databases that we know: PostgreSQL, MySQL, SQLite"
+            )
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
         text, values = bind(sql, args, "format")

@@ -7,21 +7,22 @@ from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any
 
+from fencelock.errors import InvalidType
 from fencelock.sqlio import link
 from fencelock.sqlio.drivers import kind_of
 
 
 def check_connect(connect: object, who: str) -> Callable[[], Any]:
-    """Return what gives connections; raise TypeError if it cannot.
+    """Return what gives connections; raise InvalidType if it cannot.
 
     >>> check_connect("postgresql://localhost/shop", "a door")
     Traceback (most recent call last):
-    TypeError: a door needs a function that gives a connection, such as lambda: psycopg.connect(…), not str
+    fencelock.errors.InvalidType: a door needs a function that gives a connection, such as lambda: psycopg.connect(…), not str
     """
     # A connection of sqlite3's can be called, for reasons of its own.
     if callable(connect) and not (type(connect).__module__ == "sqlite3" and hasattr(connect, "commit")):
         return connect
-    raise TypeError(
+    raise InvalidType(
         f"{who} needs a function that gives a connection, such as lambda: psycopg.connect(…), not {kind_of(connect)}"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fencelock.backends.mysql.place import MODES, PORT, Place, context
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, FencelockError
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
 
 Words = Mapping[str, Any]
 """What a driver's `connect` is given. PyMySQL, mysqlclient, aiomysql, asyncmy and mysql-connector nearly agree on that."""
@@ -75,13 +75,13 @@ def _tls(words: Words) -> Any:
 
 
 def application(world: World, client: Any) -> Application:
-    """Return what an object stands for; raise TypeError if there is no telling, or it belongs to the other colour."""
+    """Return what an object stands for; raise InvalidType if there is no telling, or it belongs to the other colour."""
     if hasattr(client, "get_connection_params"):
         return _django(client)
     if hasattr(client, "dialect"):
         return _sqlalchemy(world, client)
     if not hasattr(client, "ctx"):
-        raise TypeError(
+        raise InvalidType(
             f"a {type(client).__module__}.{type(client).__name__} does not say how it was connected; give its URL as mysql://"
         )
     words = _attributes(client)  # now: it may be closed by the time it is needed
@@ -105,12 +105,12 @@ def _django(connection: Any) -> Application:
 
 def _sqlalchemy(world: World, engine: Any) -> Application:
     if not hasattr(engine, "raw_connection"):
-        raise TypeError(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
     url = engine.url.render_as_string(hide_password=True)
     if not hasattr(engine, "sync_engine"):
         return Application(lambda: world.block(_borrowed, engine), "the application's engine", url)
     if not world.shares_wires:
-        raise TypeError("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
+        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
 
     async def find() -> Words:
         async with engine.connect() as connection:

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fencelock.backends.postgres.place import Place, spelled
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, FencelockError
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
 
 Words = Mapping[str, Any]
 Find = Callable[[], Awaitable[Words]]
@@ -47,7 +47,7 @@ class Application:
 
 
 def application(world: World, client: Any) -> Application:
-    """Return what an object stands for; raise TypeError if there is no telling, or it belongs to the other colour."""
+    """Return what an object stands for; raise InvalidType if there is no telling, or it belongs to the other colour."""
     package = next(
         kind.__module__.partition(".")[0]
         for kind in type(client).__mro__
@@ -58,7 +58,7 @@ def application(world: World, client: Any) -> Application:
 
 def _connection(_: World, connection: Any) -> Application:
     if not hasattr(getattr(connection, "info", None), "get_parameters"):
-        raise TypeError(f"a Connection or AsyncConnection of psycopg is needed here, not {type(connection).__name__}")
+        raise InvalidType(f"a Connection or AsyncConnection of psycopg is needed here, not {type(connection).__name__}")
     words = _words(connection)  # now: it may be closed by the time it is needed
     return Application(lambda: _ready(words), "the application's connection", _url(words))
 
@@ -88,9 +88,9 @@ async def _called(world: World, value: Any) -> Any:
 
 def _sqlalchemy(world: World, engine: Any) -> Application:
     if not hasattr(engine, "raw_connection"):
-        raise TypeError(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
     if engine.dialect.driver not in LIBPQ:
-        raise TypeError(
+        raise InvalidType(
             f"an engine with the driver {engine.dialect.driver} cannot tell how it connects; give its URL as "
             "postgresql://, or use the driver psycopg"
         )
@@ -98,7 +98,7 @@ def _sqlalchemy(world: World, engine: Any) -> Application:
     if not hasattr(engine, "sync_engine"):
         return Application(lambda: world.block(_borrowed, engine), "the application's engine", url)
     if not world.shares_wires:
-        raise TypeError("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
+        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
 
     async def find() -> Words:
         async with engine.connect() as connection:

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 
 from fencelock.core.urls import redact
 from fencelock.core.world import NO_ANSWER, Command, Parser
-from fencelock.errors import EngineUnavailable, InvalidURL
+from fencelock.errors import EngineUnavailable, InvalidType, InvalidURL
 
 DIAL_SECONDS = 5.0
 """How long connecting and logging in may take, unless the URL says otherwise."""
@@ -225,12 +225,12 @@ def from_client(client: Any, *, aio: bool) -> RedisDialer:
         )
         other = isinstance(client, redis.Redis | redis.asyncio.Redis)
         advice = f"; {there} takes this one" if other else ""
-        raise TypeError(
+        raise InvalidType(
             f"a client must be a {wanted} here, not {type(client).__module__}.{type(client).__name__}{advice}"
         )
     pool = client.connection_pool
     if any(kind.__module__.partition(".")[0] == "fakeredis" for kind in (type(client), *pool.connection_class.__mro__)):
-        raise TypeError("fakeredis has no server behind it that could hold locks; in tests, use memory://")
+        raise InvalidType("fakeredis has no server behind it that could hold locks; in tests, use memory://")
     making = _making(pool, _never(not aio))
     by_sentinel = getattr(pool, "service_name", None)
     address = _address(pool.connection_kwargs) if by_sentinel is None else f"{by_sentinel} (by Sentinel)"

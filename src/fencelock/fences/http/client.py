@@ -6,7 +6,7 @@ from base64 import b64encode
 from functools import cache, partial
 from typing import Any, Self, TypeVar
 
-from fencelock.errors import StaleToken
+from fencelock.errors import InvalidType, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.core import bearer
 from fencelock.fences.http.wire import HEADER, STALE, header
@@ -34,7 +34,7 @@ class TokenAuth:
         if isinstance(then, tuple) and len(then) == 2:
             then = partial(_basic, then)
         elif then is not None and not callable(then) and not hasattr(then, "sync_auth_flow"):
-            raise TypeError(
+            raise InvalidType(
                 "`then` is an auth of httpx's or requests', a function that takes a request and returns it, or a pair of a "
                 f"user and a password, not {type(then).__name__}"
             )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from inspect import isawaitable
 from typing import Any
 
-from fencelock.errors import StaleToken
+from fencelock.errors import InvalidType, StaleToken
 from fencelock.fences import Credentials
 from fencelock.fences.core import check_resource
 from fencelock.fences.http.wire import HEADER, STALE, BadHeader, parse
@@ -21,9 +21,9 @@ class _Gate:
 
     def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
         if isinstance(methods, str):
-            raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
+            raise InvalidType(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         if not hasattr(fence, "enter") and not callable(fence):
-            raise TypeError(
+            raise InvalidType(
                 "the middleware needs a fence with enter(resource, lease), such as MemoryFence or RedisFence, or a function "
                 f"that gives a connection to a database, such as lambda: psycopg.connect(…), not {type(fence).__name__}"
             )
@@ -170,7 +170,7 @@ class FencedWsgi:
                 entered = self._gate.fence.enter(resource, mine)
                 if isawaitable(entered):
                     getattr(entered, "close", lambda: None)()  # a coroutine would be missed
-                    raise TypeError("this fence is to be awaited, which WSGI cannot: give it one that blocks")
+                    raise InvalidType("this fence is to be awaited, which WSGI cannot: give it one that blocks")
                 environ["fencelock"] = mine
             except StaleToken as stale:
                 problem = self._gate.refused(stale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, overload
 
-from fencelock.errors import FencelockError
+from fencelock.errors import FencelockError, InvalidArgument
 from fencelock.fences import Fenced
 from fencelock.fences.core import (
     Credentials,
@@ -66,7 +66,7 @@ class SqlFence:
 
     def __init__(self, *, bound_idle: bool | float = True) -> None:
         if not isinstance(bound_idle, bool) and not SHORTEST_IDLE <= bound_idle <= LONGEST_IDLE:
-            raise ValueError(
+            raise InvalidArgument(
                 f"bound_idle is True, False, or for how many seconds a transaction may be idle, {SHORTEST_IDLE} to "
                 f"{LONGEST_IDLE:.0f}; not {bound_idle!r}"
             )

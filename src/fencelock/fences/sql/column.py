@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from fencelock.errors import FencelockError, StaleToken
+from fencelock.errors import FencelockError, InvalidArgument, InvalidType, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.core import bearer, check_resource
 
@@ -53,11 +53,11 @@ class FenceColumn:
     def __init__(self, token: str = "fence", id: str = "fence_id", *, paramstyle: str) -> None:
         for name in (token, id):
             if not _NAME.fullmatch(name):
-                raise ValueError(
+                raise InvalidArgument(
                     f"{name!r:.60} is not the name of a column: it becomes part of the statement as it stands"
                 )
         if paramstyle not in _PLACES or paramstyle == "numeric_dollar":
-            raise ValueError(
+            raise InvalidArgument(
                 f"paramstyle must be qmark, format, named or pyformat, as the driver's own; not {paramstyle!r}"
             )
         self._token = token
@@ -95,7 +95,7 @@ class FenceColumn:
                 name,
             )
         if type(given) is not int:
-            raise TypeError(
+            raise InvalidType(
                 f"the number of rows that the UPDATE of {name!r} has found is needed, as cursor.rowcount gives it, not "
                 f"{type(given).__name__}: nobody knows whether the token was let in, so roll back"
             )
