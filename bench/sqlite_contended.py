@@ -16,7 +16,7 @@ FILELOCK = "filelock (10 ms poll, barges)"
 def fencelock_lock(folder: str) -> AbstractContextManager[Any]:
     import fencelock
 
-    return fencelock.connect(f"sqlite://{folder}/contended.db").lock("name")
+    return fencelock.connect(f"sqlite:///{folder}/contended.db").lock("name")
 
 
 def filelock_lock(folder: str) -> AbstractContextManager[Any]:

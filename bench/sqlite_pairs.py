@@ -65,8 +65,8 @@ def main(rounds: int) -> list[Goal]:
 
 def measure(folder: str, rounds: int) -> dict[str, Timing]:
     loop = asyncio.new_event_loop()
-    locks = fencelock.connect(f"sqlite://{folder}/blocking.db")
-    alocks = aio.connect(f"sqlite://{folder}/asyncio.db")
+    locks = fencelock.connect(f"sqlite:///{folder}/blocking.db")
+    alocks = aio.connect(f"sqlite:///{folder}/asyncio.db")
     lock = locks.lock("name")
     file_lock = filelock.FileLock(f"{folder}/filelock")
     timings = interleaved(

@@ -28,7 +28,7 @@ def main(rounds: int) -> list[Goal]:
     script = str(Path(sys.executable).parent / "fencelock")
     base = "python -c 'import sqlite3, json'"
     with tempfile.TemporaryDirectory(prefix="fencelock-bench-") as folder:
-        url = f"sqlite://{folder}/startup.db"
+        url = f"sqlite:///{folder}/startup.db"
         timings = interleaved(
             {
                 base: command(sys.executable, "-c", "import sqlite3, json", url=url),

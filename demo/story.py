@@ -59,7 +59,7 @@ class Event(NamedTuple):
 def work(name: str, folder: str, fenced: bool) -> None:
     """Add one to the record ROUNDS times; tell the director about every step."""
     database = sqlite3.connect(f"{folder}/application.db", timeout=10, isolation_level=None)
-    with fencelock.connect(f"sqlite://{folder}/locks.db", ttl=TTL, owner=name) as locks:
+    with fencelock.connect(f"sqlite:///{folder}/locks.db", ttl=TTL, owner=name) as locks:
         done = 0
         while done < ROUNDS:
             try:

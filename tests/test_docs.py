@@ -28,7 +28,7 @@ def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "FENCELOCK_URL": f"sqlite://{folder}/locks.db",
+        "FENCELOCK_URL": f"sqlite:///{folder}/locks.db",
         "PYTHONWARNINGS": "error",
     }
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)

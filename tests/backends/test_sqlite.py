@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import make_url
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, LockTimeout, Reason
@@ -42,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(path: Path) -> str:
     """Its URL."""
-    return f"sqlite://{path}"
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def test_database_deleted_while_held(path: Path, url: str) -> None:
 
 def test_database_replaced_while_held(path: Path, url: str, tmp_path: Path) -> None:
     """A database that is replaced by another is used from then on; the old one's holders learn of it."""
-    with fencelock.connect(f"sqlite://{tmp_path}/new.db") as new:
+    with fencelock.connect(f"sqlite:///{tmp_path}/new.db") as new:
         take(new)
     with fencelock.connect(url) as locks:
         lease = locks.lock("x", ttl=0.9).acquire()
@@ -294,7 +296,7 @@ def test_empty_file(path: Path, url: str) -> None:
 @pytest.mark.parametrize("place", ["missing/locks.db", "."])
 def test_place_that_cannot_be_a_database(tmp_path: Path, place: str) -> None:
     """A folder that does not exist, or a path that is a folder, is refused with advice."""
-    refused(f"sqlite://{tmp_path}/{place}", "folder")
+    refused(f"sqlite:///{tmp_path}/{place}", "folder")
 
 
 # ---------------------------------------------------------------------------- disks that cannot be written
@@ -303,7 +305,7 @@ def test_place_that_cannot_be_a_database(tmp_path: Path, place: str) -> None:
 TRY = """
 import sys, json, time, fencelock
 begun = time.monotonic()
-locks = fencelock.connect("sqlite://" + sys.argv[1])
+locks = fencelock.connect("sqlite:///" + sys.argv[1])
 try:
     locks.lock("x").acquire()
     answer = "granted"
@@ -332,7 +334,7 @@ def on_a_disk(folder: Path, source: str, *, prepare: str = "", options: str = ""
 
 MAKE = """
 import fencelock
-with fencelock.connect(f"sqlite://{folder}/locks.db") as locks, locks.lock("x"): pass
+with fencelock.connect(f"sqlite:///{folder}/locks.db") as locks, locks.lock("x"): pass
 """
 
 
@@ -369,7 +371,7 @@ def test_disk_that_fills_up(tmp_path: Path) -> None:
         """
 import sys, json, os, fencelock
 path = sys.argv[1]; folder = os.path.dirname(path)
-locks = fencelock.connect("sqlite://" + path)
+locks = fencelock.connect("sqlite:///" + path)
 held = locks.lock("held", ttl=60).acquire()
 """
         + FILL
@@ -403,7 +405,7 @@ def test_no_permission() -> None:
     """A user who may not write there is told so."""
     with tempfile.TemporaryDirectory(prefix="fencelock-test-") as folder:  # pytest's own folders are closed to others
         os.chmod(folder, 0o755)
-        with fencelock.connect(f"sqlite://{folder}/locks.db") as locks:
+        with fencelock.connect(f"sqlite:///{folder}/locks.db") as locks:
             take(locks)
         nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
         answer, seconds = run(TRY, f"{folder}/locks.db", prefix=nobody)
@@ -473,31 +475,54 @@ def test_link_to_a_network_file_system(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "path"),
     [
-        ("sqlite:///var/lib/app/locks.db", "/var/lib/app/locks.db"),
-        ("sqlite:////var/lib/locks.db", "/var/lib/locks.db"),
-        ("sqlite://localhost/var/locks.db", "/var/locks.db"),
+        ("sqlite:////var/lib/app/locks.db", "/var/lib/app/locks.db"),
+        ("sqlite://///var/lib/locks.db", "/var/lib/locks.db"),
         ("sqlite:/var/locks.db", "/var/locks.db"),
-        ("sqlite:///a%20b/%3F%23.db", "/a b/?#.db"),
-        ("sqlite:///a/../b.db", "/b.db"),
-        ("sqlite:///é/🔒.db", "/é/🔒.db"),
+        ("sqlite:////a%20b/%3F%23.db", "/a b/?#.db"),
+        ("sqlite:////a/../b.db", "/b.db"),
+        ("sqlite:////é/🔒.db", "/é/🔒.db"),
     ],
 )
 def test_path_of(url: str, path: str) -> None:
-    """A URL names the same file wherever the process was started."""
+    """Four slashes begin an absolute path."""
     assert path_of(url) == path
 
 
 def test_relative_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without slashes a path is relative to the current folder, or to the home."""
+    """Without slashes, or with three, a path is relative to the current folder, or to the home."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    assert path_of("sqlite:locks.db") == str(tmp_path / "locks.db")
+    for url in ("sqlite:locks.db", "sqlite:///locks.db", "sqlite:///a/../locks.db"):
+        assert path_of(url) == str(tmp_path / "locks.db")
     assert path_of("sqlite:~/locks.db") == "/home/me/locks.db"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///locks.db", "sqlite:///a/locks.db", "sqlite:////var/lib/locks.db"])
+def test_sqlalchemy_means_the_same_file(url: str) -> None:
+    """A URL names the file that SQLAlchemy would open."""
+    assert path_of(url) == os.path.abspath(make_url(url).database or "")
+
+
+def test_three_slashes_before_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever writes three slashes and means an absolute path is told to write four; no database is made anywhere."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    refused(f"sqlite://{tmp_path}/locks.db", re.escape(f"or write four slashes for {tmp_path}: sqlite:///{tmp_path}/"))
+    assert list(tmp_path.rglob("*")) == [elsewhere]
 
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite://host/x.db", "sqlite://locks.db", "sqlite:///x?mode=ro", "sqlite:///x#y", "sqlite:////", "sqlite:///%00"],
+    [
+        "sqlite://host/x.db",
+        "sqlite://localhost/x.db",
+        "sqlite://locks.db",
+        "sqlite:///x?mode=ro",
+        "sqlite:///x#y",
+        "sqlite:////",
+        "sqlite:///%00",
+    ],
 )
 def test_bad_url(url: str) -> None:
     """A URL with a host, options, or no file is refused when the client is made."""

@@ -27,7 +27,7 @@ class Raced:
         rows = self._connection.execute(statement).fetchall()
         self._left -= 1
         if self._left == 0:
-            with fencelock.connect(f"sqlite://{self._path}") as locks:
+            with fencelock.connect(f"sqlite:///{self._path}") as locks:
                 locks.inspect("x")
         return iter_of(rows)
 

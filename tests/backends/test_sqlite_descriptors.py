@@ -20,7 +20,7 @@ from fencelock.core import doorbell
 @pytest.fixture
 def locks(tmp_path: Path) -> Iterator[fencelock.Locks]:
     """A client."""
-    with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as locks:
+    with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         yield locks
 
 
@@ -53,7 +53,7 @@ def test_no_descriptor_to_ring(locks: fencelock.Locks, monkeypatch: pytest.Monke
 
 def test_no_descriptor_to_create_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the system while the database is opened comes out as EngineUnavailable, and the next try works."""
-    with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as locks:
+    with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         with monkeypatch.context() as patch, pytest.raises(fencelock.EngineUnavailable, match="Too many open files"):
             patch.setattr(database, "_sync_folder", exhausted)
             locks.lock("x").acquire()

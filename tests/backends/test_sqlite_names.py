@@ -13,7 +13,7 @@ from fencelock.backends.sqlite.place import other_names
 
 def take(path: Path) -> int:
     """Take a lock there, and give it back."""
-    with fencelock.connect(f"sqlite://{path}") as locks, locks.lock("x") as lease:
+    with fencelock.connect(f"sqlite:///{path}") as locks, locks.lock("x") as lease:
         return lease.token
 
 
@@ -33,8 +33,8 @@ def test_symbolic_link(tmp_path: Path) -> None:
     """A symbolic link is another way to the same name."""
     link = tmp_path / "link.db"
     link.symlink_to(tmp_path / "locks.db")
-    with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as locks, locks.lock("x"):
-        with fencelock.connect(f"sqlite://{link}") as others:
+    with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks, locks.lock("x"):
+        with fencelock.connect(f"sqlite:///{link}") as others:
             assert others.lock("x").try_acquire() is None
 
 

@@ -20,12 +20,12 @@ def backend_of(locks: fencelock.Locks) -> SqliteBackend:
 def test_records_outlive_a_power_cut(tmp_path: Path) -> None:
     """What was written is on the disk at once, and still there after another start of the machine."""
     (tmp_path / "synced").mkdir()
-    with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as locks:
+    with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         written = drive(backend_of(locks).records.write("job", b"done", token=7, ttl=3600))
         assert written.done
         for suffix in ("", "-wal"):
             shutil.copy(f"{tmp_path}/locks.db{suffix}", tmp_path / "synced")
-    with fencelock.connect(f"sqlite://{tmp_path}/synced/locks.db") as locks:
+    with fencelock.connect(f"sqlite:///{tmp_path}/synced/locks.db") as locks:
         backend_of(locks)._database.boot = "another boot"
         with locks.lock("x"):
             found = drive(backend_of(locks).records.read("job"))
@@ -37,7 +37,7 @@ def test_records_outlive_a_power_cut(tmp_path: Path) -> None:
 def test_records_that_ran_out_are_cleared_away(tmp_path: Path) -> None:
     """A record whose time is over takes no space for ever."""
     path = f"{tmp_path}/locks.db"
-    with fencelock.connect(f"sqlite://{path}") as locks:
+    with fencelock.connect(f"sqlite:///{path}") as locks:
         backend = backend_of(locks)
         drive(backend.records.write("short", b"x" * 1000, token=1, ttl=0.1))
         drive(backend.records.write("long", b"y", token=1, ttl=3600))
@@ -46,7 +46,7 @@ def test_records_that_ran_out_are_cleared_away(tmp_path: Path) -> None:
         connection.execute("UPDATE record SET ends = 1 WHERE key = 'short'")
         connection.execute("UPDATE counter SET reserved = token")  # as if the minutes that were reserved are over
         connection.commit()
-        with fencelock.connect(f"sqlite://{path}") as locks, locks.lock("x"):
+        with fencelock.connect(f"sqlite:///{path}") as locks, locks.lock("x"):
             pass
         assert connection.execute("SELECT key FROM record").fetchall() == [("long",)]
     finally:

@@ -17,7 +17,7 @@ from fencelock.model import settle
 @pytest.fixture
 def locks(tmp_path: Path) -> Iterator[fencelock.Locks]:
     """A client."""
-    with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as locks:
+    with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         yield locks
 
 
@@ -31,7 +31,7 @@ def test_handler_that_inspects(locks: fencelock.Locks, tmp_path: Path, monkeypat
     seen: list[object] = []
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(locks.inspect("other")))
     try:
-        with fencelock.connect(f"sqlite://{tmp_path}/locks.db") as others, others.lock("x"):
+        with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as others, others.lock("x"):
             monkeypatch.setattr(queue, "settle", interrupted)
             assert locks.lock("x").try_acquire() is None
     finally:

@@ -26,7 +26,7 @@ USE = """
 import sys, json, os, fencelock
 os.umask(int(sys.argv[2], 8))
 try:
-    with fencelock.connect("sqlite://" + sys.argv[1]) as locks:
+    with fencelock.connect("sqlite:///" + sys.argv[1]) as locks:
         if sys.argv[3] == "look": answer = list(locks.names())
         else:
             with locks.lock("x", timeout=5) as lease: answer = lease.token
@@ -165,7 +165,7 @@ def test_mode_that_settles_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     """A file that gets its mode a moment after it was created, as SQLite does it, is waited for."""
     answers = iter(["it may not be written", "it may not be written", None])
     monkeypatch.setattr(database_module, "foreign_side_file", lambda path: next(answers))
-    with fencelock.connect(f"sqlite://{folder}/locks.db") as locks, locks.lock("x"):
+    with fencelock.connect(f"sqlite:///{folder}/locks.db") as locks, locks.lock("x"):
         assert list(answers) == []
 
 
@@ -212,7 +212,7 @@ def test_paths_that_cannot_be_a_database(folder: Path) -> None:
         "pipe": f"{folder}/pipe is not a regular file",
         "link": f"the folder {folder}/gone does not exist; create it",
     }.items():
-        with fencelock.connect(f"sqlite://{folder}/{place}") as locks:
+        with fencelock.connect(f"sqlite:///{folder}/{place}") as locks:
             with pytest.raises(EngineUnavailable) as caught:
                 locks.inspect("x")
             assert message in str(caught.value)
@@ -232,7 +232,7 @@ def test_traceback_shows_no_internals(folder: Path, content: bytes | None) -> No
     path = folder / "locks.db" if content is not None else folder / "missing" / "locks.db"
     if content is not None:
         path.write_bytes(content)
-    with fencelock.connect(f"sqlite://{path}") as locks:
+    with fencelock.connect(f"sqlite:///{path}") as locks:
         for action in (locks.lock("x").acquire, lambda: locks.inspect("x"), lambda: list(locks.names())):
             with pytest.raises(EngineUnavailable) as caught:
                 action()

@@ -70,7 +70,7 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.database = folder / "locks.db"
-        self.env = {**os.environ, "FENCELOCK_URL": f"sqlite://{self.database}", "COLUMNS": "80"}
+        self.env = {**os.environ, "FENCELOCK_URL": f"sqlite:///{self.database}", "COLUMNS": "80"}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:

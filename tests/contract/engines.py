@@ -99,7 +99,7 @@ _MYSQL = Engine("mysql", _mysql, "mariadb", shared=False, limit=False, records=T
 
 ENGINES = [
     Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
-    Engine("sqlite", lambda _, folder: f"sqlite://{folder}/locks.db", records=True),
+    Engine("sqlite", lambda _, folder: f"sqlite:///{folder}/locks.db", records=True),
     Engine("redis", _redis, server="redis", records=True),
     Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
     Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),

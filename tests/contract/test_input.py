@@ -264,7 +264,7 @@ async def test_locks_do_not_travel(locks: LocksView) -> None:
 def test_unknown_scheme(colour: str) -> None:
     """A URL that names no engine is refused with those that there are."""
     for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "://", "sqlite"):
-        with pytest.raises(InvalidURL, match="sqlite://"):
+        with pytest.raises(InvalidURL, match="The engines are sqlite:, redis://"):
             connect(colour, direct, url)
     with pytest.raises(InvalidURL, match="must be a str"):
         connect(colour, direct, 42)  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     folder = tmp_path / "state" / "fencelock"
     with fencelock.connect() as locks:
         assert locks.traits.engine == "sqlite"
-        assert repr(locks) == f"<Locks sqlite://{folder}/locks.db>"
+        assert repr(locks) == f"<Locks sqlite:///{folder}/locks.db>"
         assert not folder.exists()
         with locks.lock("x"):
             pass

@@ -33,7 +33,7 @@ def test_interrupted_at_any_step(tmp_path: Path) -> None:
 
     What was held is released, too, unless it was that which was interrupted: then it runs out.
     """
-    url = f"sqlite://{tmp_path}/locks.db"
+    url = f"sqlite:///{tmp_path}/locks.db"
     with fencelock.connect(url) as other:
         other.lock("warm").acquire().release()
         with fencelock.connect(url) as warm:  # SQLite keeps its descriptor for the next who opens the file

@@ -16,19 +16,19 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("locks.db", "did you mean sqlite:locks.db?"),
-        ("./locks.db", "did you mean sqlite:./locks.db?"),
-        ("~/locks.db", "did you mean sqlite:~/locks.db?"),
-        ("/tmp/x.db", "did you mean sqlite:///tmp/x.db?"),
-        ("/tmp/100%?.db", "did you mean sqlite:///tmp/100%25%3F.db?"),
-        ("sqlite", "did you mean sqlite://?"),
-        ("sqllite:///x.db", "did you mean sqlite:///x.db?"),
-        ("sqlite3:x.db", "did you mean sqlite:x.db?"),
-        ("memroy://x", "did you mean memory://x?"),
-        ("redsi://x", "did you mean redis://x?"),
-        ("redlok://a,b,c", "did you mean redlock://a,b,c?"),
-        ("etdc://h", "did you mean etcd://h?"),
-        ("postgrsql://h", "did you mean postgresql://h?"),
+        ("locks.db", "Did you mean sqlite:locks.db?"),
+        ("./locks.db", "Did you mean sqlite:./locks.db?"),
+        ("~/locks.db", "Did you mean sqlite:~/locks.db?"),
+        ("/tmp/x.db", "Did you mean sqlite:////tmp/x.db?"),
+        ("/tmp/100%?.db", "Did you mean sqlite:////tmp/100%25%3F.db?"),
+        ("sqlite", "Did you mean sqlite://?"),
+        ("sqllite:///x.db", "Did you mean sqlite:///x.db?"),
+        ("sqlite3:x.db", "Did you mean sqlite:x.db?"),
+        ("memroy://x", "Did you mean memory://x?"),
+        ("redsi://x", "Did you mean redis://x?"),
+        ("redlok://a,b,c", "Did you mean redlock://a,b,c?"),
+        ("etdc://h", "Did you mean etcd://h?"),
+        ("postgrsql://h", "Did you mean postgresql://h?"),
         ("redlock://", "takes the addresses of its nodes"),
         ("redlock://a,,b", "takes the addresses of its nodes"),
         ("redlock://a:1,b:1,a:1", "names a:1 twice"),
@@ -37,12 +37,18 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("redis+sentinel://h", "redis+sentinel://host:port,host:port/service/db"),
         ("etcd://h:port", "an etcd URL is etcd://"),
         ("zookeeper://", "names no host"),
-        ("zookeper://h", "did you mean zookeeper://h?"),
+        ("zookeper://h", "Did you mean zookeeper://h?"),
         ("mysql://h", "name the database that fencelock's tables are in"),
         (
             "nosuch://x",
-            "names no engine of this release; this release has etcd://, etcds://, mariadb://, memory://, mysql://, postgres://",
+            "'nosuch://x' names no engine. The engines are sqlite:, redis://, redlock://, etcd://, zookeeper://, "
+            "postgresql://, mysql:// and memory://",
         ),
+        ("localhost:6379", "Did you mean redis://localhost:6379?"),
+        ("redis:6379/0", "Did you mean redis://redis:6379/0?"),
+        ("127.0.0.1:2379", "Did you mean etcd://127.0.0.1:2379?"),
+        ("db:5432", "Did you mean postgresql://db:5432?"),
+        ("redis+cluster://h1,h2", "does not support Redis Cluster; use redis:// with"),
         ("sqlite:///:memory:", "use memory://name"),
         ("sqlite::memory:", "use memory://name"),
         ("sqlite://:memory:", "use memory://name"),
@@ -99,7 +105,7 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, prefix: str, r
 
 def test_schemes_ignore_case(tmp_path: Path) -> None:
     """A scheme may be written in capitals, as in any URL."""
-    with fencelock.connect(f"SQLite://{tmp_path}/locks.db") as locks, locks.lock("x"):
+    with fencelock.connect(f"SQLite:///{tmp_path}/locks.db") as locks, locks.lock("x"):
         assert locks.traits.engine == "sqlite"
     with (
         fencelock.connect("MEMORY://capitals") as locks,
@@ -121,7 +127,7 @@ def test_default_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp
 def test_given_folder_is_not_made(tmp_path: Path) -> None:
     """Only the default folder is made: a path that was given may have a slip in it."""
     with (
-        fencelock.connect(f"sqlite://{tmp_path}/new/locks.db") as locks,
+        fencelock.connect(f"sqlite:///{tmp_path}/new/locks.db") as locks,
         pytest.raises(EngineUnavailable, match="create"),
     ):
         locks.inspect("x")
@@ -134,4 +140,4 @@ def test_relative_state_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", "/home/me")
     with fencelock.connect() as locks:
-        assert repr(locks) == "<Locks sqlite:///home/me/.local/state/fencelock/locks.db>"
+        assert repr(locks) == "<Locks sqlite:////home/me/.local/state/fencelock/locks.db>"

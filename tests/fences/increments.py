@@ -86,7 +86,7 @@ class Director:
     """Starts the workers, and hurts them."""
 
     def __init__(self, kind: str, address: str, folder: Path, goal: int, seed: int) -> None:
-        self.job = kind, address, f"sqlite://{folder}/locks.db", goal
+        self.job = kind, address, f"sqlite:///{folder}/locks.db", goal
         self.random = random.Random(seed)
         self.workers: list[Worker] = []
         self.kills = self.stops = 0

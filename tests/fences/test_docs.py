@@ -32,7 +32,7 @@ def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
     """Each Python block of a page runs without a warning."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
     assert blocks
-    environment = {**os.environ, "FENCELOCK_URL": f"sqlite://{tmp_path}/locks.db", "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, "FENCELOCK_URL": f"sqlite:///{tmp_path}/locks.db", "PYTHONWARNINGS": "error"}
     with ExitStack() as stack:
         server = engines.get(SERVERS[page.stem]) if page.stem in SERVERS else None
         if isinstance(server, Postgres):

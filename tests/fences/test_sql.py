@@ -164,7 +164,7 @@ def test_under_fencelock_run(tmp_path: Path) -> None:
         f"db = sqlite3.connect({str(tmp_path / 'app.db')!r})\n"
         "db.execute('CREATE TABLE IF NOT EXISTS report (day TEXT)')\n" + snippet
     )
-    url = f"sqlite://{tmp_path}/locks.db"
+    url = f"sqlite:///{tmp_path}/locks.db"
     command = [sys.executable, "-m", "fencelock", "run", "report", "--url", url, "--", sys.executable, "-c", program]
     for _ in range(2):
         subprocess.run(command, check=True, timeout=60)

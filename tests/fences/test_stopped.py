@@ -33,7 +33,7 @@ def start() -> Iterator[Callable[..., Process]]:
 @pytest.mark.parametrize("kind", kinds(*STOCKS))
 def test_stopped_between_read_and_write(kind: str, address: str, start: Callable[..., Process], tmp_path: Path) -> None:
     """The first one's write is refused by the fence; without it, the second one's write is lost."""
-    url = f"sqlite://{tmp_path}/locks.db"
+    url = f"sqlite:///{tmp_path}/locks.db"
     holder = start("tests.fences.holder", kind, address, url, str(TTL))
     with fencelock.connect(url, ttl=30) as locks, ExitStack() as stack:
         for fenced in (True, False):
@@ -57,7 +57,7 @@ def test_stopped_between_read_and_write(kind: str, address: str, start: Callable
 @pytest.mark.parametrize("kind", kinds("postgres", "mariadb"))
 def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable[..., Process], tmp_path: Path) -> None:
     """The server ends the transaction of the one that is stopped, the second writes, and the first cannot commit."""
-    url = f"sqlite://{tmp_path}/locks.db"
+    url = f"sqlite:///{tmp_path}/locks.db"
     holder = start("tests.fences.holder", kind, address, url, str(TTL))
     stock = open_stock(kind, address)
     with fencelock.connect(url, ttl=30) as locks:
@@ -75,7 +75,7 @@ def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable
 
 def test_stopped_inside_its_transaction_on_sqlite(start: Callable[..., Process], tmp_path: Path) -> None:
     """SQLite cannot end it: the second waits for the first, and then goes on from what that has written."""
-    url, address = f"sqlite://{tmp_path}/locks.db", str(tmp_path / "stock")
+    url, address = f"sqlite:///{tmp_path}/locks.db", str(tmp_path / "stock")
     stock = SqliteStock.open(address, fenced=True)
     SqliteStock.prepare(stock.connection)
     holder = start("tests.fences.holder", "sqlite", address, url, str(TTL))
@@ -100,7 +100,7 @@ def test_stopped_inside_its_transaction_without_a_fence(
     kind: str, address: str, start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Without the fence the first one commits over the second one's write, and that is lost."""
-    holder = start("tests.fences.holder", kind, address, f"sqlite://{tmp_path}/locks.db", "1")
+    holder = start("tests.fences.holder", kind, address, f"sqlite:///{tmp_path}/locks.db", "1")
     stock = open_stock(kind, address, fenced=False)
     holder.ask("bare")
     holder.ask("acquire")

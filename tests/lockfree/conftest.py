@@ -49,7 +49,7 @@ def databases(engines: Session, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
     def give(name: str) -> Database:
         if name not in made:
-            made[name] = Database(name, f"sqlite://{folder}/app.db" if name == "sqlite" else _own(engines, name))
+            made[name] = Database(name, f"sqlite:///{folder}/app.db" if name == "sqlite" else _own(engines, name))
         return made[name]
 
     return give

@@ -108,7 +108,7 @@ def test_order_is_the_order_of_commits(database: Database, key: str) -> None:
 
 def test_killed_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
     """Killed between delivery and mark: the next relay delivers it again, and the rest, in order, with a higher token."""
-    outbox, locks = Outbox(key), f"sqlite://{tmp_path}/locks.db"
+    outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
     said = [first.says()]
@@ -123,7 +123,7 @@ def test_killed_while_delivering(database: Database, key: str, child: Callable[.
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 def test_stopped_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
     """A relay that is stopped past its lease delivers nothing more when it goes on, and marks nothing."""
-    outbox, locks = Outbox(key), f"sqlite://{tmp_path}/locks.db"
+    outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
     assert first.says()[1] == 1

@@ -21,7 +21,7 @@ def main() -> int:
     seed = options.seed
     while time.monotonic() < end:
         folder = Path(tempfile.mkdtemp(prefix="fencelock-torture-"))
-        torture = Torture(f"sqlite://{folder}/locks.db", folder, fenced=True, seed=seed)
+        torture = Torture(f"sqlite:///{folder}/locks.db", folder, fenced=True, seed=seed)
         history = torture.run(min(30.0, end - time.monotonic()))
         violations = check(history, Promises(order=False, clean=False, ttl=TTL))
         hurt = f"{len(torture.killed)} killed, {len(history.notes) - len(torture.killed)} stops"

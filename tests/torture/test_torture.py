@@ -10,7 +10,7 @@ from tests.torture.director import TTL, Torture
 
 def test_fenced_workers_lose_nothing(tmp_path: Path) -> None:
     """Processes stopped and killed at random: exclusion, rising tokens, no accepted write lost, nothing left behind."""
-    torture = Torture(f"sqlite://{tmp_path}/locks.db", tmp_path, fenced=True, seed=1)
+    torture = Torture(f"sqlite:///{tmp_path}/locks.db", tmp_path, fenced=True, seed=1)
 
     def enough() -> bool:
         return len(torture.killed) >= 5 and len(torture.history.notes) >= 40 and len(torture.accepted()) >= 100
@@ -24,7 +24,7 @@ def test_fenced_workers_lose_nothing(tmp_path: Path) -> None:
 
 def test_without_the_fence_the_checker_catches_the_loss(tmp_path: Path) -> None:
     """The same without the fence corrupts the record sooner or later, and the checker says so."""
-    torture = Torture(f"sqlite://{tmp_path}/locks.db", tmp_path, fenced=False, seed=2)
+    torture = Torture(f"sqlite:///{tmp_path}/locks.db", tmp_path, fenced=False, seed=2)
     history = torture.run(seconds=60, enough=lambda: bool(list(resource(torture.accepted()))))
     assert {violation.check for violation in check(history, Promises(order=False, clean=False, ttl=TTL))} == {
         "resource"

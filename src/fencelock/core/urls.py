@@ -87,6 +87,17 @@ ENGINES: dict[str, Engine] = {
     **dict.fromkeys(("mysql", "mariadb"), Engine("fencelock.backends.mysql", "mysql")),
 }
 
+KNOWN = "sqlite:, redis://, redlock://, etcd://, zookeeper://, postgresql://, mysql:// and memory://"
+"""The engines, for people: one scheme for each. Their pages name the others, for TLS, Sentinel and so on."""
+
+PORTS = {"6379": "redis", "2379": "etcd", "2181": "zookeeper", "5432": "postgresql", "3306": "mysql"}
+"""What somebody probably means who writes host:port without a scheme."""
+
+NO_CLUSTER = (
+    "fencelock does not support Redis Cluster; use redis:// with a server of its own, redis+sentinel://, or redlock:// with "
+    "several servers"
+)
+
 CLIENTS = {
     "redis": ENGINES["redis"],
     **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
@@ -127,13 +138,16 @@ def open_backend(world: World, url: object, namespace: str) -> Backend:
             return open_backend(world, str(url), namespace)
         except InvalidURL as error:
             raise InvalidURL(f"$FENCELOCK_URL: {error}") from error.__cause__
-    scheme, colon, _ = url.partition(":")
-    scheme = scheme.lower()
-    engine = ENGINES.get(scheme) if colon else None
-    if engine is None:
+    return cast("Callable[[World, str, str], Backend]", module_of(url).connect)(world, url, namespace)
+
+
+def module_of(url: str) -> ModuleType:
+    """Return the module of the engine that a URL names; raise InvalidURL or MissingDependency."""
+    scheme, colon, rest = url.partition(":")
+    engine = ENGINES.get(scheme.lower()) if colon else None
+    if engine is None or (engine.extra is not None and _port(rest) in PORTS):  # redis:6379 is a host and its port
         raise InvalidURL(_unknown(url))
-    connect = cast("Callable[[World, str, str], Backend]", _load(scheme, engine).connect)
-    return connect(world, url, namespace)
+    return _load(scheme.lower(), engine)
 
 
 def _load(scheme: str, engine: Engine) -> ModuleType:
@@ -162,7 +176,7 @@ def _adopt(world: World, client: object, namespace: str) -> Backend:
     kind = type(client)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}."
     raise InvalidURL(
-        f"a URL must be a str such as 'sqlite:///var/lib/app/locks.db', not {where}{kind.__name__}; {TAKEN}"
+        f"a URL must be a str such as 'sqlite:////var/lib/app/locks.db', not {where}{kind.__name__}; {TAKEN}"
     )
 
 
@@ -177,11 +191,7 @@ def open_schema(world: World, url: str) -> Schema | None:
 
     An engine that needs some has `schema_for(world, url)` in its module.
     """
-    scheme = url.partition(":")[0].lower()
-    engine = ENGINES.get(scheme)
-    if engine is None:
-        raise InvalidURL(_unknown(url))
-    make = getattr(_load(scheme, engine), "schema_for", None)
+    make = getattr(module_of(url), "schema_for", None)
     return None if make is None else cast("Callable[[World, str], Schema]", make)(world, url)
 
 
@@ -191,22 +201,32 @@ def shown(url: object, backend: Backend) -> str:
 
 
 def _unknown(url: str) -> str:
-    """Return what is wrong with a URL that names no engine, and what may have been meant."""
-    there = f"this release has {', '.join(f'{name}://' for name in sorted(ENGINES))}"
+    """Return what is wrong with a URL that names no engine, and what its writer may have meant."""
     scheme, colon, rest = url.partition(":")
-    plain = redact(url) == url  # else it has a password, and nothing is to be made of its parts
-    if plain and url and (not colon or url[0] in "/.~"):
-        if url.lower() in ENGINES:
-            return f"{url!r} is no URL; did you mean {url.lower()}://? T{there[1:]}"
+    kind, _, driver = scheme.lower().partition("+")
+    if driver == "cluster":
+        return f"{redact(url)!r}: {NO_CLUSTER}"
+    meant = None
+    if redact(url) != url:
+        pass  # it has a password: a guess could show a part of it
+    elif url.lower() in ENGINES:
+        meant = f"{url.lower()}://"
+    elif _port(rest) in PORTS:
+        meant = f"{PORTS[_port(rest)]}://{url}"
+    elif url and (not colon or url[0] in "/.~"):
         path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
-        return f"{url!r} is no URL; did you mean sqlite:{'//' if url[0] == '/' else ''}{path}? T{there[1:]}"
-    base = scheme.lower().partition("+")[0]
-    if colon and base:
+        meant = f"sqlite:{'///' if url[0] == '/' else ''}{path}"
+    if meant is None and colon and kind and not _port(rest).isdecimal():
         from difflib import get_close_matches  # 3 ms that only a slip of the pen should pay
 
-        for near in get_close_matches(base, ENGINES, n=1):
-            return f"{redact(url)!r} names no engine; did you mean {redact(f'{near}:{rest}')}? T{there[1:]}"
-    return f"{redact(url)!r} names no engine of this release; {there}"
+        meant = next((redact(f"{near}:{rest}") for near in get_close_matches(kind, ENGINES, n=1)), None)
+    guess = "" if meant is None else f" Did you mean {meant}?"
+    return f"{redact(url)!r} names no engine.{guess} The engines are {KNOWN}"
+
+
+def _port(rest: str) -> str:
+    """Return what would be the port if a host stood in the place of the scheme: 6379 in localhost:6379/0."""
+    return rest.partition("/")[0]
 
 
 def redact(url: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fencelock.backends.sqlite.database import Database
 from fencelock.backends.sqlite.engine import SqliteBackend
-from fencelock.backends.sqlite.place import is_default, path_of
+from fencelock.backends.sqlite.place import is_default, path_of, url_of
 from fencelock.core.world import World
 
 
@@ -17,6 +17,5 @@ def connect(world: World, url: str, namespace: str) -> SqliteBackend:
     """Return the engine for a `sqlite:` URL. The file is opened when it is first needed."""
     path, default = path_of(url), is_default(url)
     backend = SqliteBackend(world, Database(path, world.now, make_folder=default), namespace)
-    if default:
-        backend.url = f"sqlite://{path}"
+    backend.url = url_of(path)
     return backend

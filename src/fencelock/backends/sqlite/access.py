@@ -119,10 +119,21 @@ def _writable(path: str, mode: int) -> bool:
 
 def _no_folder(shown: str, folder: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return f"{shown}: the folder {folder} does not exist; create it"
+        return f"{shown}: the folder {folder} does not exist; create it{_with_four_slashes(folder)}"
     if isinstance(error, NotADirectoryError):
         part = folder
         while not os.path.isfile(part) and part != os.path.dirname(part):
             part = os.path.dirname(part)
         return f"{shown}: {part} is a file, not a folder; choose another path"
     return f"{shown}: user {this_user()} may not look into {folder} ({error.strerror}); choose another path"
+
+
+def _with_four_slashes(folder: str) -> str:
+    """Return a hint if the URL had three slashes, and so a relative path, but there is such a folder below the root."""
+    try:
+        below_root = folder.removeprefix(os.getcwd())
+    except OSError:
+        return ""  # the current folder was removed
+    if below_root == folder or not os.path.isdir(below_root):
+        return ""
+    return f", or write four slashes for {below_root}: sqlite:///{below_root}/…"

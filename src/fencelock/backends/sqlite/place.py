@@ -18,10 +18,10 @@ NETWORK = """
 
 
 def path_of(url: str) -> str:
-    """Return the absolute path that a URL names.
+    """Return the absolute path that a URL names; slashes are counted as SQLAlchemy does.
 
-    `sqlite:///var/lib/app/locks.db` is absolute, as in any URL, so that every process means the same file wherever it was
-    started. `sqlite:locks.db` is relative to the current folder, `sqlite:~/locks.db` to the home, `sqlite://` the default.
+    `sqlite:////var/lib/app/locks.db` is absolute; `sqlite:///locks.db` and `sqlite:locks.db` are relative to the current
+    folder, `sqlite:~/locks.db` to the home; `sqlite://` is the default.
     """
     if is_default(url):
         return default_path()
@@ -34,13 +34,12 @@ def path_of(url: str) -> str:
             raise InvalidURL(
                 f"{redact(url)!r}: for a path in the home folder write {meant}, without slashes before the ~"
             )
-        host, slash, path = rest[2:].partition("/")
-        if host not in ("", "localhost") or not slash:
+        if not rest.startswith("///"):
             raise InvalidURL(
-                f"{redact(url)!r} names a host; a path has three slashes, as in sqlite:///var/lib/app/locks.db, or none, "
-                "as in sqlite:locks.db in the current folder"
+                f"{redact(url)!r} names a host; a path in the current folder is sqlite:locks.db, an absolute path has four "
+                "slashes, as in sqlite:////var/lib/app/locks.db"
             )
-        rest = "/" + path.lstrip("/")
+        rest = "/" + rest.lstrip("/") if rest.startswith("////") else rest[3:]
     if "?" in rest or "#" in rest:
         raise InvalidURL(f"{redact(url)!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
     if "%" in rest:
@@ -58,6 +57,15 @@ def path_of(url: str) -> str:
 def is_default(url: str) -> bool:
     """Return whether the URL names no path, and so stands for the one in the user's state folder."""
     return url.partition(":")[2] in ("", "//", "///")
+
+
+def url_of(path: str) -> str:
+    """Return the URL of an absolute path.
+
+    >>> url_of("/var/lib/50%?.db")
+    'sqlite:////var/lib/50%25%3F.db'
+    """
+    return f"sqlite:///{path.replace('%', '%25').replace('?', '%3F').replace('#', '%23')}"
 
 
 def default_path() -> str:
@@ -83,7 +91,7 @@ def make_default_folder(path: str) -> None:
         ) from error
 
 
-_INSTEAD = "give a URL or set FENCELOCK_URL, for example to sqlite:///var/lib/app/locks.db"
+_INSTEAD = "give a URL or set FENCELOCK_URL, for example to sqlite:////var/lib/app/locks.db"
 
 
 def network_file_system(path: str, mounts: str | None = None) -> str | None:
