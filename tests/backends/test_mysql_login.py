@@ -15,6 +15,7 @@ from fencelock import EngineUnavailable
 from fencelock.backends.mysql.login import CACHING, CLEAR, NATIVE, Greeting, Login, read_greeting
 from fencelock.backends.mysql.packets import Messages, Ok, Rows, ServerError, packet
 from fencelock.backends.mysql.place import parse
+from fencelock.cli import database
 from fencelock.core.world import NO_ANSWER
 from tests.backends.conftest import Clients
 from tests.contract.subject import background, is_free, renewed, take, waiting
@@ -43,6 +44,17 @@ async def test_tls(tls_server: MariaDBTls, clients: Clients) -> None:
         assert got.token > lease.token
         assert await got.release()
     assert _handshakes(tls_server) >= before + 2
+
+
+def test_schema_command_connects_with_tls(tls_server: MariaDBTls) -> None:
+    """`fencelock schema --fence` and `--lockfree` connect with the TLS that the URL asks for, or not at all."""
+    connection = database.connect(tls_server.tls_url)
+    cursor = connection.cursor()
+    cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    assert cursor.fetchone()[1]
+    connection.close()
+    with pytest.raises(EngineUnavailable, match="certificate verify failed"):
+        database.connect(f"{tls_server.url}?ssl-mode=verify_identity")
 
 
 def _handshakes(server: MariaDBTls) -> int:

@@ -145,7 +145,7 @@ def drop(url: str, table: str) -> None:
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
 def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
     """`--fence` is about the table of the SQL fence: `--apply` makes it, twice even, and `--print` says how."""
-    urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite://{tmp_path}/my%20app.db"}
+    urls = {"postgres": pg.url, "mariadb": mariadb.url, "sqlite": f"sqlite:///{tmp_path}/my%20app.db"}
     url = cli.env["FENCELOCK_URL"] = urls[kind]
     drop(url, "fencelock_fence")
     for words in ("there now", "there already, and right"):
@@ -165,13 +165,36 @@ def test_fence(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: s
     assert "there is a table fencelock_fence, but not with the columns resource, token, id" in done.stderr
 
 
+def test_fence_over_a_unix_socket(cli: Cli, mariadb: MariaDB) -> None:
+    """The options of a MySQL URL count: the database is the one behind the socket, not the one at localhost:3306."""
+    name = own_database(mariadb).rpartition("/")[2]
+    done = cli("schema", "--fence", "--apply", "--url", f"mysql://root@/{name}?unix_socket={mariadb.folder}/socket")
+    assert done.returncode == 0, done.stderr
+    assert mariadb.query(f"SHOW TABLES FROM {name}") == "fencelock_fence"
+    done = cli("schema", "--fence", "--apply", "--url", f"{mariadb.url}?ssl-mode=required")
+    assert done.returncode == 69
+    assert "TLS" in done.stderr or "SSL" in done.stderr
+
+
+def test_fence_in_a_file_of_the_home_folder(cli: Cli) -> None:
+    """A path in the home folder means the same as for an engine; options that SQLite has elsewhere are refused."""
+    cli.env["HOME"] = str(cli.folder)
+    done = cli("schema", "--fence", "--apply", "--url", "sqlite:~/app.db")
+    assert done.returncode == 0, done.stderr
+    assert fence_table(f"sqlite:///{cli.folder}/app.db") == []
+    done = cli("schema", "--fence", "--apply", "--url", "sqlite:new.db?mode=ro")
+    assert done.returncode == 64
+    assert "sqlite takes no options" in done.stderr
+    assert [path.name for path in cli.folder.iterdir()] == ["app.db"]
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "sqlite"])
 def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind: str) -> None:
     """`--lockfree` is about the tables of what needs no lock: `--apply` makes them, twice even, and `--print` says how."""
     from fencelock.cli.database import connect
     from fencelock.lockfree.outbox import Outbox
 
-    urls = {"postgres": pg.url, "mariadb": own_database(mariadb), "sqlite": f"sqlite://{tmp_path}/app.db"}
+    urls = {"postgres": pg.url, "mariadb": own_database(mariadb), "sqlite": f"sqlite:///{tmp_path}/app.db"}
     url = cli.env["FENCELOCK_URL"] = urls[kind]
     for table in ("fencelock_idempotency", "fencelock_outbox", "fencelock_outbox_turn", "fencelock_fence"):
         drop(url, table)
@@ -193,7 +216,7 @@ def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind
         ("memory://", 64, "names no database"),
         ("sqlite://", 64, "names no file"),
         ("mysql://root@127.0.0.1:1/x", 69, "127.0.0.1"),
-        ("mysql://root@127.0.0.1:1", 64, "names no database on the server"),
+        ("mysql://root@127.0.0.1:1", 64, "name the database"),
         ("postgresql://root@127.0.0.1:1/x", 69, "Make sure that the server runs there"),
         ("sqlite:/no/such/folder/app.db", 69, "Make sure that its folder and file are there"),
     ],

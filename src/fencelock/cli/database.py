@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from math import ceil
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from fencelock.core.urls import redact
-from fencelock.errors import EngineUnavailable, InvalidURL, MissingDependency
+from fencelock.core.urls import module_of, redact
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, MissingDependency
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, codes
 
 DIALECTS = {
@@ -46,7 +46,10 @@ def dialect_of(url: str) -> str:
 
 
 def connect(url: str) -> Any:
-    """Return a connection of the DB-API; raise InvalidURL, MissingDependency or EngineUnavailable."""
+    """Return a connection of the DB-API; raise InvalidURL, MissingDependency or EngineUnavailable.
+
+    The engine's own module reads the URL, so that every option (TLS, a Unix socket, a home folder) counts here, too.
+    """
     dialect = dialect_of(url)
     try:
         if dialect == SQLITE:
@@ -55,16 +58,32 @@ def connect(url: str) -> Any:
             return sqlite3.connect(_path(url))
         if dialect == POSTGRESQL:
             return _driver("psycopg", url).connect(f"postgresql:{url.partition(':')[2]}")
-        parts = urlsplit(url)
-        if not parts.path.strip("/"):
-            raise InvalidURL(f"{redact(url)!r} names no database on the server: add it, as in mysql://app@db/shop")
-        options = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
-        options |= {"user": unquote(parts.username or ""), "password": unquote(parts.password or "")}
-        return _driver("pymysql", url).connect(**options, database=unquote(parts.path.strip("/")))
-    except (InvalidURL, MissingDependency):
+        return _connect_mysql(url)
+    except FencelockError:
         raise
     except Exception as error:
         raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
+
+
+def _connect_mysql(url: str) -> Any:
+    place = module_of(url).parse(url)
+    server = {"unix_socket": place.host} if place.local else {"host": place.host, "port": place.port, "ssl": place.tls}
+    connection = _driver("pymysql", url).connect(
+        **server,
+        user=place.user,
+        password=place.password,
+        database=place.database,
+        connect_timeout=max(1, ceil(place.seconds)),  # which PyMySQL wants as an int
+    )
+    if place.tls is not None:
+        cursor = connection.cursor()
+        cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+        if not cursor.fetchone()[1]:  # older releases of PyMySQL go on without TLS if the server has none
+            connection.close()
+            raise EngineUnavailable(
+                f"{redact(url)}: the server has no TLS; switch it on there, or leave out the ssl options"
+            )
+    return connection
 
 
 def next_step(error: Exception) -> str:
@@ -81,11 +100,10 @@ def next_step(error: Exception) -> str:
 
 
 def _path(url: str) -> str:
-    path = unquote(url.partition(":")[2])
-    path = path[2:] if path.startswith("//") else path
-    if not path.strip("/"):
+    sqlite = module_of(url)
+    if sqlite.is_default(url):
         raise InvalidURL(f"{redact(url)!r} names no file: a fence belongs into the application's own database")
-    return path
+    return str(sqlite.path_of(url))
 
 
 def _driver(name: str, url: str) -> Any:
