@@ -159,13 +159,28 @@ class Traits(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """One line of `inspect`: a claim that holds the name. `expires_in` is the engine's view, in seconds."""
+    """One line of `inspect`: a claim that holds the name. `expires_in` is the engine's view, in seconds.
+
+    `held_for` is the time since the engine granted it, in seconds; None on etcd and ZooKeeper, which do not record it.
+    """
 
     owner: str
     token: int
     expires_in: float
     shared: bool = False
     limit: int | None = None
+    held_for: float | None = None
+
+
+def held_for(token: int, clock: float) -> float | None:
+    """Return the seconds since a token was minted, on engines whose tokens are the clock in µs; None for no token.
+
+    It is 0 while the clock is behind the token, as after the clock was set back.
+
+    >>> held_for(1_700_000_000_000_000, 1_700_000_002_500_000)
+    2.5
+    """
+    return max(0.0, (clock - token) / 1e6) if token else None
 
 
 class Waiter(NamedTuple):

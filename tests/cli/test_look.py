@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from fencelock import connect
 from fencelock.cli.ls import columns
 from tests.cli.conftest import FENCELOCK, LONG, Cli, eventually
-from tests.engines.redis import RedisNodes
+from tests.engines.redis import Redis, RedisNodes
 
 
 def test_ls(cli: Cli) -> None:
@@ -24,25 +25,26 @@ def test_ls(cli: Cli) -> None:
     eventually(lambda: cli.waiters("jobs:b"))
     header, first, second = cli("ls").stdout.splitlines()
     assert header.split("  ")[0] == "NAME"
-    assert header.split() == ["NAME", "STATE", "HOLDER", "TOKEN", "EXPIRES", "IN", "WAITERS"]
-    assert first.startswith("jobs:b  held   worker 1  1")
+    assert header.split() == ["NAME", "STATE", "HOLDER", "HELD", "FOR", "TOKEN", "EXPIRES", "IN", "WAITERS"]
+    assert re.match(r"jobs:b  held   worker 1  \d+\.\d s +1\d+ ", first)
     assert first.endswith(" s      1")
-    assert second.startswith("other   held   worker 2  1")
+    assert re.match(r"other   held   worker 2  \d+\.\d s +1\d+ ", second)
     assert len(cli("ls", "jobs:").stdout.splitlines()) == 2
     assert cli("ls", "--namespace", "elsewhere").stdout == ""
 
 
 def test_ls_of_nothing(cli: Cli) -> None:
     """At a terminal `ls` says that there is nothing to list; a program that reads it gets nothing."""
+    engine = f"fencelock: engine sqlite:///{cli.database}\n"
     master, slave = os.openpty()
     try:
-        assert cli("ls", stdout=slave).stderr == "fencelock: no lock is held\n"
-        assert cli("ls", "a", stdout=slave).stderr == "fencelock: no lock is held whose name begins with 'a'\n"
+        assert cli("ls", stdout=slave).stderr == f"{engine}fencelock: no lock is held\n"
+        assert cli("ls", "a", stdout=slave).stderr == f"{engine}fencelock: no lock is held whose name begins with 'a'\n"
     finally:
         os.close(master)
         os.close(slave)
     piped = cli("ls")
-    assert (piped.stdout, piped.stderr) == ("", "")
+    assert (piped.stdout, piped.stderr) == ("", engine)
 
 
 def test_ls_with_wide_characters(cli: Cli) -> None:
@@ -86,11 +88,13 @@ def test_name_that_is_missing_or_doubled(cli: Cli, arguments: list[str], words: 
 
 def test_ls_json(cli: Cli) -> None:
     """`ls --json` has the documented keys."""
-    assert cli.json("ls") == {"locks": []}
+    engine = f"sqlite:///{cli.database}"
+    assert cli.json("ls") == {"engine": engine, "locks": []}
     cli.hold("x", "--owner", "me", "--ttl", "20")
     (lock,) = cli.json("ls")["locks"]
     (holder,) = lock["holders"]
     assert 0 < holder.pop("expires_in") <= 20
+    assert 0 <= holder.pop("held_for") <= LONG
     assert holder.pop("token") == lock.pop("token") > 0
     assert holder == {"owner": "me", "shared": False, "limit": None}
     assert lock == {"name": "x", "holders": [holder], "waiters": []}
@@ -108,7 +112,7 @@ def test_show(cli: Cli) -> None:
     assert lines[1].startswith("  held by me, token 1")
     assert lines[2:] == ["  waiting, number 1 in line: first", "  waiting, number 2 in line: second"]
     document = cli.json("show", "x")
-    assert sorted(document) == ["holders", "name", "token", "waiters"]
+    assert sorted(document) == ["engine", "holders", "name", "token", "waiters"]
     assert [sorted(waiter) for waiter in document["waiters"]] == [["expires_in", "limit", "owner", "shared"]] * 2
 
 
@@ -118,6 +122,26 @@ def test_show_without_an_order(cli: Cli, own_redis_nodes: Callable[..., RedisNod
     cli.hold("x", "--url", url)
     cli.start("run", "x", "--url", url, "--owner", "lucky", "--", "true")
     eventually(lambda: "  waiting: lucky\n" in cli("show", "x", "--url", url).stdout)
+
+
+def test_engine_is_shown_without_its_password(cli: Cli, own_redis: Callable[..., Redis]) -> None:
+    """`ls`, `show` and `run --verbose` say which engine they use, on stderr and without the password."""
+    server = own_redis(settings={"requirepass": "s3cr3t"})
+    cli.env["FENCELOCK_URL"] = f"redis://:s3cr3t@{server.address}/0"
+    line = f"fencelock: engine redis://:***@{server.address}/0\n"
+    for arguments in (["ls"], ["show", "x"], ["run", "x", "--verbose", "--", "true"]):
+        done = cli(*arguments)
+        assert done.returncode == 0
+        assert done.stderr.startswith(line)
+        assert "engine" not in done.stdout
+    assert cli("run", "x", "--", "true").stderr == ""
+    for arguments in (["ls"], ["show", "x"]):
+        assert cli.json(*arguments)["engine"] == f"redis://:***@{server.address}/0"
+
+
+def test_engine_of_a_relative_path(cli: Cli) -> None:
+    """Of a database in the current folder, the whole path is shown: another folder would be another engine."""
+    assert cli("ls", "--url", "sqlite:locks.db").stderr == f"fencelock: engine sqlite:///{cli.folder}/locks.db\n"
 
 
 def test_release_needs_force_and_reason(cli: Cli) -> None:
@@ -142,7 +166,7 @@ def test_release(cli: Cli) -> None:
     token = cli.json("show", "x")["token"]
     released = cli("release", "x", "--force", "--reason", "host is gone", "--owner", "admin")
     assert released.returncode == 0
-    assert released.stdout.startswith(f"x: released by force\n  dropped stuck, token {token}, expires in ")
+    assert released.stdout.startswith(f"x: released by force\n  dropped stuck, token {token}, held for ")
     assert released.stderr == "fencelock: admin released 'x' by force, dropping 1 holder: host is gone\n"
     out = cli("run", "x", "--no-wait", "--", "sh", "-c", "echo $FENCELOCK_TOKEN").stdout
     assert int(out) > token
@@ -231,14 +255,18 @@ def test_reader_that_leaves(cli: Cli) -> None:
 def test_output_that_cannot_be_written(cli: Cli, arguments: list[str]) -> None:
     """A full disk behind stdout, or a stdout that is closed, is one line and 74: no bug, no traceback."""
     cli.hold("x")
+    engine = f"fencelock: engine sqlite:///{cli.database}\n"
+    words = "fencelock: the output cannot be written"
     for unbuffered in ("", "1"):
         cli.env["PYTHONUNBUFFERED"] = unbuffered
         with open("/dev/full", "w") as full:
             result = cli(*arguments, stdout=full)
-        words = "fencelock: the output cannot be written: No space left on device\n"
-        assert (result.returncode, result.stderr) == (74, words)
-    closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *FENCELOCK, *arguments], env=cli.env, capture_output=True)
-    assert (closed.returncode, closed.stderr) == (74, b"fencelock: the output cannot be written: it is closed\n")
+        assert result.returncode == 74
+        assert result.stderr.removeprefix(engine) == f"{words}: No space left on device\n"
+    command = ["sh", "-c", '"$@" >&-', "", *FENCELOCK, *arguments]
+    closed = subprocess.run(command, env=cli.env, capture_output=True, text=True)
+    assert closed.returncode == 74
+    assert closed.stderr.removeprefix(engine) == f"{words}: it is closed\n"
 
 
 def test_stderr_that_cannot_be_written(cli: Cli) -> None:
@@ -289,5 +317,5 @@ def test_name_that_the_terminal_cannot_show(cli: Cli) -> None:
     cli.hold("\N{LOCK}")
     cli.env["PYTHONIOENCODING"] = "ascii"
     result = cli("ls")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
     assert "\\U0001f512" in result.stdout

@@ -127,6 +127,16 @@ def test_not_acquired(cli: Cli) -> None:
         eventually(lambda: session_members(process.pid) == [])  # noqa: B023
 
 
+def test_ttl_above_one_hour(cli: Cli) -> None:
+    """Such a ttl without a unit may be meant in milliseconds: a line says what it is. With a unit it is meant."""
+    warned = cli("run", "x", "--ttl", "30000", "--", "true")
+    assert warned.returncode == 0
+    assert warned.stderr.startswith("fencelock: ttl is in seconds: 30000 is 8.3 hours")
+    assert warned.stderr.count("\n") == 1
+    for ttl in ("2h", "3600"):
+        assert cli("run", "x", "--ttl", ttl, "--", "true").stderr == ""
+
+
 def test_waits_for_its_turn(cli: Cli) -> None:
     """Without --timeout it waits, is woken when the holder is done, and --verbose tells about it."""
     cli.hold("x", "--owner", "first", command=UNTIL_TOLD)
@@ -185,7 +195,7 @@ def test_background_process_outlives_the_command(cli: Cli) -> None:
     """What a command leaves running in the background is left alone when the command ends well."""
     command = "(sleep 0.3; touch later) > /dev/null 2>&1 &"
     assert cli("run", "x", "--", "sh", "-c", command).returncode == 0
-    assert cli.json("ls") == {"locks": []}
+    assert cli.json("ls")["locks"] == []
     eventually(cli.file("later").exists)
 
 

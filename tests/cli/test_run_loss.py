@@ -176,7 +176,7 @@ def test_lost_before_the_command_starts(cli: Cli) -> None:
     assert result.returncode == 76, result.stderr
     assert "was not started" in result.stderr
     assert not cli.file("ran").exists()
-    assert cli.json("ls") == {"locks": []}
+    assert cli.json("ls")["locks"] == []
 
 
 def test_warden_that_was_stopped(cli: Cli) -> None:

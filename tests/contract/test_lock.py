@@ -583,6 +583,27 @@ async def test_purpose(locks: LocksView) -> None:
         locks.lock("x", purpose="fun")
 
 
+async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
+    """`held_for` counts from the grant by the engine's clock; etcd and ZooKeeper do not know when that was."""
+    begun = time.monotonic()
+
+    async def held_for() -> float | None:
+        (holder,) = (await locks.inspect("x")).holders
+        return holder.held_for
+
+    async def longer_than(before: float) -> bool:
+        return (await held_for() or 0.0) > before
+
+    async with locks.lock("x"):
+        first = await held_for()
+        if locks.traits.engine in ("etcd", "zookeeper"):
+            assert first is None
+            return
+        assert first is not None
+        assert 0 <= first <= time.monotonic() - begun + 1.5  # PostgreSQL's tokens may lag behind the clock by a second
+        await eventually(lambda: longer_than(first), "it is held for longer")
+
+
 async def test_inspect(subject: Subject) -> None:
     """`inspect` shows who holds and who waits, with labels, tokens and times, in order."""
     locks = subject.connect(owner="the holder")

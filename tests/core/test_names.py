@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+import fencelock
+from fencelock import aio
 from fencelock.backends.memory import TRAITS
+from fencelock.core import names
 from fencelock.core.names import check_name, check_purpose, check_seconds, check_ttl
 from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
 from fencelock.model import Strength, Traits
@@ -24,6 +27,25 @@ def test_traits_narrow_the_ttl() -> None:
         with pytest.raises(InvalidTTL, match="between 2 and 60 seconds on narrow"):
             check_ttl(ttl, NARROW, "x")
     assert isinstance(check_ttl(30, TRAITS), float)
+
+
+@pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
+def test_ttl_above_one_hour_logs_one_warning(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever means milliseconds learns it from the log, once, with the lock's name if it is a lock's ttl."""
+    monkeypatch.setattr(names, "_warned_long_ttl", False)
+    connect("memory://long-ttl", ttl=3600).lock("x", ttl=3600)
+    assert caplog.records == []
+    locks = connect("memory://long-ttl")
+    for ttl in (30000, 7200):
+        locks.lock("x", ttl=ttl)
+    (warning,) = caplog.records
+    assert warning.name == "fencelock"
+    assert warning.getMessage().startswith("'x': ttl is in seconds: 30000 is 8.3 hours")
+    monkeypatch.setattr(names, "_warned_long_ttl", False)
+    connect("memory://long-ttl", ttl=7200)
+    assert caplog.messages[1].startswith("ttl is in seconds: 7200 is 2.0 hours")
 
 
 def test_name_is_returned_as_it_is() -> None:

@@ -28,6 +28,7 @@ from fencelock.model import (
     Traits,
     Waiter,
     contradiction,
+    held_for,
     settle,
 )
 
@@ -152,12 +153,12 @@ class MemoryStore:
     def inspect(self, name: str) -> Snapshot:
         """Return holders and waiters that are alive."""
         with self._mutex:
-            now = self._now()
+            now, wall = self._now(), self._wall()
             alive = [entry for entry in self._queues.get(name, ()) if entry.expires > now]
             return Snapshot(
                 name,
                 tuple(
-                    Holder(e.claim.owner, e.token, e.expires - now, e.shared, e.limit)
+                    Holder(e.claim.owner, e.token, e.expires - now, e.shared, e.limit, held_for(e.token, wall))
                     for e in alive
                     if e.token is not None
                 ),

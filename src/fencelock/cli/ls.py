@@ -7,7 +7,7 @@ import sys
 from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.guard import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
-from fencelock.cli.show import as_json, dump, duration, printable
+from fencelock.cli.show import as_json, dump, duration, printable, say_engine
 
 
 def parser() -> Parser:
@@ -26,15 +26,17 @@ def main(argv: list[str]) -> int:
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
         snapshots = [locks.inspect(name) for name in locks.names(options.prefix)]
+        engine = locks._url
     snapshots = [snapshot for snapshot in snapshots if snapshot.holders or snapshot.waiters]
     if options.json:
-        dump({"locks": [as_json(snapshot) for snapshot in snapshots]})
+        dump({"engine": engine, "locks": [as_json(snapshot) for snapshot in snapshots]})
         return 0
+    say_engine(engine)
     if not snapshots:
         if sys.stdout is not None and sys.stdout.isatty():
             say("no lock is held" + (f" whose name begins with {options.prefix!r}" if options.prefix else ""))
         return 0
-    rows = [("NAME", "STATE", "HOLDER", "TOKEN", "EXPIRES IN", "WAITERS")]
+    rows = [("NAME", "STATE", "HOLDER", "HELD FOR", "TOKEN", "EXPIRES IN", "WAITERS")]
     for snapshot in snapshots:
         holders = snapshot.holders
         rows.append(
@@ -42,6 +44,7 @@ def main(argv: list[str]) -> int:
                 printable(snapshot.name),
                 "free" if not holders else "shared" if holders[0].shared else "held",
                 ", ".join(printable(holder.owner) for holder in holders) or "-",
+                duration(max((holder.held_for for holder in holders if holder.held_for is not None), default=None)),
                 str(snapshot.token or "-"),
                 duration(max((holder.expires_in for holder in holders), default=None)),
                 str(len(snapshot.waiters)),

@@ -54,7 +54,7 @@ def parser() -> Parser:
     parser.add_name()
     add_engine(parser)
     parser.add_argument(
-        "--ttl", type=seconds, default=30.0, help="others may have the lock so long after this process died (30)"
+        "--ttl", type=_ttl, default=30.0, help="others may have the lock so long after this process died (30)"
     )
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("--timeout", type=seconds, help="give up after waiting so long; by default, wait for ever")
@@ -73,6 +73,17 @@ def parser() -> Parser:
     loudness.add_argument("--verbose", action="store_true", help="say on stderr what happens to the lock")
     loudness.add_argument("--quiet", action="store_true", help="do not say that the lock was not free")
     return parser
+
+
+def _ttl(text: str) -> float:
+    """Return a ttl; warn if it is above one hour and has no unit, as somebody may have meant milliseconds."""
+    ttl = seconds(text)
+    if text.strip()[-1:].isdigit():
+        from fencelock.core.names import LONG_TTL, long_ttl
+
+        if ttl > LONG_TTL:
+            say(long_ttl(ttl))
+    return ttl
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -138,7 +149,7 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
     from fencelock.core.client import Client
     from fencelock.core.lease import LeaseCore
     from fencelock.core.names import check_name
-    from fencelock.core.urls import open_backend
+    from fencelock.core.urls import open_backend, shown
     from fencelock.errors import GuaranteeUnavailable
     from fencelock.model import Strength
     from fencelock.primitives.mutex import Mutex
@@ -147,7 +158,10 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
         signals.poke()
 
     world = WaitingWorld(signals)
-    backend = open_backend(world, engine_url(options), check_name(options.namespace, "a namespace"))
+    url = engine_url(options)
+    backend = open_backend(world, url, check_name(options.namespace, "a namespace"))
+    if options.verbose:
+        say(f"engine {shown(url, backend)}")
     if backend.traits.strength is Strength.MEMORY:
         raise GuaranteeUnavailable("locks in memory end with the process: no two `fencelock run` would see each other")
     client = Client(world, backend, LeaseCore, ttl=options.ttl, owner=options.owner, on_lost=told)
@@ -206,7 +220,7 @@ def _show(name: str) -> str:
 
 
 def _held(client: Client[LeaseCore], name: str) -> str:
-    from fencelock.cli.show import printable
+    from fencelock.cli.show import held, printable
     from fencelock.errors import FencelockError
     from fencelock.worlds.blocking import drive
 
@@ -214,7 +228,7 @@ def _held(client: Client[LeaseCore], name: str) -> str:
         snapshot = drive(client.inspect(name))
     except FencelockError:
         return f"{name!r} is not free"
-    who = ", ".join(f"{printable(holder.owner)} (token {holder.token})" for holder in snapshot.holders)
+    who = ", ".join(f"{printable(holder.owner)} (token {holder.token}{held(holder)})" for holder in snapshot.holders)
     line = f", with {len(snapshot.waiters)} in line" if snapshot.waiters else ""
     return f"{name!r} is held by {who or 'nobody any more'}{line}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.guard import put
+from fencelock.cli.guard import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ def main(argv: list[str]) -> int:
     from fencelock.facade.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
-        snapshot, fair = locks.inspect(options.name), locks.traits.fair
+        snapshot, fair, engine = locks.inspect(options.name), locks.traits.fair, locks._url
     if options.json:
-        dump(as_json(snapshot))
+        dump({"engine": engine, **as_json(snapshot)})
         return 0
+    say_engine(engine)
     lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for place, waiter in enumerate(snapshot.waiters, 1):
@@ -42,9 +43,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def say_engine(url: str) -> None:
+    """Say which engine this is about, on stderr. `url` is without its password."""
+    say(f"engine {url}")
+
+
 def describe(holder: Holder) -> str:
     """Return a holder in words."""
-    return f"{printable(holder.owner)}, token {holder.token}, expires in {duration(holder.expires_in)}{_mode(holder)}"
+    expires = f"expires in {duration(holder.expires_in)}"
+    return f"{printable(holder.owner)}, token {holder.token}{held(holder)}, {expires}{_mode(holder)}"
+
+
+def held(holder: Holder) -> str:
+    """Return how long it has held the lock, in words, or nothing if the engine does not know."""
+    return "" if holder.held_for is None else f", held for {duration(holder.held_for)}"
 
 
 def _mode(place: Holder | Waiter) -> str:
@@ -65,7 +77,8 @@ def as_json(snapshot: Snapshot) -> dict[str, object]:
 
 def holder_json(holder: Holder) -> dict[str, object]:
     """Return what programs get to see of a holder."""
-    return {**_place_json(holder), "token": holder.token}
+    held_for = None if holder.held_for is None else round(holder.held_for, 3)
+    return {**_place_json(holder), "token": holder.token, "held_for": held_for}
 
 
 def _place_json(place: Holder | Waiter) -> dict[str, object]:
@@ -85,8 +98,18 @@ def dump(document: object) -> None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time for people."""
-    return "-" if seconds is None else f"{seconds:.1f} s"
+    """Return a time for people.
+
+    >>> [duration(seconds) for seconds in (None, 28.41, 600, 9000, 400_000)]
+    ['-', '28.4 s', '10 min', '2.5 h', '4.6 d']
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 300:
+        return f"{seconds:.1f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} d"
 
 
 def printable(text: str) -> str:

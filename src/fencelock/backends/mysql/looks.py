@@ -29,19 +29,13 @@ class Looks:
             sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb),
             sql.waiters(key, mariadb=mariadb),
         )
-        holders = []
-        for _, _, owner, ttl, token, idle in rows_of(held):
-            left = float(ttl or 0) - float(idle or 0)
-            holders.append(Holder(sql_words(owner), int(token or 0), max(0.0, left)))
+        holders = [_holder(row) for row in rows_of(held)]
         ((connection,),) = rows_of(user)
         if connection is not None and not holders:
             # It was let in a moment ago, or its row is gone: there is a holder, and that is all that can be said.
             again, held = await self._links.run(sql.is_mine(key), sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb))
             ((connection,),) = rows_of(again)
-            holders = [
-                Holder(sql_words(owner), int(token or 0), max(0.0, float(ttl or 0) - float(idle or 0)))
-                for _, _, owner, ttl, token, idle in rows_of(held)
-            ]
+            holders = [_holder(row) for row in rows_of(held)]
             if connection is not None and not holders:
                 holders = [Holder(f"connection {sql_words(connection)}", 0, 0.0)]
         waiters = [Waiter(owner, float(ttl)) for _, ttl, _, owner in self._labels(rows_of(waiting))]
@@ -94,3 +88,10 @@ class Looks:
                 owner = "" if words[4] == "-" else bytes.fromhex(words[4]).decode(errors="replace")
                 found.append((words[1], words[2], bytes.fromhex(words[3]).decode(errors="replace"), owner))
         return found
+
+
+def _holder(row: tuple[bytes | None, ...]) -> Holder:
+    """Return a row of `statements.holders` as a holder."""
+    _, _, owner, ttl, token, idle, held = row
+    left = max(0.0, float(ttl or 0) - float(idle or 0))
+    return Holder(sql_words(owner), int(token or 0), left, held_for=max(0.0, float(held or 0)))

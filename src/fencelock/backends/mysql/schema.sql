@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
   name VARBINARY(1024) NOT NULL,
   owner VARBINARY(1024) NOT NULL,
   ttl INT NOT NULL,
+  granted TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
   UNIQUE KEY by_connection (connection),
   KEY by_lock (lock_key),
   KEY by_space (space)
@@ -36,4 +37,4 @@ CREATE TABLE IF NOT EXISTS fencelock_records (
 ) ENGINE=InnoDB;
 
 -- Last, so that whoever finds it finds all the rest.
-INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 1, 0);
+INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 2, 0);

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fencelock.model import Claim
 
-LAYOUT = 1
+LAYOUT = 2
 AHEAD = 1_000_000
 """Tokens that are reserved at a time: a second of the clock, in µs, by which they are begun after a restart."""
 LABEL = "fencelock-waiter"
@@ -211,10 +211,11 @@ def kill(connection: int) -> str:
 
 
 def holders(condition: str, *, mariadb: bool) -> str:
-    """Return who holds what; the time is the seconds since the session was last heard of."""
+    """Return who holds what, the seconds since the session last sent something, and those since the lock was granted."""
     idle = "p.TIME_MS / 1000" if mariadb else "p.TIME"
+    held = "TIMESTAMPDIFF(MICROSECOND, h.granted, NOW(6)) / 1000000"
     return (
-        f"SELECT h.connection, h.name, h.owner, h.ttl, h.token, {idle} FROM fencelock_holders h "
+        f"SELECT h.connection, h.name, h.owner, h.ttl, h.token, {idle}, {held} FROM fencelock_holders h "
         "LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.connection "
         f"WHERE {condition} AND IS_USED_LOCK(h.lock_key) = h.connection"
     )

@@ -16,7 +16,7 @@ from fencelock.core.backend import GRACE, LONGEST, answer_time, limit_of
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, LimitMismatch
-from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter
+from fencelock.model import Busy, Claim, Grant, Holder, Renewal, Snapshot, Strength, Traits, Waiter, held_for
 
 TRAITS = Traits(engine="postgresql", strength=Strength.DURABLE, fair=True, push=True, loss_pushed=False)
 
@@ -31,7 +31,9 @@ RELEASE = Statement("fl_release", "SELECT fencelock.release($1, $2, $3)")
 ABANDON = Statement("fl_abandon", "SELECT fencelock.abandon($1, $2, $3, $4)")
 RENEW = Statement("fl_renew", "SELECT fencelock.renew($1, $2)")
 LOOK = Statement("fl_look", "SELECT fencelock.look($1)")
-INSPECT = Statement("fl_inspect", "SELECT * FROM fencelock.inspect($1, $2)")
+INSPECT = Statement(
+    "fl_inspect", "SELECT *, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.inspect($1, $2)"
+)
 NAMES = Statement("fl_names", "SELECT fencelock.names($1, $2)")
 FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
 
@@ -180,14 +182,19 @@ class RowsBackend:
             name,
             tuple(
                 Holder(
-                    _text(owner), int(token), float(left or 0), shared == b"t", None if limit is None else int(limit)
+                    _text(owner),
+                    int(token),
+                    float(left or 0),
+                    shared == b"t",
+                    None if limit is None else int(limit),
+                    held_for(int(token), float(clock or 0)),
                 )
-                for owner, token, left, shared, limit in rows
+                for owner, token, left, shared, limit, clock in rows
                 if token is not None
             ),
             tuple(
                 Waiter(_text(owner), float(left or 0), shared == b"t", None if limit is None else int(limit))
-                for owner, token, left, shared, limit in rows
+                for owner, token, left, shared, limit, _ in rows
                 if token is None
             ),
         )

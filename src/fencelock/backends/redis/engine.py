@@ -31,6 +31,7 @@ from fencelock.model import (
     Strength,
     Traits,
     Waiter,
+    held_for,
     make_grant,
 )
 
@@ -357,11 +358,11 @@ class RedisBackend:
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters = await self._links.run(INSPECT, INSPECT.call((self._base(name),), (name,)), LONGEST)
+        holders, waiters, clock = await self._links.run(INSPECT, INSPECT.call((self._base(name),), (name,)), LONGEST)
         return Snapshot(
             name,
             tuple(
-                Holder(owner.decode(), token, left / 1000, *_mode(mode))
+                Holder(owner.decode(), token, left / 1000, *_mode(mode), held_for(token, clock))
                 for left, token, mode, owner in sorted(holders, key=lambda holder: holder[1])
             ),
             tuple(Waiter(owner.decode(), left / 1000, *_mode(mode)) for left, mode, owner in waiters),

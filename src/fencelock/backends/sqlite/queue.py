@@ -12,8 +12,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from fencelock.backends.sqlite.database import Database
+from fencelock.core.clock import wall_us
 from fencelock.errors import ClientClosed, LimitMismatch
-from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, contradiction, settle
+from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, contradiction, held_for, settle
 
 Taken = tuple[int | None, int | None, float | None]
 """What an attempt got: a token, a ticket, and for the first in line the seconds until the holders run out."""
@@ -180,7 +181,7 @@ class Queue:
         return map(Row._make, db.execute(QUEUE, (self._space, name)))
 
     def snapshot(self, db: sqlite3.Cursor, name: str) -> Snapshot:
-        now = int(self._now() * 1e6)
+        now, wall = int(self._now() * 1e6), wall_us()
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         for owner, token, expires, shared, limit in db.execute(
@@ -192,7 +193,7 @@ class Queue:
             if token is None:
                 waiters.append(Waiter(owner, left, bool(shared), limit))
             else:
-                holders.append(Holder(owner, token, left, bool(shared), limit))
+                holders.append(Holder(owner, token, left, bool(shared), limit, held_for(token, wall)))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     def names(self, db: sqlite3.Cursor, prefix: str) -> list[str]:

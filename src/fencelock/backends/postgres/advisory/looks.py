@@ -5,7 +5,7 @@ from __future__ import annotations
 from fencelock.backends.postgres.advisory import statements as sql
 from fencelock.backends.postgres.links import Links
 from fencelock.core.backend import LONGEST
-from fencelock.model import Holder, Snapshot, Waiter
+from fencelock.model import Holder, Snapshot, Waiter, held_for
 
 
 class Looks:
@@ -21,13 +21,19 @@ class Looks:
         return Snapshot(
             name,
             tuple(
-                Holder(_text(owner), int(token), float(left or 0), shared == b"t")
-                for owner, token, left, shared in rows
+                Holder(
+                    _text(owner),
+                    int(token),
+                    float(left or 0),
+                    shared == b"t",
+                    held_for=held_for(int(token), float(clock or 0)),
+                )
+                for owner, token, left, shared, clock in rows
                 if token is not None
             ),
             tuple(
                 Waiter(_text(owner), float(left or 0), shared == b"t")
-                for owner, token, left, shared in rows
+                for owner, token, left, shared, _ in rows
                 if token is None
             ),
         )

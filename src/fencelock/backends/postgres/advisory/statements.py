@@ -33,7 +33,10 @@ END = Statement(
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND application_name LIKE 'fencelock%'",
 )
 GRANTED = Statement("fl_granted", "SELECT bool_and(granted) FROM pg_locks WHERE pid = $1 AND locktype = 'advisory'")
-INSPECT = Statement("fl_sessions", "SELECT owner, token, expires_in, shared FROM fencelock.sessions($1)")
+INSPECT = Statement(
+    "fl_sessions",
+    "SELECT owner, token, expires_in, shared, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.sessions($1)",
+)
 NAMES = Statement("fl_locked_names", "SELECT fencelock.locked_names($1, $2)")
 EVICT = Statement("fl_evict", "SELECT fencelock.evict($1)")
 

@@ -1,5 +1,5 @@
 -- Look, and change nothing. Returns the holders and the waiters that are alive: {ms left, token, mode, owner} of each
--- holder, {ms left, mode, owner} of each waiter, in order.
+-- holder, {ms left, mode, owner} of each waiter, in order; and the clock in µs, to tell how long ago a token was minted.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
@@ -17,4 +17,4 @@ for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, -1)) do
   local ends, mode, who = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):%d+:([^:]*):[^:]*:%d+:(.*)$')
   if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, mode, who} end
 end
-return {holders, waiters}
+return {holders, waiters, tonumber(clock)}

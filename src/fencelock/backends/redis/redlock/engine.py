@@ -40,6 +40,7 @@ from fencelock.model import (
     Strength,
     Traits,
     Waiter,
+    held_for,
 )
 
 TRAITS = Traits(
@@ -191,7 +192,8 @@ class RedlockBackend:
             if nodes >= self._nodes.majority:
                 mine = [holder for holder, _ in there if holder and (holder[0], holder[1]) == attempt]
                 left = sorted((holder[2] for holder in mine), reverse=True)[self._nodes.majority - 1]
-                holders.append(Holder(mine[0][3].decode(), int(attempt[1]), left / 1000))
+                token = int(attempt[1])
+                holders.append(Holder(mine[0][3].decode(), token, left / 1000, held_for=held_for(token, self._wall())))
         waiting: dict[bytes, list[tuple[float, int, bytes]]] = {}
         for _, waiters in there:
             for id, ticket, left, owner in waiters:
