@@ -114,6 +114,7 @@ def home_of(thing: Any) -> str:
 def signature_of(name: str, thing: Any) -> str:
     """Return a name with its parameters, as one would call it."""
     parameters = re.sub(r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(thing)))
+    parameters = parameters.replace(", **unknown: Never", "")  # there for the sake of an error, not for callers
     return name + re.sub(r"^\(self(?:, )?", "(", parameters)
 
 

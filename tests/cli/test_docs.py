@@ -38,6 +38,7 @@ def test_json_keys_are_documented() -> None:
     """docs/cli.md names every key of the JSON output."""
     text = DOCS.read_text()
     for key in (
+        "engine",
         "locks",
         "name",
         "token",
@@ -45,6 +46,7 @@ def test_json_keys_are_documented() -> None:
         "waiters",
         "owner",
         "expires_in",
+        "held_for",
         "shared",
         "limit",
         "dropped",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_callback, check_name, warn_long_ttl
 from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
+from fencelock.primitives.habits import no_attribute, no_keyword
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.aio import AioWorld
@@ -118,12 +119,14 @@ class Lock:
         """The name that it locks."""
         return self._mutex.name
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+    async def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
 
         Keep the lease: one that nobody refers to any more is no longer renewed. If it is cancelled, what was asked for is
         undone before the cancellation comes out; a server that does not answer is given 5 seconds for that.
         """
+        if unknown:
+            raise no_keyword("acquire", unknown)
         return await self._mutex.acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
@@ -137,6 +140,11 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._mutex.leaving()._leave(error)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, attribute: str) -> NoReturn:
+            raise no_attribute(attribute)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -179,6 +187,7 @@ class Locks:
         max_hold: float | None = None,
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **unknown: Never,
     ) -> Lock:
         """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
 
@@ -188,6 +197,8 @@ class Locks:
         well. `reentrant`: the task that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
         could repeat after a failure.
         """
+        if unknown:
+            raise no_keyword("lock", unknown)
         options = LockOptions(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
         )

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client, clients
 from fencelock.core.lease import LeaseCore
 from fencelock.core.names import check_callback, check_name, warn_long_ttl
 from fencelock.core.urls import open_backend, resolve, shown
 from fencelock.model import Reason, Snapshot, Traits
+from fencelock.primitives.habits import no_attribute, no_keyword
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
 from fencelock.worlds.blocking import BlockingWorld, drive, each, finish
@@ -112,11 +113,13 @@ class Lock:
         """The name that it locks."""
         return self._mutex.name
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+    def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
 
         Keep the lease: one that nobody refers to any more is no longer renewed.
         """
+        if unknown:
+            raise no_keyword("acquire", unknown)
         return drive(self._mutex.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
@@ -130,6 +133,11 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         finish(self._mutex.leaving()._leave(error))
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, attribute: str) -> NoReturn:
+            raise no_attribute(attribute)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -170,6 +178,7 @@ class Locks:
         max_hold: float | None = None,
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **unknown: Never,
     ) -> Lock:
         """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
 
@@ -179,6 +188,8 @@ class Locks:
         well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
         could repeat after a failure.
         """
+        if unknown:
+            raise no_keyword("lock", unknown)
         options = LockOptions(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
         )
