@@ -216,7 +216,8 @@ def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
         assert all(line.isprintable() for line in (result.stdout + result.stderr).split("\n"))
     assert f"'{shown}'" in results[0].stdout
     assert results[1].stdout.count(f"'{shown}'") == 2
-    assert f"is held by '{shown}' (token" in refused.stderr
+    for result in (refused, timed_out):
+        assert f"is held by {shown} (token" in result.stderr
     assert results[4].stderr.endswith(f": why\\n{shown}\n")
 
 
@@ -306,7 +307,7 @@ def test_labels_cannot_move_the_cursor(cli: Cli) -> None:
     eventually(lambda: len(cli.waiters("x")) == 1)
     for command in (["ls"], ["show", "x"], ["run", "x", "--no-wait", "--", "true"]):
         result = cli(*command)
-        assert "'\\x1b[2Jme'" in result.stdout + result.stderr
+        assert "\\x1b[2Jme" in result.stdout + result.stderr
     result = cli("release", "x", "--force", "--reason", "test")
     assert "'\\x1b[2Jme'" in result.stdout
     assert waiter.wait(LONG) == 0

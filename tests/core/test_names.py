@@ -41,7 +41,7 @@ def test_ttl_above_one_hour_logs_one_warning(
     for ttl in (30000, 7200):
         locks.lock("x", ttl=ttl)
     (warning,) = caplog.records
-    assert warning.name == "fencelock"
+    assert warning.name == "fencelock.client"
     assert warning.getMessage().startswith("'x': ttl is in seconds: 30000 is 8.3 hours")
     monkeypatch.setattr(names, "_warned_long_ttl", False)
     connect("memory://long-ttl", ttl=7200)

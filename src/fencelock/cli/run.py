@@ -202,21 +202,10 @@ def _acquire(
                     return lease
                 say(f"{_held(client, mutex.name)}; waiting")
             return drive(mutex.acquire())
-    except LockTimeout:
+    except LockTimeout as error:  # which names the holder
         if not options.quiet:
-            say(
-                f"{_held(client, mutex.name)}; come back later, or wait with --timeout"
-                if options.no_wait
-                else f"{mutex.name!r} was not free within {options.timeout:g} s; wait longer, or ask "
-                f"`{_show(mutex.name)}` who holds it"
-            )
+            say(f"{error}; {'come back later, or wait with --timeout' if options.no_wait else 'wait longer'}")
         return None
-
-
-def _show(name: str) -> str:
-    import shlex
-
-    return f"fencelock show {shlex.quote(f'--name={name}' if name.startswith('-') else name)}"
 
 
 def _held(client: Client[LeaseCore], name: str) -> str:

@@ -212,7 +212,8 @@ def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
 def _describe(holders: Sequence[Holder]) -> str:
     first = holders[0]
     others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
-    return f"{first.owner} (token {first.token}){others}"
+    held = "" if first.held_for is None else f", held for {first.held_for:.1f} s"
+    return f"{first.owner} (token {first.token}{held}){others}"
 
 
 def _default_owner() -> str:

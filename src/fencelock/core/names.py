@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fencelock.core.log import WARNING, log
 from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
 from fencelock.model import CORRECT, Traits
 
@@ -55,9 +56,7 @@ def warn_long_ttl(ttl: float, name: str | None = None) -> None:
     if ttl <= LONG_TTL or _warned_long_ttl:
         return
     _warned_long_ttl = True
-    import logging  # which takes longer to import than most programs need for a lock
-
-    logging.getLogger("fencelock").warning("%s%s", "" if name is None else f"{name!r}: ", long_ttl(ttl))
+    log("client", WARNING, f"{'' if name is None else f'{name!r}: '}{long_ttl(ttl)}", lock=name, ttl=ttl)
 
 
 def long_ttl(ttl: float) -> str:
