@@ -47,7 +47,7 @@ async def test_tokens_after_a_crash(own_mariadb: Callable[..., MariaDB], clients
     for beyond in (8_000_000_000_000_000, 8_100_000_000_000_000):  # far beyond the clock
         locks = clients.connect(server.url)
         await take(locks, "x")
-        server.query(f"INSERT INTO fencelock_holders VALUES ({beyond}, 99999999, '', '', '', '', 0)")
+        server.query(f"INSERT INTO fencelock_holders VALUES ({beyond}, 99999999, '', '', '', '', 0, NOW(6))")
         for _ in range(5):
             token = await take(locks, "x")
             assert token > max(last, beyond)
@@ -78,7 +78,7 @@ async def test_another_server(mariadb: MariaDB, clients: Clients) -> None:
     locks = clients.connect(url)
     await take(locks, "x")
     ahead = 8_000_000_000_000_000  # far beyond the clock
-    mariadb.query(f"INSERT INTO {table} VALUES ({ahead}, 99999999, '', '', '', '', 0)")
+    mariadb.query(f"INSERT INTO {table} VALUES ({ahead}, 99999999, '', '', '', '', 0, NOW(6))")
     last = await take(locks, "x")
     mariadb.query(f"UPDATE {table} SET owner = 'elsewhere' WHERE connection = 0")
     mariadb.query(f"DELETE FROM {table} WHERE connection <> 0; ALTER TABLE {table} AUTO_INCREMENT = 7")
