@@ -196,6 +196,29 @@ async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
         await locks.close()
 
 
+async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: MariaDB, clients: Clients) -> None:
+    """A renewal without a reply has the lock looked up over another connection: gone if the session has ended, else unknown."""
+    direct = own_database(mariadb)
+    async with forwarding(mariadb) as path:
+        backend = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).backend()
+        claims = [Claim("kept", 60), Claim("ended", 3)]
+        grants = [await clients.run(had(backend.attempt(claim, queue=False))) for claim in claims]
+        held = [grant for grant in grants if isinstance(grant, Grant)]
+        assert len(held) == 2
+        path.freeze()
+        kill(mariadb, holder_of(mariadb, direct, "ended"))
+        assert await clients.run(backend.renew(held)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
+
+        async def lost() -> bool:
+            (answer,) = await clients.run(backend.renew(held[1:]))
+            return answer is Renewal.LOST
+
+        await eventually(lost, "the lookup finds that the session has ended")
+        assert await clients.run(had(backend.release(held[1]))) is False
+        assert holder_of(mariadb, direct, "kept") == str(held[0].handle.link.id)
+        assert held[0].handle.link.open
+
+
 async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
     """A connection that went dead without a word costs no other lease of the same client its renewals."""
     direct = own_database(mariadb)

@@ -14,8 +14,9 @@ import pytest
 import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
-from fencelock.model import Renewal
+from fencelock.model import Claim, Renewal
 from fencelock.worlds.blocking import drive
+from tests.backends.conftest import Clients
 from tests.backends.forwarder import forwarding
 from tests.backends.postgres_server import advisory, ask, empty
 from tests.contract.subject import SOON, eventually
@@ -149,6 +150,28 @@ async def test_frozen_waiter(postgres: Postgres) -> None:
         assert lease.token > holder.token
         await lease.release()
         await far.close()
+
+
+async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: Postgres, clients: Clients) -> None:
+    """A renewal without a reply has the lock looked up over another connection: gone if the session has ended, else unknown."""
+    empty(postgres)
+    async with forwarding(postgres) as path:
+        backend: Any = clients.on(advisory(path)).backend()
+        claims = [Claim("kept", 60), Claim("ended", 3)]
+        grants = [await clients.run(backend.attempt(claim, queue=False)) for claim in claims]
+        kept, ended = (backend._seats[claim.id].link for claim in claims)
+        path.freeze()
+        ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)
+        assert await clients.run(backend.renew(grants)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
+
+        async def lost() -> bool:
+            (answer,) = await clients.run(backend.renew(grants[1:]))
+            return bool(answer is Renewal.LOST)
+
+        await eventually(lost, "the lookup finds that the session has ended")
+        assert await clients.run(backend.release(grants[1])) is False
+        assert kept.open
+        assert (kept.pid,) in ask(postgres, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
 
 
 async def test_frozen_ear(postgres: Postgres) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.link import Link, hear_all
-from fencelock.backends.mysql.links import Links
+from fencelock.backends.mysql.links import Links, rows_of
 from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Rows
 from fencelock.backends.mysql.place import Place
@@ -17,7 +18,7 @@ from fencelock.backends.mysql.seats import Seats
 from fencelock.core.backend import limit_of, time_to_answer
 from fencelock.core.clock import Deadline
 from fencelock.core.world import NO_ANSWER, World
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ class MysqlBackend:
                     continue
                 if not await seat.take(until - self._world.now()):
                     answers[place] = Renewal.UNKNOWN
+        silent: list[Seat] = []
                 elif self._seats.is_current(seat):
                     ours.append((place, seat))
                 else:
@@ -285,6 +287,7 @@ class MysqlBackend:
             for _, seat in ours:
                 seat.give()
         return answers
+                    silent.append(seat)
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the server lets the next in."""
@@ -292,8 +295,24 @@ class MysqlBackend:
         if seat is None or seat.token != grant.token:
             return False
         ours = None
+        if silent:
+            # In the background: the other leases of this batch must not wait for it.
+            with suppress(RuntimeError):  # no more threads: the next renewal looks
+                self._world.spawn(self._look_up(silent), "fencelock-lookup")
         ended = False
         if await seat.take(seat.patience):  # else a renewal is not answered
+    async def _look_up(self, seats: list[Seat]) -> None:
+        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+
+        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        """
+        limit = Deadline(self._world.now, min(seat.patience for seat in seats))
+        with suppress(FencelockError):  # nothing is known; the next renewal asks again
+            found = await self._links.run(*(sql.is_mine(seat.key) for seat in seats), limit=limit)
+            for seat, answer in zip(seats, found, strict=True):
+                if rows_of(answer) != [(str(seat.link.id).encode(),)]:
+                    self._seats.drop_ended(seat)
+
             try:
                 if not self._seats.is_current(seat):
                     return False

@@ -7,6 +7,7 @@ server and stays open over many calls of `wait`: asking anew would lose its plac
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from fencelock.backends.postgres.advisory import statements as sql
 from fencelock.backends.postgres.advisory.looks import Looks
@@ -21,7 +22,7 @@ from fencelock.backends.postgres.trouble import ServerError, translate
 from fencelock.core.backend import LONGEST, answer_time, limit_of
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
 
 TRAITS = Traits(
@@ -244,6 +245,7 @@ class AdvisoryBackend:
                 mine = seat is not None and seat.token is not None and self._seats.try_take(seat)
                 if mine and seat is not None:
                     self._seats.knock(seat)
+        silent: list[Seat] = []
                 if seat is not None and not mine:
                     answers[place] = Renewal.UNKNOWN  # it is being released, or taken
                 asked.append(seat if mine else None)
@@ -257,12 +259,32 @@ class AdvisoryBackend:
         return answers
 
     async def release(self, grant: Grant) -> bool:
+                    if answers[place] is Renewal.UNKNOWN:
+                        silent.append(seat)
         """Give back the lock, and the session to the others."""
         claim = grant.claim
         seat = self._seats.get(claim.id)
         if seat is None or seat.token is None:
+        if silent:
+            # In the background: the other leases of this batch must not wait for it.
+            with suppress(RuntimeError):  # no more threads: the next renewal looks
+                self._world.spawn(self._look_up(silent), "fencelock-lookup")
             return False
         if not await seat.take(seat.patience):
+    async def _look_up(self, seats: list[Seat]) -> None:
+        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+
+        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        """
+        patience = min(seat.patience for seat in seats)
+        pids = ",".join(str(seat.link.pid) for seat in seats)
+        with suppress(FencelockError):  # nothing is known; the next renewal asks again
+            limit = Deadline(self._world.now, patience)
+            rows = await self._links.run(sql.HELD, (f"{{{pids}}}",), patience, limit=limit)
+            for seat in seats:
+                if (str(seat.link.pid).encode(), str(seat.key).encode()) not in rows:
+                    self._seats.drop_ended(seat)
+
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
             if not self._seats.is_current(seat):

@@ -33,6 +33,11 @@ END = Statement(
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND application_name LIKE 'fencelock%'",
 )
 GRANTED = Statement("fl_granted", "SELECT bool_and(granted) FROM pg_locks WHERE pid = $1 AND locktype = 'advisory'")
+HELD = Statement(
+    "fl_held",
+    "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks "
+    "WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = ANY ($1::integer[])",
+)
 INSPECT = Statement("fl_sessions", "SELECT owner, token, expires_in, shared FROM fencelock.sessions($1)")
 NAMES = Statement("fl_locked_names", "SELECT fencelock.locked_names($1, $2)")
 EVICT = Statement("fl_evict", "SELECT fencelock.evict($1)")
