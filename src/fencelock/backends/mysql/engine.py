@@ -46,8 +46,6 @@ OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
 class MysqlBackend:
     """`fencelock.core.backend.Backend` on one MySQL or MariaDB server."""
 
-    traits = TRAITS
-
     def __init__(self, world: World, place: Place | Application, namespace: str, url: str | None = None) -> None:
         self.url = url
         """For people; None if there was one to begin with."""
@@ -60,6 +58,16 @@ class MysqlBackend:
         self._contended = False
         self._abandoned: dict[str, None] = {}
         """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        self._links.check_open()
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ taking it
 
@@ -260,6 +268,7 @@ class MysqlBackend:
         """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
         answers = [Renewal.LOST] * len(grants)
         ours: list[tuple[int, Seat]] = []
+        silent: list[Seat] = []
         until = self._world.now() + SHORTEST  # for all together: those that are stuck must not hold up the others
         try:
             for place, grant in enumerate(grants):
@@ -268,7 +277,6 @@ class MysqlBackend:
                     continue
                 if not await seat.take(until - self._world.now()):
                     answers[place] = Renewal.UNKNOWN
-        silent: list[Seat] = []
                 elif self._seats.is_current(seat):
                     ours.append((place, seat))
                 else:
@@ -279,6 +287,7 @@ class MysqlBackend:
             for (place, seat), (link, reply) in zip(ours, asked, strict=True):
                 if reply.answer is NO_ANSWER and link.open:
                     answers[place] = Renewal.UNKNOWN
+                    silent.append(seat)
                 elif self._seats.is_held(seat, reply):
                     answers[place] = Renewal.RENEWED
                 else:
@@ -286,21 +295,12 @@ class MysqlBackend:
         finally:
             for _, seat in ours:
                 seat.give()
-        return answers
-                    silent.append(seat)
-
-    async def release(self, grant: Grant) -> bool:
-        """Give back the lock; the server lets the next in."""
-        seat = self._seats.get(grant.claim.id)
-        if seat is None or seat.token != grant.token:
-            return False
-        ours = None
         if silent:
             # In the background: the other leases of this batch must not wait for it.
             with suppress(RuntimeError):  # no more threads: the next renewal looks
                 self._world.spawn(self._look_up(silent), "fencelock-lookup")
-        ended = False
-        if await seat.take(seat.patience):  # else a renewal is not answered
+        return answers
+
     async def _look_up(self, seats: list[Seat]) -> None:
         """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
 
@@ -313,6 +313,14 @@ class MysqlBackend:
                 if rows_of(answer) != [(str(seat.link.id).encode(),)]:
                     self._seats.drop_ended(seat)
 
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock; the server lets the next in."""
+        seat = self._seats.get(grant.claim.id)
+        if seat is None or seat.token != grant.token:
+            return False
+        ours = None
+        ended = False
+        if await seat.take(seat.patience):  # else a renewal is not answered
             try:
                 if not self._seats.is_current(seat):
                     return False

@@ -41,6 +41,8 @@ class Links:
         """No token above this may be granted before it is reserved, on disk."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
+        self.weakness = ""
+        """The setting that lets the server forget commits in a crash, as the last new connection found it."""
         self._world = world
         self._place = place
         self._idle: list[Link] = []
@@ -151,7 +153,7 @@ class Links:
         settled, who, host, cluster, version, first = await self.ask(link, asked, limit.at_most(patience), check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
-        ((id, database, flush, read_only),) = who.rows
+        ((id, database, read_only, *settings),) = who.rows
         if int(id) & 0xFFFFFFFF != promised:
             raise EngineUnavailable(
                 f"{self.address} is a proxy: it greets as session {promised}, and its answers come from {sql_words(id)}. A "
@@ -179,13 +181,13 @@ class Links:
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
+        self.weakness = sql.weakness(*settings)
         warned, self._warned = self._warned, True
-        if flush != b"1" and not warned:
+        if self.weakness and not warned:
             logging.getLogger("fencelock").warning(
-                "%s does not wait for its disk (innodb_flush_log_at_trx_commit is %s, and should be 1): after a crash of "
-                "the machine only its clock keeps tokens from repeating",
+                "%s does not wait for its disk (%s): after a crash of the machine only its clock keeps tokens from repeating",
                 self.address,
-                sql_words(flush),
+                self.weakness,
             )
 
     async def _begin(self, link: Link, patience: float) -> None:
@@ -282,10 +284,10 @@ class Links:
             self.give(link)
         return number
 
-    async def know(self) -> None:
-        """Make sure that there was a connection: how names are written depends on the server."""
+    async def know(self, limit: Deadline = PATIENT) -> None:
+        """Make sure that there was a connection: how names are written depends on the server, and so do its traits."""
         if self.database is None:
-            self.give(await self.take())
+            self.give(await self.take(limit=limit))
 
     def check(self, answer: Any) -> None:
         """Raise what is to be raised for a server's error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -47,6 +48,8 @@ class Links:
         """Whether there ever was a connection."""
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
+        self.weakness = ""
+        """The setting that lets the server forget commits in a crash, as the last new connection found it."""
         self._world = world
         self._source = source
         self._seconds = source.seconds if isinstance(source, Place) else DIAL_SECONDS
@@ -62,6 +65,7 @@ class Links:
         """Links that nobody was there for when they were made, or greeted."""
         self._mutex = Lock()
         self._closed = False
+        self._warned = False
 
     # ------------------------------------------------------------------ asking
 
@@ -211,7 +215,8 @@ class Links:
         try:
             if link.pending and not await link.settle(limit.at_most(self._seconds)):
                 raise Unanswered(f"{self.address}: no answer to a greeting")
-            self.idle_default = await greet(link, self.address, self._seconds, limit)
+            self.idle_default, weakness = await greet(link, self.address, self._seconds, limit)
+            self._note_weakness(weakness)
             if self._prepare is not None:
                 await self._prepare(link, limit)
             self.met = True
@@ -226,6 +231,23 @@ class Links:
                 self._left.append(link)  # greeted anew by the next who needs one
             raise
         return link
+
+    def _note_weakness(self, weakness: str) -> None:
+        """Log once that the server does not wait for its disk."""
+        self.weakness = weakness
+        if weakness and not self._warned:
+            self._warned = True
+            logging.getLogger("fencelock").warning(
+                "%s does not wait for its disk (%s): after a crash of the machine only its clock keeps tokens from repeating",
+                self.address,
+                weakness,
+            )
+
+    async def know(self, limit: Deadline) -> None:
+        """Connect, unless there was a connection before, to read the server's settings."""
+        self.check_open()
+        if not self.met:
+            self.keep(await self.borrow(limit))
 
     async def _dial(self, limit: Deadline) -> Link:
         try:

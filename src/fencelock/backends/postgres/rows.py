@@ -39,8 +39,6 @@ FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
 class RowsBackend:
     """`fencelock.core.backend.Backend` on rows of a table."""
 
-    traits = TRAITS
-
     def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
         self.url = url
         """What an application's own object stands for; None if a URL was given."""
@@ -52,6 +50,15 @@ class RowsBackend:
         self._rounds = count(1)
         self._owed: dict[str, Claim] = {}
         """What could not be abandoned, and may be carried out when a server that hangs goes on."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ the protocol
 

@@ -43,8 +43,6 @@ LOOK_SECONDS = 5.0
 class AdvisoryBackend:
     """`fencelock.core.backend.Backend` on advisory locks."""
 
-    traits = TRAITS
-
     def __init__(self, world: World, place: Place, namespace: str) -> None:
         self._world = world
         self._namespace = namespace
@@ -56,6 +54,15 @@ class AdvisoryBackend:
         """Claims that were abandoned under somebody who still asks for them."""
         self._contended: set[int] = set()
         """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ taking it
 
@@ -238,6 +245,7 @@ class AdvisoryBackend:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
         until = self._world.now() + answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         asked: list[Seat | None] = []
+        silent: list[Seat] = []
         answers = [Renewal.LOST] * len(grants)
         try:
             for place, grant in enumerate(grants):
@@ -245,32 +253,24 @@ class AdvisoryBackend:
                 mine = seat is not None and seat.token is not None and self._seats.try_take(seat)
                 if mine and seat is not None:
                     self._seats.knock(seat)
-        silent: list[Seat] = []
                 if seat is not None and not mine:
                     answers[place] = Renewal.UNKNOWN  # it is being released, or taken
                 asked.append(seat if mine else None)
             for place, seat in enumerate(asked):
                 if seat is not None:
                     answers[place] = await self._seats.heard(seat, until)
+                    if answers[place] is Renewal.UNKNOWN:
+                        silent.append(seat)
         finally:
             for seat in asked:
                 if seat is not None:
                     seat.give()
-        return answers
-
-    async def release(self, grant: Grant) -> bool:
-                    if answers[place] is Renewal.UNKNOWN:
-                        silent.append(seat)
-        """Give back the lock, and the session to the others."""
-        claim = grant.claim
-        seat = self._seats.get(claim.id)
-        if seat is None or seat.token is None:
         if silent:
             # In the background: the other leases of this batch must not wait for it.
             with suppress(RuntimeError):  # no more threads: the next renewal looks
                 self._world.spawn(self._look_up(silent), "fencelock-lookup")
-            return False
-        if not await seat.take(seat.patience):
+        return answers
+
     async def _look_up(self, seats: list[Seat]) -> None:
         """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
 
@@ -285,6 +285,13 @@ class AdvisoryBackend:
                 if (str(seat.link.pid).encode(), str(seat.key).encode()) not in rows:
                     self._seats.drop_ended(seat)
 
+    async def release(self, grant: Grant) -> bool:
+        """Give back the lock, and the session to the others."""
+        claim = grant.claim
+        seat = self._seats.get(claim.id)
+        if seat is None or seat.token is None:
+            return False
+        if not await seat.take(seat.patience):
             raise Unanswered(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
             if not self._seats.is_current(seat):
