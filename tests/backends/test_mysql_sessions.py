@@ -197,7 +197,7 @@ async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: MariaDB, clients: Clients) -> None:
-    """A renewal without a reply has the lock looked up over another connection: gone if the session has ended, else unknown."""
+    """After a renewal without a reply another connection tells whether the session still has its lock."""
     direct = own_database(mariadb)
     async with forwarding(mariadb) as path:
         backend = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).backend()

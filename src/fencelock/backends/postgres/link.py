@@ -46,6 +46,8 @@ class Link:
     __slots__ = (
         "__weakref__",
         "_address",
+        "_descriptor",
+        "_identity",
         "_pgconn",
         "_prepared",
         "_seen",
@@ -64,6 +66,8 @@ class Link:
         pgconn.nonblocking = 1
         self._world = world
         self._pgconn = pgconn
+        self._descriptor = pgconn.socket
+        self._identity = os.fstat(self._descriptor)
         self._address = address
         self._seen: set[str] = set()
         self._prepared: set[str] = set()
@@ -261,12 +265,14 @@ class Link:
         """Break it under whoever uses it, in another thread perhaps, who then closes it; with SHUT_RD only wake them."""
         if not self.open:
             return
-        with suppress(OSError, OperationalError):
-            copy = socket.socket(fileno=os.dup(self._pgconn.socket))
-            try:
-                copy.shutdown(how)
-            finally:
-                copy.close()
+        with suppress(OSError):
+            copy = os.dup(self._descriptor)
+            # libpq may have closed the descriptor in another thread, and the process may have reused its number.
+            if os.path.samestat(os.fstat(copy), self._identity):
+                with socket.socket(fileno=copy) as same:
+                    same.shutdown(how)
+            else:
+                os.close(copy)
 
     def forget(self) -> None:
         """Let go of it in a forked child without a word to the server, which still serves the parent."""
