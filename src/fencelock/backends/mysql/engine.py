@@ -22,7 +22,7 @@ from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavail
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
 
 if TYPE_CHECKING:
-    from fencelock.backends.mysql.application import Application
+    from fencelock.core.application import Application
 
 TRAITS = Traits(
     engine="mysql",
@@ -46,7 +46,7 @@ OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
 class MysqlBackend:
     """`fencelock.core.backend.Backend` on one MySQL or MariaDB server."""
 
-    def __init__(self, world: World, place: Place | Application, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, place: Place | Application[Place], namespace: str, url: str | None = None) -> None:
         self.url = url
         """For people; None if there was one to begin with."""
         self._world = world

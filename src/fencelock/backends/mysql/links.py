@@ -18,7 +18,7 @@ from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
 if TYPE_CHECKING:
-    from fencelock.backends.mysql.application import Application
+    from fencelock.core.application import Application
 
 LINKS_KEPT = 32
 LOOK_SECONDS = 1.0
@@ -32,7 +32,7 @@ PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0
 class Links:
     """The connections to one server, and what is known about it."""
 
-    def __init__(self, world: World, place: Place | Application) -> None:
+    def __init__(self, world: World, place: Place | Application[Place]) -> None:
         self.address = place.address
         self.mariadb = True
         self.created = False
@@ -96,7 +96,11 @@ class Links:
 
     async def make(self, ttl: int, limit: Deadline = PATIENT) -> Link:
         """Connect, log in, and see that the server is one that we can work with; all that within the limit."""
-        place = self._place if isinstance(self._place, Place) else await self._place.place()
+        if isinstance(self._place, Place):
+            return await self._make(self._place, ttl, limit)
+        return await self._place.connect(lambda place: self._make(place, ttl, limit), ServerError, limit)
+
+    async def _make(self, place: Place, ttl: int, limit: Deadline) -> Link:
         self.address = place.address
         if limit.passed:
             raise EngineUnavailable(f"cannot reach MySQL at {self.address} in time")

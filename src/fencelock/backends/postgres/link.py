@@ -283,6 +283,10 @@ class Link:
             self._pgconn.finish()
 
 
+class LoginRefused(OperationalError):
+    """The server asked for a password, and then refused the connection."""
+
+
 class Halfway:
     """A connection that is being made. Whoever is interrupted, or has no more time, leaves it to the next: it cannot be
     hurried.
@@ -331,7 +335,7 @@ async def dial(world: World, place: Place, left: list[Halfway], limit: Deadline 
             return Link(world, await _dial(world, halfway, seconds, left), place.address)
         except (OperationalError, TimeoutError) as error:
             failed += map(str.strip, str(error).splitlines())  # libpq says it twice if it tries with and without TLS
-            cause = error
+            cause = cause if isinstance(cause, LoginRefused) else error
     said = "; ".join(filter(None, dict.fromkeys(failed)))
     hint = next((HINTS[state] for words, state in SIGNS.items() if words in said), None)
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
@@ -352,14 +356,14 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
     try:
         while True:
             if pgconn.status == ConnStatus.BAD:
-                raise OperationalError(pgconn.get_error_message())
+                raise _failure(pgconn)
             if pgconn.status == ConnStatus.OK:
                 return pgconn
             state = pgconn.connect_poll()
             if state == PollingStatus.OK:
                 return pgconn
             if state == PollingStatus.FAILED:
-                raise OperationalError(pgconn.get_error_message())
+                raise _failure(pgconn)
             if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
                 raise TimeoutError(f"no connection within {seconds:.3g} s")
     except BaseException as error:
@@ -369,6 +373,12 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
         else:
             pgconn.finish()
         raise
+
+
+def _failure(pgconn: Connection) -> OperationalError:
+    """Return why an attempt to connect failed. libpq does not say that a login was refused, but that it took a password."""
+    asked = pgconn.used_password or pgconn.needs_password
+    return (LoginRefused if asked else OperationalError)(pgconn.get_error_message())
 
 
 def _word(word: str | int | float | bool) -> bytes:

@@ -10,11 +10,11 @@ from math import inf
 from threading import Lock
 from weakref import WeakSet
 
-from fencelock.backends.postgres.application import Application
-from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word, dial
+from fencelock.backends.postgres.link import Halfway, Link, LoginRefused, Row, Statement, Word, dial
 from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
+from fencelock.core.application import Application
 from fencelock.core.backend import time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Event, World
@@ -42,7 +42,7 @@ class Ticket:
 class Links:
     """All links of a client to its server."""
 
-    def __init__(self, world: World, source: Place | Application, prepare: Prepare | None = None) -> None:
+    def __init__(self, world: World, source: Place | Application[Place], prepare: Prepare | None = None) -> None:
         self.address = source.address
         self.met = False
         """Whether there ever was a connection."""
@@ -257,20 +257,13 @@ class Links:
                 self._finish()  # what was left halfway after it was closed
 
     async def _connect(self, limit: Deadline) -> Link:
-        source = self._source
-        if isinstance(source, Place):
-            return await dial(self._world, source, self._halfway, limit)
-        place = await source.place()
+        if isinstance(self._source, Place):
+            return await dial(self._world, self._source, self._halfway, limit)
+        return await self._source.connect(lambda place: self._connect_to(place, limit), LoginRefused, limit)
+
+    async def _connect_to(self, place: Place, limit: Deadline) -> Link:
         self.address, self._seconds = place.address, place.seconds
-        try:
-            return await dial(self._world, place, self._halfway, limit)
-        except EngineUnavailable:
-            if limit.passed:
-                raise
-            fresh = await source.place(afresh=True)  # passwords change
-            if fresh == place:
-                raise
-            return await dial(self._world, fresh, self._halfway, limit)
+        return await dial(self._world, place, self._halfway, limit)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from itertools import count
 
-from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.ear import Ear
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
+from fencelock.core.application import Application
 from fencelock.core.backend import GRACE, LONGEST, answer_time, limit_of
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
@@ -39,7 +39,9 @@ FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
 class RowsBackend:
     """`fencelock.core.backend.Backend` on rows of a table."""
 
-    def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
+    def __init__(
+        self, world: World, source: Place | Application[Place], namespace: str, url: str | None = None
+    ) -> None:
         self.url = url
         """What an application's own object stands for; None if a URL was given."""
         self._world = world
