@@ -110,6 +110,7 @@ class Client(Generic[L]):
         if hasattr(self.backend, "learn_traits"):
             with naming(name):
                 await cast(Configured, self.backend).learn_traits(timeout)
+            self._connected = True
         check_purpose(purpose, self.backend.traits, name)
 
     async def inspect(self, name: str) -> Snapshot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.core.backend import LONGEST, time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.log import WARNING, log
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -188,11 +188,8 @@ class Links:
         self.weakness = sql.weakness(*settings)
         warned, self._warned = self._warned, True
         if self.weakness and not warned:
-            logging.getLogger("fencelock").warning(
-                "%s does not wait for its disk (%s): after a crash of the machine only its clock keeps tokens from repeating",
-                self.address,
-                self.weakness,
-            )
+            clock = "after a crash of its machine only its clock keeps tokens from repeating"
+            log("mysql", WARNING, f"{self.address} does not wait for its disk ({self.weakness}): {clock}")
 
     async def _begin(self, link: Link, patience: float) -> None:
         """See to it, once for all connections, that tokens are not below the clock: data may be from an old copy."""

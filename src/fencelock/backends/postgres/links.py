@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, Serv
 from fencelock.core.application import Application
 from fencelock.core.backend import time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.log import WARNING, log
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -237,11 +237,8 @@ class Links:
         self.weakness = weakness
         if weakness and not self._warned:
             self._warned = True
-            logging.getLogger("fencelock").warning(
-                "%s does not wait for its disk (%s): after a crash of the machine only its clock keeps tokens from repeating",
-                self.address,
-                weakness,
-            )
+            clock = "after a crash of its machine only its clock keeps tokens from repeating"
+            log("postgres", WARNING, f"{self.address} does not wait for its disk ({weakness}): {clock}")
 
     async def know(self, limit: Deadline) -> None:
         """Connect, unless there was a connection before, to read the server's settings."""
