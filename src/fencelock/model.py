@@ -156,6 +156,16 @@ class Traits(NamedTuple):
     """Liveness hangs on a session rather than on a time per claim."""
     ttl_min: float = 0.1
     ttl_max: float = 86400.0
+    weakness: str = ""
+    """The setting of the server that makes its tokens weaker than this engine's usually are, and what to change."""
+
+    def weakened(self, weakness: str) -> Traits:
+        """Return the traits of an engine whose server may forget commits in a crash: only its clock keeps tokens rising.
+
+        >>> Traits("mysql", Strength.DURABLE, True, True, False).weakened("sync_binlog is 0; set it to 1").strength.value
+        'clocked'
+        """
+        return self._replace(strength=Strength.CLOCKED, weakness=weakness) if weakness else self
 
 
 class Holder(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
 
+from fencelock.worlds.blocking import drive
 from tests.backends.redis_server import connections, tell
 from tests.contract.colours import COLOURS, LocksView
 from tests.contract.subject import Subject
@@ -14,6 +16,7 @@ from tests.engines.redis import Redis, RedisTls
 from tests.engines.waiting import eventually
 
 R = TypeVar("R", bound=Redis)
+T = TypeVar("T")
 
 
 class Clients:
@@ -31,6 +34,10 @@ class Clients:
     def connect(self, url: str, **options: Any) -> LocksView:
         """Return a client."""
         return self.on(url).connect(**options)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of an engine: a blocking one in a thread, so that the event loop of the test goes on."""
+        return await (work if self.colour == "aio" else asyncio.to_thread(drive, work))
 
     async def finish(self) -> None:
         """Close whatever was opened."""

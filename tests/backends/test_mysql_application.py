@@ -92,6 +92,41 @@ async def test_application(kind: str, server: MariaDBTls, clients: Clients) -> N
 
 
 @pytest.mark.engine("mariadb", own=True)
+async def test_engine_whose_connections_are_all_in_use(server: MariaDBTls, clients: Clients) -> None:
+    """Who holds all connections of a pool gets locks all the same; the engine opens one connection to be asked, once."""
+    theirs = engine(server, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    made: list[object] = []
+    sqlalchemy.event.listen(theirs, "connect", lambda *_: made.append(None))
+    with theirs.connect():
+        made.clear()
+        locks = clients.connect(theirs)
+        leases = [await locks.lock(f"n{number}").acquire(SOON) for number in range(3)]
+        assert len(made) == 1
+        assert all([await lease.release() for lease in leases])
+    await locks.close()
+    theirs.dispose()
+
+
+@pytest.mark.engine("mariadb", own=True)
+async def test_password_that_changes_under_an_engine(server: MariaDBTls, clients: Clients) -> None:
+    """After a login that the server refuses, an engine is asked again how to connect, and nobody notices."""
+    server.query(f"CREATE USER rotated IDENTIFIED BY 'first'; GRANT ALL ON `{DATABASE}`.* TO rotated")
+    now = {"password": "first"}
+    theirs = engine(server, creator=lambda: pymysql.connect(**{**words(server, "rotated"), **now}))
+    locks = clients.connect(theirs)
+    lease = await locks.lock("x").acquire(SOON)
+    server.query("ALTER USER rotated IDENTIFIED BY 'second'")
+    with pytest.raises(EngineUnavailable, match="Access denied"):
+        await locks.lock("y").acquire(SOON)
+    now["password"] = "second"
+    assert await take(locks, "y")
+    assert await lease.release() is True
+    await locks.close()
+    theirs.dispose()
+    server.query("DROP USER rotated")
+
+
+@pytest.mark.engine("mariadb", own=True)
 def test_encryption_that_is_not_told(server: MariaDBTls) -> None:
     """An engine that encrypts in a way that cannot be seen is refused rather than followed without encryption."""
 

@@ -111,14 +111,15 @@ async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: C
 
 
 async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: Clients) -> None:
-    """A lease that is not renewed ends with its session, although the connection is open all the time."""
+    """The server ends a session that holds a lock and is silent for its ttl, although its connection stays open."""
     url = own_database(mariadb)
-    locks, other = clients.connect(url), clients.connect(url)
-    lease = await locks.lock("x", ttl=1, renew=False).acquire()
+    grant = await had(
+        clients.on(url).backend().attempt(Claim("x", 1), queue=False)
+    )  # no client that abandons it in time
+    assert isinstance(grant, Grant)
     session = holder_of(mariadb, url, "x")
-    async with other.lock("x", timeout=SOON) as successor:
-        assert lease.lost.is_set()
-        assert successor.token > lease.token
+    async with clients.connect(url).lock("x", timeout=SOON) as successor:
+        assert successor.token > grant.token
         assert session not in sessions_in(mariadb, url)
 
 
@@ -194,6 +195,29 @@ async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
             assert lease.lost.is_set()
             assert successor.token > lease.token
         await locks.close()
+
+
+async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: MariaDB, clients: Clients) -> None:
+    """After a renewal without a reply another connection tells whether the session still has its lock."""
+    direct = own_database(mariadb)
+    async with forwarding(mariadb) as path:
+        backend = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).backend()
+        claims = [Claim("kept", 60), Claim("ended", 3)]
+        grants = [await clients.run(had(backend.attempt(claim, queue=False))) for claim in claims]
+        held = [grant for grant in grants if isinstance(grant, Grant)]
+        assert len(held) == 2
+        path.freeze()
+        kill(mariadb, holder_of(mariadb, direct, "ended"))
+        assert await clients.run(backend.renew(held)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
+
+        async def lost() -> bool:
+            (answer,) = await clients.run(backend.renew(held[1:]))
+            return answer is Renewal.LOST
+
+        await eventually(lost, "the lookup finds that the session has ended")
+        assert await clients.run(had(backend.release(held[1]))) is False
+        assert holder_of(mariadb, direct, "kept") == str(held[0].handle.link.id)
+        assert held[0].handle.link.open
 
 
 async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fencelock import EngineUnavailable
+from fencelock import EngineUnavailable, GuaranteeUnavailable
 from tests.backends.conftest import Clients
 from tests.backends.mysql_server import holder_of, kill, own_database
 from tests.contract.subject import SOON, background, renewed, take, waiting
@@ -64,7 +64,10 @@ async def test_settings(name: str, mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_other_handshake(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A server that does not ask which characters we use, and logs every change as a statement, works as ever."""
+    """A server that does not ask which characters we use, and logs every change as a statement, works as ever.
+
+    It does not sync its binary log, so that a crash could make it forget a commit: not for correctness.
+    """
     more = {} if unpacked() else {"log-bin": "log", "binlog-format": "STATEMENT"}
     server = own_mariadb(
         settings={"skip-character-set-client-handshake": "1", "character-set-server": "cp1251", **more}
@@ -74,6 +77,33 @@ async def test_other_handshake(own_mariadb: Callable[..., MariaDB], clients: Cli
         (holder,) = (await locks.inspect("имя")).holders
         assert (holder.owner, holder.token) == ("мы", lease.token)
         assert [name async for name in locks.names()] == ["имя"]
+    if more:
+        with pytest.raises(GuaranteeUnavailable, match="set sync_binlog to 1"):
+            locks.lock("имя", purpose="correctness")
+        server.query("SET GLOBAL sync_binlog = 1")
+        async with clients.connect(server.url).lock("имя", purpose="correctness", timeout=SOON):
+            pass
+
+
+@pytest.mark.parametrize("value", [0, 2])
+async def test_correctness_refuses_a_server_that_does_not_flush_commits(
+    value: int, mariadb: MariaDB, clients: Clients
+) -> None:
+    """The first acquire refuses it before it takes anything, later locks are refused when made; other purposes work."""
+    url = own_database(mariadb)
+    with set_to(mariadb, "innodb_flush_log_at_trx_commit", value):
+        locks = clients.connect(url)
+        made = [locks.lock("x", purpose="correctness", reentrant=reentrant) for reentrant in (False, True)]
+        for lock in made:
+            with pytest.raises(GuaranteeUnavailable, match=f"innodb_flush_log_at_trx_commit is {value}") as caught:
+                await lock.acquire(SOON)
+            assert caught.value.name == "x"
+        assert holder_of(mariadb, url, "x") is None
+        with pytest.raises(GuaranteeUnavailable, match="set it to 1"):
+            locks.lock("x", purpose="correctness")
+        assert await take(locks, "x")
+    async with clients.connect(url).lock("x", purpose="correctness", timeout=SOON) as lease:
+        lease.check()
 
 
 async def test_no_writes_by_default(mariadb: MariaDB, clients: Clients) -> None:

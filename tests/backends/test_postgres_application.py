@@ -17,7 +17,9 @@ from django.db import ConnectionHandler
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
 from tests import django_app
+from tests.backends.conftest import Clients
 from tests.backends.postgres_server import ask, empty
+from tests.contract.subject import SOON
 from tests.engines.postgres import Postgres
 
 PASSWORD = "s3cr3t ';--%40"
@@ -179,6 +181,47 @@ def test_their_transaction(pg: Postgres, stack: ExitStack) -> None:
         with fencelock.connect(theirs) as others:
             assert others.lock("x").try_acquire() is None
         assert lease.release()
+
+
+async def test_engine_whose_connections_are_all_in_use(pg: Postgres, stack: ExitStack, clients: Clients) -> None:
+    """Who holds all connections of a pool gets locks all the same; the engine opens one connection to be asked, once."""
+    theirs: Any
+    if clients.colour == "aio":
+        theirs = sqlalchemy.ext.asyncio.create_async_engine(
+            url_of(pg, "psycopg"), pool_size=1, max_overflow=0, pool_timeout=0.1
+        )
+        held = await theirs.connect()
+    else:
+        theirs = engine(pg, stack, "psycopg", pool_size=1, max_overflow=0, pool_timeout=0.1)
+        held = theirs.connect()
+    made: list[object] = []
+    sqlalchemy.event.listen(getattr(theirs, "sync_engine", theirs), "connect", lambda *_: made.append(None))
+    locks = clients.connect(theirs)
+    leases = [await locks.lock(f"n{number}").acquire(SOON) for number in range(3)]
+    ask(pg, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'fencelock%%'")
+    assert all([await lease.release() for lease in leases])
+    assert len(made) == 1
+    await locks.close()
+    for done in (held.close(), theirs.dispose()):
+        if done is not None:
+            await done
+
+
+def test_password_that_changes_under_an_engine(pg: Postgres, stack: ExitStack) -> None:
+    """After a login that the server refuses, an engine is asked again how to connect, and nobody notices."""
+    now = {"password": PASSWORD}
+    theirs = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(**{**where(pg), **now}))
+    stack.callback(theirs.dispose)
+    with fencelock.connect(theirs) as locks:
+        with locks.lock("x"):
+            pass
+        ask(pg, "ALTER ROLE app PASSWORD 'another'")
+        ask(
+            pg, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'fencelock%%'"
+        )
+        now["password"] = "another"
+        with locks.lock("x"):
+            pass
 
 
 def test_password_that_changes(pg: Postgres, stack: ExitStack) -> None:

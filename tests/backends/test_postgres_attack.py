@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
 import threading
 import time
@@ -14,11 +16,14 @@ import pytest
 import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
-from fencelock.model import Renewal
+from fencelock.core.clock import PATIENT
+from fencelock.model import Claim, Renewal
 from fencelock.worlds.blocking import drive
+from tests.backends.conftest import Clients
 from tests.backends.forwarder import forwarding
 from tests.backends.postgres_server import advisory, ask, empty
-from tests.contract.subject import SOON, eventually
+from tests.contract.colours import client_of
+from tests.contract.subject import SOON, background, eventually
 from tests.engines.postgres import Postgres
 from tests.engines.proxy import Proxy
 
@@ -149,6 +154,97 @@ async def test_frozen_waiter(postgres: Postgres) -> None:
         assert lease.token > holder.token
         await lease.release()
         await far.close()
+
+
+def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that ends before it has begun leaves no channel behind, and the next waiter starts another."""
+    with fencelock.connect(empty(postgres).url) as locks:
+        ear = cast(Any, locks._client.backend)._ear
+        world = locks._client.world
+        spawn = world.spawn
+
+        def spawn_after_a_break(work: Any, name: str) -> None:
+            """Have the server end the session first, and the listener end before it returns."""
+            monkeypatch.undo()
+            ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ear._link.pid)
+            ended = ear._ended
+            spawn(work, name)
+            assert drive(ended.wait(SOON))
+
+        monkeypatch.setattr(world, "spawn", spawn_after_a_break)
+        drive(ear.open(SOON, PATIENT))
+        assert ear.channel is None
+        drive(ear.open(SOON, PATIENT))
+        assert ear.channel is not None
+        assert ear._link.open
+
+
+async def test_malformed_calls_are_ignored(postgres: Postgres, clients: Clients) -> None:
+    """What anybody else sends on a waiter's channel neither ends the listener nor wakes anybody; the right call does."""
+    empty(postgres)
+    locks, other = clients.connect(postgres.url), clients.connect(postgres.url)
+    holder = await locks.lock("x", ttl=600).acquire()
+    async with background(other.lock("x", ttl=600).acquire(2 * SOON)) as (task,):
+
+        async def can_be_called() -> bool:
+            return bool(ask(postgres, "SELECT 1 FROM fencelock.claim WHERE token IS NULL AND seat <> ''"))
+
+        await eventually(can_be_called, "the waiter listens")
+        ((channel, id),) = ask(postgres, "SELECT split_part(seat, ':', 1), id FROM fencelock.claim WHERE token IS NULL")
+        ear = cast(Any, client_of(other).backend)._ear
+        link = ear._link
+        for call in ("", "nonsense", ":", "::", f"{id}:1", f"{id}:one:two", f"{id}:1:2:3", f"{id}::1", "ü" * 1000):
+            ask(postgres, "SELECT pg_notify(%s, %s)", channel, call)
+        await holder.release()
+        lease = await asyncio.wait_for(task, SOON)
+        assert lease.token > holder.token
+        assert ear._link is link
+        assert link.open
+        await lease.release()
+
+
+def test_hanging_up_spares_a_descriptor_that_the_process_has_reused(postgres: Postgres) -> None:
+    """A link whose descriptor's number belongs to another socket by now does not shut that one down."""
+    with fencelock.connect(empty(postgres).url) as locks:
+        links = cast(Any, locks._client.backend)._links
+        link = drive(links.make())
+        own, number = os.dup(link.fileno()), link.fileno()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            os.dup2(ours.fileno(), number)  # as if libpq had closed it, and somebody else got the number
+            link.hang_up()
+            theirs.sendall(b"still open")
+            assert ours.recv(100) == b"still open"
+            os.dup2(own, number)
+            os.close(own)
+        assert link.alive()
+        link.hang_up()
+        assert not link.alive()
+        links.drop(link)
+
+
+async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: Postgres, clients: Clients) -> None:
+    """After a renewal without a reply another connection tells whether the session still has its lock."""
+    empty(postgres)
+    async with forwarding(postgres) as path:
+        backend: Any = clients.on(advisory(path)).backend()
+        claims = [Claim("kept", 60), Claim("ended", 3)]
+        grants = [await clients.run(backend.attempt(claim, queue=False)) for claim in claims]
+        kept, ended = (backend._seats[claim.id].link for claim in claims)
+        path.freeze()
+        ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)
+        assert await clients.run(backend.renew(grants)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
+
+        async def lost() -> bool:
+            (answer,) = await clients.run(backend.renew(grants[1:]))
+            return bool(answer is Renewal.LOST)
+
+        await eventually(lost, "the lookup finds that the session has ended")
+        assert await clients.run(backend.release(grants[1])) is False
+        assert kept.open
+        assert (kept.pid,) in ask(postgres, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
 
 
 async def test_frozen_ear(postgres: Postgres) -> None:

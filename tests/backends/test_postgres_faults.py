@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import fencelock
-from fencelock import EngineUnavailable, LeaseLost
+from fencelock import EngineUnavailable, GuaranteeUnavailable, LeaseLost
 from fencelock.backends.postgres.link import Link, Statement
 from tests.backends.conftest import Clients
 from tests.backends.postgres_server import OURS, advisory, ask, connected, empty, fill, kill_sessions, sessions
@@ -247,6 +247,34 @@ def own_small_disk() -> Iterator[PostgresSmallDisk]:
         ask(server, f"CREATE TABLESPACE small LOCATION '{server.disk}'")
         ask(server, "ALTER DATABASE postgres SET default_tablespace = 'small'")
         yield server
+
+
+async def test_correctness_refuses_a_server_that_does_not_flush_commits(
+    own_postgres: Callable[..., Postgres], clients: Clients
+) -> None:
+    """The first acquire refuses it before it takes anything, later locks are refused when made; other purposes work.
+
+    With fsync on, synchronous_commit and full_page_writes do not matter: a grant waits for its token to be on disk, and a
+    sequence is restored as a whole.
+    """
+    server = own_postgres(settings={"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"})
+    for url in (server.url, advisory(server)):
+        locks = clients.connect(url)
+        made = locks.lock("x", purpose="correctness")
+        with pytest.raises(GuaranteeUnavailable, match="fsync is off; set it to on") as caught:
+            await made.acquire(SOON)
+        assert caught.value.name == "x"
+        assert (await locks.inspect("x")).holders == ()
+        with pytest.raises(GuaranteeUnavailable, match="fsync"):
+            locks.lock("x", purpose="correctness")
+        assert await take(locks, "x")
+        await locks.close()
+    server.stop()
+    server.settings["fsync"] = "on"
+    server.start()
+    for url in (server.url, advisory(server)):
+        async with clients.connect(url).lock("x", purpose="correctness", timeout=SOON) as lease:
+            lease.check()
 
 
 # ---------------------------------------------------------------------------- other servers

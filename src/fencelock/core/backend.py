@@ -49,7 +49,8 @@ class Backend(Protocol):
     not. Every method may be repeated with the same claim or grant without doing more than it did the first time.
     """
 
-    traits: Traits
+    @property
+    def traits(self) -> Traits: ...
 
     def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Soon[Grant | Busy]:
         """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
@@ -116,6 +117,14 @@ class Watchful(Backend, Protocol):
 
     on_gone: Callable[[str], None]
     """Set by the client: to be called, from any thread, with the id of a held claim that is gone."""
+
+
+class Configured(Backend, Protocol):
+    """An engine whose `traits` depend on its server's settings, which are known after the first connection."""
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before. `patience` is how many seconds the caller has left."""
+        ...
 
 
 class Schema(Protocol):

@@ -11,13 +11,13 @@ from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.backend import GRACE, Backend, Watchful
+from fencelock.core.backend import GRACE, Backend, Configured, Watchful
 from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.log import ERROR, WARNING, log
-from fencelock.core.names import check_name, check_reason, check_ttl
+from fencelock.core.names import check_name, check_purpose, check_reason, check_ttl
 from fencelock.core.world import World, had
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
 from fencelock.model import Claim, Grant, Holder, Reason, Snapshot
@@ -103,6 +103,15 @@ class Client(Generic[L]):
                 holders = (await self.world.in_background(self.backend.inspect(name), left)).holders
         who = f"it is held by {_describe(holders)}" if holders else f"ask inspect({name!r}) who holds it"
         return LockTimeout(f"{name!r} was not free within {timeout:g} s; {who}", name)
+
+    async def check_purpose(self, purpose: str, name: str, timeout: float | None) -> None:
+        """Raise GuaranteeUnavailable if the engine, as its server is configured, cannot serve this purpose."""
+        self._check_open(name)
+        if hasattr(self.backend, "learn_traits"):
+            with naming(name):
+                await cast(Configured, self.backend).learn_traits(timeout)
+            self._connected = True
+        check_purpose(purpose, self.backend.traits, name)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name and who waits for it."""

@@ -94,6 +94,12 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
     """Raise GuaranteeUnavailable if the engine's tokens could repeat after a failure and that would matter."""
     if purpose not in PURPOSES:
         raise InvalidArgument(f"{name!r}: purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.40}", name)
+    if purpose == "correctness" and traits.weakness:
+        raise GuaranteeUnavailable(
+            f"{name!r}: tokens of this {traits.engine} server could repeat after a crash of its machine: {traits.weakness}, "
+            "or use the purpose 'efficiency'",
+            name,
+        )
     if purpose == "correctness" and traits.strength not in CORRECT:
         raise GuaranteeUnavailable(
             f"{name!r}: tokens of {traits.engine} are only as strong as {traits.strength.value!r} and could repeat after a "

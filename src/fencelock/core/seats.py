@@ -97,6 +97,14 @@ class Seats(dict[str, S], ABC):
         seat.give()
         return False
 
+    def drop_ended(self, seat: S) -> None:
+        """Drop a seat whose session the server no longer has, unless somebody uses or has used it meanwhile."""
+        if self.try_take(seat):
+            try:
+                self.drop(seat)
+            finally:
+                seat.give()
+
     def sweep(self) -> None:
         """Drop the seats whose sessions have ended while nobody looked: those of leases that were lost."""
         for seat in list(self.values()):

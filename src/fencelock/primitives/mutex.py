@@ -59,6 +59,7 @@ class Mutex(Generic[L]):
         self._renew = renew
         self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", name, zero=False)
         self._reentrant = reentrant
+        self._purpose = purpose
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
         self.here = client.world.here
@@ -83,17 +84,23 @@ class Mutex(Generic[L]):
         client = self._client
         claim = Claim(self.name, self._ttl, client.owner)
         if not self._reentrant:
-            return await client.acquire(claim, timeout, self._renew, self._max_hold)
+            return await self._acquire_new(claim, timeout)
         if (held := self._held_here()) is not None:
             if held.is_lost():
                 raise held._loss()
             if held._again():
                 return held
-        lease = await client.acquire(claim, timeout, self._renew, self._max_hold)
+        lease = await self._acquire_new(claim, timeout)
         if lease is not None:
             lease._reentry = (self.name, client.world.here())
             client.reentrant[lease._reentry] = lease
         return lease
+
+    async def _acquire_new(self, claim: Claim, timeout: float | None) -> L | None:
+        if self._purpose != "efficiency":
+            # Again: what the server's settings allow is known after the first connection, and may change.
+            await self._client.check_purpose(self._purpose, self.name, timeout)
+        return await self._client.acquire(claim, timeout, self._renew, self._max_hold)
 
     def _held_here(self) -> L | None:
         """Return the lease that this very thread or task holds through a reentrant lock of the same client."""

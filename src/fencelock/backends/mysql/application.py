@@ -5,38 +5,16 @@ A lock lives and dies with its connection, so it never has one that somebody els
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fencelock.backends.mysql.place import MODES, PORT, Place, context
+from fencelock.core.application import Application, Words, ask_engine, check_engine, ready
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
-
-Words = Mapping[str, Any]
-"""What a driver's `connect` is given. PyMySQL, mysqlclient, aiomysql, asyncmy and mysql-connector nearly agree on that."""
+from fencelock.errors import EngineUnavailable, InvalidType
 
 CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
 HIDDEN = "its connections are encrypted, and only PyMySQL's say how: write ssl_ca into its URL, or give fencelock a URL"
-
-
-class Application:
-    """A database, as an application connects to it."""
-
-    def __init__(self, find: Callable[[], Awaitable[Words]], title: str, url: str) -> None:
-        self.address = title
-        """For people, until it is known better."""
-        self.url = url
-        """For people: without a password."""
-        self._find = find
-
-    async def place(self) -> Place:
-        """Return where to connect to, and how; asked anew for each connection, as passwords may change."""
-        try:
-            return spelled(await self._find())
-        except FencelockError:
-            raise
-        except Exception as error:
-            raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
 
 
 def spelled(words: Words) -> Place:
@@ -74,18 +52,21 @@ def _tls(words: Words) -> Any:
     return context(mode, files)
 
 
-def application(world: World, client: Any) -> Application:
+def application(world: World, client: Any) -> Application[Place]:
     """Return what an object stands for; raise InvalidType if there is no telling, or it belongs to the other colour."""
     if hasattr(client, "get_connection_params"):
         return _django(client)
     if hasattr(client, "dialect"):
-        return _sqlalchemy(world, client)
+        url = check_engine(world, client)
+        return Application(
+            lambda: ask_engine(world, client, _engine_words), spelled, "the application's engine", url, connects=True
+        )
     if not hasattr(client, "ctx"):
         raise InvalidType(
             f"a {type(client).__module__}.{type(client).__name__} does not say how it was connected; give its URL as mysql://"
         )
     words = _attributes(client)  # now: it may be closed by the time it is needed
-    return Application(lambda: _ready(words), "the application's connection", _url(words))
+    return Application(lambda: ready(words), spelled, "the application's connection", _url(words))
 
 
 def _attributes(connection: Any) -> Words:
@@ -94,39 +75,27 @@ def _attributes(connection: Any) -> Words:
     return {**{name: getattr(connection, name) for name in names}, "ssl": connection.ctx if connection.ssl else None}
 
 
-def _django(connection: Any) -> Application:
+def _django(connection: Any) -> Application[Place]:
     async def find() -> Words:
         words: Words = connection.get_connection_params()
         return words
 
     settings = connection.settings_dict
-    return Application(find, "Django's connection", _url({"host": settings.get("HOST"), "db": settings.get("NAME")}))
+    url = _url({"host": settings.get("HOST"), "db": settings.get("NAME")})
+    return Application(find, spelled, "Django's connection", url)
 
 
-def _sqlalchemy(world: World, engine: Any) -> Application:
-    if not hasattr(engine, "raw_connection"):
-        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
-    url = engine.url.render_as_string(hide_password=True)
-    if not hasattr(engine, "sync_engine"):
-        return Application(lambda: world.block(_borrowed, engine), "the application's engine", url)
-    if not world.shares_wires:
-        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
-
-    async def find() -> Words:
-        async with engine.connect() as connection:
-            found = await connection.exec_driver_sql(CIPHER)
-            return _of_url(engine, found.one())
-
-    return Application(find, "the application's engine", url)
-
-
-def _borrowed(engine: Any) -> Words:
-    """Look at a connection of the engine's; what its driver does not tell, the URL does."""
-    with engine.connect() as connection:
-        driver = connection.connection.driver_connection
-        if hasattr(driver, "ctx"):
-            return _attributes(driver)
-        return _of_url(engine, connection.exec_driver_sql(CIPHER).one())
+def _engine_words(engine: Any, connection: Any) -> Words:
+    """Return what a connection of the engine's was made with; what its driver does not tell, the URL does."""
+    driver = connection.driver_connection
+    if hasattr(driver, "ctx"):
+        return _attributes(driver)
+    cursor = connection.cursor()
+    try:
+        cursor.execute(CIPHER)
+        return _of_url(engine, cursor.fetchone())
+    finally:
+        cursor.close()
 
 
 def _of_url(engine: Any, cipher: Any) -> Words:
@@ -135,10 +104,6 @@ def _of_url(engine: Any, cipher: Any) -> Words:
     if cipher[1] and _tls(words) is None and not words.get("unix_socket"):
         raise EngineUnavailable(f"the application's engine cannot say how to connect: {HIDDEN}")
     return dict(words)
-
-
-async def _ready(words: Words) -> Words:
-    return words
 
 
 def _url(words: Words) -> str:

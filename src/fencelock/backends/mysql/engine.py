@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.link import Link, hear_all
-from fencelock.backends.mysql.links import Links
+from fencelock.backends.mysql.links import Links, rows_of
 from fencelock.backends.mysql.looks import Looks
 from fencelock.backends.mysql.packets import Rows
 from fencelock.backends.mysql.place import Place
@@ -17,11 +18,11 @@ from fencelock.backends.mysql.seats import Seats
 from fencelock.core.backend import limit_of, time_to_answer
 from fencelock.core.clock import Deadline
 from fencelock.core.world import NO_ANSWER, World
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
 
 if TYPE_CHECKING:
-    from fencelock.backends.mysql.application import Application
+    from fencelock.core.application import Application
 
 TRAITS = Traits(
     engine="mysql",
@@ -45,9 +46,7 @@ OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
 class MysqlBackend:
     """`fencelock.core.backend.Backend` on one MySQL or MariaDB server."""
 
-    traits = TRAITS
-
-    def __init__(self, world: World, place: Place | Application, namespace: str, url: str | None = None) -> None:
+    def __init__(self, world: World, place: Place | Application[Place], namespace: str, url: str | None = None) -> None:
         self.url = url
         """For people; None if there was one to begin with."""
         self._world = world
@@ -59,6 +58,16 @@ class MysqlBackend:
         self._contended = False
         self._abandoned: dict[str, None] = {}
         """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        self._links.check_open()
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ taking it
 
@@ -259,6 +268,7 @@ class MysqlBackend:
         """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
         answers = [Renewal.LOST] * len(grants)
         ours: list[tuple[int, Seat]] = []
+        silent: list[Seat] = []
         until = self._world.now() + SHORTEST  # for all together: those that are stuck must not hold up the others
         try:
             for place, grant in enumerate(grants):
@@ -277,6 +287,7 @@ class MysqlBackend:
             for (place, seat), (link, reply) in zip(ours, asked, strict=True):
                 if reply.answer is NO_ANSWER and link.open:
                     answers[place] = Renewal.UNKNOWN
+                    silent.append(seat)
                 elif self._seats.is_held(seat, reply):
                     answers[place] = Renewal.RENEWED
                 else:
@@ -284,7 +295,23 @@ class MysqlBackend:
         finally:
             for _, seat in ours:
                 seat.give()
+        if silent:
+            # In the background: the other leases of this batch must not wait for it.
+            with suppress(RuntimeError):  # no more threads: the next renewal looks
+                self._world.spawn(self._look_up(silent), "fencelock-lookup")
         return answers
+
+    async def _look_up(self, seats: list[Seat]) -> None:
+        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+
+        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        """
+        limit = Deadline(self._world.now, min(seat.patience for seat in seats))
+        with suppress(FencelockError):  # nothing is known; the next renewal asks again
+            found = await self._links.run(*(sql.is_mine(seat.key) for seat in seats), limit=limit)
+            for seat, answer in zip(seats, found, strict=True):
+                if rows_of(answer) != [(str(seat.link.id).encode(),)]:
+                    self._seats.drop_ended(seat)
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; the server lets the next in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,12 @@ from fencelock.backends.mysql.packets import Packet, Rows, ServerError
 from fencelock.backends.mysql.place import Place
 from fencelock.core.backend import LONGEST, time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.log import WARNING, log
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
 if TYPE_CHECKING:
-    from fencelock.backends.mysql.application import Application
+    from fencelock.core.application import Application
 
 LINKS_KEPT = 32
 LOOK_SECONDS = 1.0
@@ -32,7 +32,7 @@ PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0.5, 0
 class Links:
     """The connections to one server, and what is known about it."""
 
-    def __init__(self, world: World, place: Place | Application) -> None:
+    def __init__(self, world: World, place: Place | Application[Place]) -> None:
         self.address = place.address
         self.mariadb = True
         self.created = False
@@ -41,6 +41,8 @@ class Links:
         """No token above this may be granted before it is reserved, on disk."""
         self.database: str | None = None
         """As the server writes it; None before the first connection."""
+        self.weakness = ""
+        """The setting that lets the server forget commits in a crash, as the last new connection found it."""
         self._world = world
         self._place = place
         self._idle: list[Link] = []
@@ -94,7 +96,11 @@ class Links:
 
     async def make(self, ttl: int, limit: Deadline = PATIENT) -> Link:
         """Connect, log in, and see that the server is one that we can work with; all that within the limit."""
-        place = self._place if isinstance(self._place, Place) else await self._place.place()
+        if isinstance(self._place, Place):
+            return await self._make(self._place, ttl, limit)
+        return await self._place.connect(lambda place: self._make(place, ttl, limit), ServerError, limit)
+
+    async def _make(self, place: Place, ttl: int, limit: Deadline) -> Link:
         self.address = place.address
         if limit.passed:
             raise EngineUnavailable(f"cannot reach MySQL at {self.address} in time")
@@ -151,7 +157,7 @@ class Links:
         settled, who, host, cluster, version, first = await self.ask(link, asked, limit.at_most(patience), check=False)
         for answer in (settled, who, host, cluster):
             self.check(answer)
-        ((id, database, flush, read_only),) = who.rows
+        ((id, database, read_only, *settings),) = who.rows
         if int(id) & 0xFFFFFFFF != promised:
             raise EngineUnavailable(
                 f"{self.address} is a proxy: it greets as session {promised}, and its answers come from {sql_words(id)}. A "
@@ -179,14 +185,11 @@ class Links:
         self.reserved = int(reserved or 0)
         link.id, link.host = int(id), sql_words(host.rows[0][0]) if host.rows else ""
         self.database = sql_words(database)
+        self.weakness = sql.weakness(*settings)
         warned, self._warned = self._warned, True
-        if flush != b"1" and not warned:
-            logging.getLogger("fencelock").warning(
-                "%s does not wait for its disk (innodb_flush_log_at_trx_commit is %s, and should be 1): after a crash of "
-                "the machine only its clock keeps tokens from repeating",
-                self.address,
-                sql_words(flush),
-            )
+        if self.weakness and not warned:
+            clock = "after a crash of its machine only its clock keeps tokens from repeating"
+            log("mysql", WARNING, f"{self.address} does not wait for its disk ({self.weakness}): {clock}")
 
     async def _begin(self, link: Link, patience: float) -> None:
         """See to it, once for all connections, that tokens are not below the clock: data may be from an old copy."""
@@ -282,10 +285,10 @@ class Links:
             self.give(link)
         return number
 
-    async def know(self) -> None:
-        """Make sure that there was a connection: how names are written depends on the server."""
+    async def know(self, limit: Deadline = PATIENT) -> None:
+        """Make sure that there was a connection: how names are written depends on the server, and so do its traits."""
         if self.database is None:
-            self.give(await self.take())
+            self.give(await self.take(limit=limit))
 
     def check(self, answer: Any) -> None:
         """Raise what is to be raised for a server's error."""

@@ -17,7 +17,10 @@ LABEL = "fencelock-waiter"
 CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 """The server's clock in µs; sessions are in UTC, as an hour that comes twice would make it go back."""
 
-WHO = "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.read_only"
+WHO = (
+    "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.read_only, @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.log_bin, "
+    "@@GLOBAL.sync_binlog"
+)
 CLUSTER = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
     "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
@@ -39,6 +42,23 @@ NO_MEMORY_TABLES = frozenset({1286, 1290, 3161})
 """The administrator allows other kinds of tables only (or, 1290, no tables at all)."""
 INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
 """A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
+
+
+def weakness(flush: bytes | None, log_bin: bytes | None, sync_binlog: bytes | None) -> str:
+    """Return which setting lets the server forget a commit when its machine crashes, or "".
+
+    With a binary log, InnoDB leaves the last sync of a commit to that log: a commit that the log has lost is rolled back.
+
+    >>> weakness(b"1", b"0", b"0"), weakness(b"2", b"0", b"0")
+    ('', 'innodb_flush_log_at_trx_commit is 2; set it to 1')
+    >>> weakness(b"1", b"1", b"0")
+    'log_bin is on and sync_binlog is 0; set sync_binlog to 1'
+    """
+    if flush != b"1":
+        return f"innodb_flush_log_at_trx_commit is {(flush or b'NULL').decode()}; set it to 1"
+    if log_bin not in (b"0", b"OFF") and sync_binlog != b"1":
+        return f"log_bin is on and sync_binlog is {(sync_binlog or b'NULL').decode()}; set sync_binlog to 1"
+    return ""
 
 
 def script() -> str:

@@ -6,47 +6,22 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
 from fencelock.backends.postgres.place import Place, spelled
+from fencelock.core.application import Application, Words, ask_engine, check_engine, ready
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
-
-Words = Mapping[str, Any]
-Find = Callable[[], Awaitable[Words]]
+from fencelock.errors import EngineUnavailable, InvalidType
 
 LIBPQ = frozenset({"psycopg", "psycopg_async", "psycopg2", "psycopg2cffi"})
 """SQLAlchemy's drivers whose connections can say how they were made."""
 
 
-class Application:
-    """A database, as an application connects to it."""
-
-    def __init__(self, find: Find, title: str, url: str) -> None:
-        self.address = title
-        """For people, until it is known better."""
-        self.url = url
-        """For people: without a password."""
-        self._find = find
-        self._place: Place | None = None
-
-    async def place(self, *, afresh: bool = False) -> Place:
-        """Return where to connect to, and how; asked afresh if what it said has led nowhere."""
-        if self._place is None or afresh:
-            try:
-                self._place = spelled(await self._find())
-            except FencelockError:
-                raise
-            except Exception as error:
-                raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
-        return self._place
-
-
-def application(world: World, client: Any) -> Application:
+def application(world: World, client: Any) -> Application[Place]:
     """Return what an object stands for; raise InvalidType if there is no telling, or it belongs to the other colour."""
     package = next(
         kind.__module__.partition(".")[0]
@@ -56,21 +31,21 @@ def application(world: World, client: Any) -> Application:
     return _KINDS[package](world, client)
 
 
-def _connection(_: World, connection: Any) -> Application:
+def _connection(_: World, connection: Any) -> Application[Place]:
     if not hasattr(getattr(connection, "info", None), "get_parameters"):
         raise InvalidType(f"a Connection or AsyncConnection of psycopg is needed here, not {type(connection).__name__}")
     words = _words(connection)  # now: it may be closed by the time it is needed
-    return Application(lambda: _ready(words), "the application's connection", _url(words))
+    return Application(lambda: ready(words), spelled, "the application's connection", _url(words))
 
 
-def _pool(world: World, pool: Any) -> Application:
+def _pool(world: World, pool: Any) -> Application[Place]:
     async def find() -> Words:
         info, more = [await _called(world, each) for each in (pool.conninfo, pool.kwargs)]
         return {**conninfo_to_dict(info or ""), **(more or {})}
 
     plain = isinstance(pool.conninfo, str) and not callable(pool.kwargs)
     known = {**conninfo_to_dict(pool.conninfo), **(pool.kwargs or {})} if plain else {}
-    return Application(find, "the application's pool", _url(known))
+    return Application(find, spelled, "the application's pool", _url(known))
 
 
 async def _called(world: World, value: Any) -> Any:
@@ -86,48 +61,32 @@ async def _called(world: World, value: Any) -> Any:
     return await found
 
 
-def _sqlalchemy(world: World, engine: Any) -> Application:
-    if not hasattr(engine, "raw_connection"):
-        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+def _sqlalchemy(world: World, engine: Any) -> Application[Place]:
+    url = check_engine(world, engine)
     if engine.dialect.driver not in LIBPQ:
         raise InvalidType(
             f"an engine with the driver {engine.dialect.driver} cannot tell how it connects; give its URL as "
             "postgresql://, or use the driver psycopg"
         )
-    url = engine.url.render_as_string(hide_password=True)
-    if not hasattr(engine, "sync_engine"):
-        return Application(lambda: world.block(_borrowed, engine), "the application's engine", url)
-    if not world.shares_wires:
-        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
 
-    async def find() -> Words:
-        async with engine.connect() as connection:
-            return _words((await connection.get_raw_connection()).driver_connection)
-
-    return Application(find, "the application's engine", url)
-
-
-def _borrowed(engine: Any) -> Words:
-    """Look at a connection of the engine's: what it was made with by whatever hooks and arguments there are."""
-    connection = engine.raw_connection()
-    try:
+    def read(_: Any, connection: Any) -> Words:
         return _words(connection.driver_connection)
-    finally:
-        connection.close()
+
+    return Application(lambda: ask_engine(world, engine, read), spelled, "the application's engine", url, connects=True)
 
 
-def _django(_: World, connection: Any) -> Application:
+def _django(_: World, connection: Any) -> Application[Place]:
     async def find() -> Words:
         words: Words = connection.get_connection_params()
         return words
 
     settings = connection.settings_dict
     return Application(
-        find, "Django's connection", _url({"host": settings.get("HOST"), "dbname": settings.get("NAME")})
+        find, spelled, "Django's connection", _url({"host": settings.get("HOST"), "dbname": settings.get("NAME")})
     )
 
 
-_KINDS: dict[str, Callable[[World, Any], Application]] = {
+_KINDS: dict[str, Callable[[World, Any], Application[Place]]] = {
     "psycopg": _connection,
     "psycopg_pool": _pool,
     "sqlalchemy": _sqlalchemy,
@@ -140,10 +99,6 @@ def _words(connection: Any) -> Words:
     info = connection.info
     words = info.get_parameters() if hasattr(info, "get_parameters") else info.dsn_parameters
     return {**words, "password": info.password}
-
-
-async def _ready(words: Words) -> Words:
-    return words
 
 
 def _url(words: Words) -> str:

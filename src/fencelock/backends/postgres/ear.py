@@ -98,12 +98,12 @@ class Ear:
                 return
             channel = f"fencelock_{urandom(12).hex()}"
             await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), limit.at_most(ASK_SECONDS))
-            self._link = link
+            # All of this before the listener starts: it may end at once, and its end takes the channel back.
             self._ended = self._world.event()
+            self._link, self.channel = link, channel
             self._world.spawn(self._listen(link), "fencelock-ear")
-            self.channel = channel
         except BaseException:
-            self._links.drop(link)
+            self._drop(link)
             raise
 
     async def _listen(self, link: Link) -> None:
@@ -127,20 +127,28 @@ class Ear:
         except (Unanswered, ServerError):
             pass  # it was dead: whoever waits next has another one made
         finally:
-            if self._link is link:
-                self.channel = self._link = None
-            self._links.drop(link)
-            for seat in list(self.seats.values()):
-                seat.bell.set()  # let them look for themselves
+            self._drop(link)
             if ended is not None:
                 ended.set()
 
+    def _drop(self, link: Link) -> None:
+        """Close a link, and have everybody who waits ask again: the first of them opens another."""
+        if self._link is link:
+            self.channel = self._link = None
+        self._links.drop(link)
+        for seat in list(self.seats.values()):
+            seat.bell.set()
+
     def _heard(self, call: str) -> None:
-        """Take a call in: `id:token:round`."""
-        id, token, round = call.split(":")
+        """Take a call in: `id:token:round`. Every session of the database may send anything; ignore what is none."""
+        try:
+            id, token, round = call.split(":")
+            called, minted = int(round), int(token)
+        except ValueError:
+            return
         seat = self.seats.get(id)
-        if seat is not None and seat.round == int(round):
-            seat.token = int(token)
+        if seat is not None and seat.round == called:
+            seat.token = minted
             seat.bell.set()
 
     async def close(self) -> None:

@@ -46,6 +46,8 @@ class Link:
     __slots__ = (
         "__weakref__",
         "_address",
+        "_descriptor",
+        "_identity",
         "_pgconn",
         "_prepared",
         "_seen",
@@ -64,6 +66,8 @@ class Link:
         pgconn.nonblocking = 1
         self._world = world
         self._pgconn = pgconn
+        self._descriptor = pgconn.socket
+        self._identity = os.fstat(self._descriptor)
         self._address = address
         self._seen: set[str] = set()
         self._prepared: set[str] = set()
@@ -261,12 +265,14 @@ class Link:
         """Break it under whoever uses it, in another thread perhaps, who then closes it; with SHUT_RD only wake them."""
         if not self.open:
             return
-        with suppress(OSError, OperationalError):
-            copy = socket.socket(fileno=os.dup(self._pgconn.socket))
-            try:
-                copy.shutdown(how)
-            finally:
-                copy.close()
+        with suppress(OSError):
+            copy = os.dup(self._descriptor)
+            # libpq may have closed the descriptor in another thread, and the process may have reused its number.
+            if os.path.samestat(os.fstat(copy), self._identity):
+                with socket.socket(fileno=copy) as same:
+                    same.shutdown(how)
+            else:
+                os.close(copy)
 
     def forget(self) -> None:
         """Let go of it in a forked child without a word to the server, which still serves the parent."""
@@ -275,6 +281,10 @@ class Link:
             with suppress(OperationalError):
                 silence(self)  # first: libpq says good-bye as it closes
             self._pgconn.finish()
+
+
+class LoginRefused(OperationalError):
+    """The server asked for a password, and then refused the connection."""
 
 
 class Halfway:
@@ -325,7 +335,7 @@ async def dial(world: World, place: Place, left: list[Halfway], limit: Deadline 
             return Link(world, await _dial(world, halfway, seconds, left), place.address)
         except (OperationalError, TimeoutError) as error:
             failed += map(str.strip, str(error).splitlines())  # libpq says it twice if it tries with and without TLS
-            cause = error
+            cause = cause if isinstance(cause, LoginRefused) else error
     said = "; ".join(filter(None, dict.fromkeys(failed)))
     hint = next((HINTS[state] for words, state in SIGNS.items() if words in said), None)
     raise EngineUnavailable(f"{place.address}: {said}" + (f" ({hint})" if hint else "")) from cause
@@ -346,14 +356,14 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
     try:
         while True:
             if pgconn.status == ConnStatus.BAD:
-                raise OperationalError(pgconn.get_error_message())
+                raise _failure(pgconn)
             if pgconn.status == ConnStatus.OK:
                 return pgconn
             state = pgconn.connect_poll()
             if state == PollingStatus.OK:
                 return pgconn
             if state == PollingStatus.FAILED:
-                raise OperationalError(pgconn.get_error_message())
+                raise _failure(pgconn)
             if not await world.readable(pgconn.socket, until - world.now(), write=state == PollingStatus.WRITING):
                 raise TimeoutError(f"no connection within {seconds:.3g} s")
     except BaseException as error:
@@ -363,6 +373,12 @@ async def _dial(world: World, halfway: Halfway, seconds: float, left: list[Halfw
         else:
             pgconn.finish()
         raise
+
+
+def _failure(pgconn: Connection) -> OperationalError:
+    """Return why an attempt to connect failed. libpq does not say that a login was refused, but that it took a password."""
+    asked = pgconn.used_password or pgconn.needs_password
+    return (LoginRefused if asked else OperationalError)(pgconn.get_error_message())
 
 
 def _word(word: str | int | float | bool) -> bytes:

@@ -9,13 +9,14 @@ from math import inf
 from threading import Lock
 from weakref import WeakSet
 
-from fencelock.backends.postgres.application import Application
-from fencelock.backends.postgres.link import Halfway, Link, Row, Statement, Word, dial
+from fencelock.backends.postgres.link import Halfway, Link, LoginRefused, Row, Statement, Word, dial
 from fencelock.backends.postgres.place import DIAL_SECONDS, Place
 from fencelock.backends.postgres.schema import greet
 from fencelock.backends.postgres.trouble import AGAIN, MISSING, UNPREPARED, ServerError, translate
+from fencelock.core.application import Application
 from fencelock.core.backend import time_to_answer
 from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.log import WARNING, log
 from fencelock.core.world import Event, World
 from fencelock.errors import ClientClosed, EngineUnavailable, Unanswered
 
@@ -41,12 +42,14 @@ class Ticket:
 class Links:
     """All links of a client to its server."""
 
-    def __init__(self, world: World, source: Place | Application, prepare: Prepare | None = None) -> None:
+    def __init__(self, world: World, source: Place | Application[Place], prepare: Prepare | None = None) -> None:
         self.address = source.address
         self.met = False
         """Whether there ever was a connection."""
         self.idle_default = "0"
         """The idle_session_timeout that sessions begin with."""
+        self.weakness = ""
+        """The setting that lets the server forget commits in a crash, as the last new connection found it."""
         self._world = world
         self._source = source
         self._seconds = source.seconds if isinstance(source, Place) else DIAL_SECONDS
@@ -62,6 +65,7 @@ class Links:
         """Links that nobody was there for when they were made, or greeted."""
         self._mutex = Lock()
         self._closed = False
+        self._warned = False
 
     # ------------------------------------------------------------------ asking
 
@@ -211,7 +215,8 @@ class Links:
         try:
             if link.pending and not await link.settle(limit.at_most(self._seconds)):
                 raise Unanswered(f"{self.address}: no answer to a greeting")
-            self.idle_default = await greet(link, self.address, self._seconds, limit)
+            self.idle_default, weakness = await greet(link, self.address, self._seconds, limit)
+            self._note_weakness(weakness)
             if self._prepare is not None:
                 await self._prepare(link, limit)
             self.met = True
@@ -227,6 +232,20 @@ class Links:
             raise
         return link
 
+    def _note_weakness(self, weakness: str) -> None:
+        """Log once that the server does not wait for its disk."""
+        self.weakness = weakness
+        if weakness and not self._warned:
+            self._warned = True
+            clock = "after a crash of its machine only its clock keeps tokens from repeating"
+            log("postgres", WARNING, f"{self.address} does not wait for its disk ({weakness}): {clock}")
+
+    async def know(self, limit: Deadline) -> None:
+        """Connect, unless there was a connection before, to read the server's settings."""
+        self.check_open()
+        if not self.met:
+            self.keep(await self.borrow(limit))
+
     async def _dial(self, limit: Deadline) -> Link:
         try:
             return await self._connect(limit)
@@ -235,20 +254,13 @@ class Links:
                 self._finish()  # what was left halfway after it was closed
 
     async def _connect(self, limit: Deadline) -> Link:
-        source = self._source
-        if isinstance(source, Place):
-            return await dial(self._world, source, self._halfway, limit)
-        place = await source.place()
+        if isinstance(self._source, Place):
+            return await dial(self._world, self._source, self._halfway, limit)
+        return await self._source.connect(lambda place: self._connect_to(place, limit), LoginRefused, limit)
+
+    async def _connect_to(self, place: Place, limit: Deadline) -> Link:
         self.address, self._seconds = place.address, place.seconds
-        try:
-            return await dial(self._world, place, self._halfway, limit)
-        except EngineUnavailable:
-            if limit.passed:
-                raise
-            fresh = await source.place(afresh=True)  # passwords change
-            if fresh == place:
-                raise
-            return await dial(self._world, fresh, self._halfway, limit)
+        return await dial(self._world, place, self._halfway, limit)
 
     def give(self, link: Link) -> None:
         """Give a link back, for the next who needs one."""

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from itertools import count
 
-from fencelock.backends.postgres.application import Application
 from fencelock.backends.postgres.ear import Ear
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
 from fencelock.backends.postgres.place import Place
 from fencelock.backends.postgres.records import PostgresRecords
+from fencelock.core.application import Application
 from fencelock.core.backend import GRACE, LONGEST, answer_time, limit_of
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
@@ -41,9 +41,9 @@ FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
 class RowsBackend:
     """`fencelock.core.backend.Backend` on rows of a table."""
 
-    traits = TRAITS
-
-    def __init__(self, world: World, source: Place | Application, namespace: str, url: str | None = None) -> None:
+    def __init__(
+        self, world: World, source: Place | Application[Place], namespace: str, url: str | None = None
+    ) -> None:
         self.url = url
         """What an application's own object stands for; None if a URL was given."""
         self._world = world
@@ -54,6 +54,15 @@ class RowsBackend:
         self._rounds = count(1)
         self._owed: dict[str, Claim] = {}
         """What could not be abandoned, and may be carried out when a server that hangs goes on."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ the protocol
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from fencelock.backends.postgres.link import Link, Row, Statement, dial
 from fencelock.backends.postgres.place import Place
@@ -22,7 +23,8 @@ ADVISORY_SINCE = 140000
 GREET = Statement(
     "fl_greet",
     "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
-    "pg_catalog.current_setting('idle_session_timeout', true), fencelock.greet() FROM fencelock.layout",
+    "pg_catalog.current_setting('idle_session_timeout', true), pg_catalog.current_setting('fsync'), fencelock.greet() "
+    "FROM fencelock.layout",
 )
 THERE = Statement(
     "fl_there",
@@ -82,8 +84,16 @@ async def apply(link: Link, address: str, timeout: float) -> None:
         raise translate(error, address) from error
 
 
-async def greet(link: Link, address: str, timeout: float, limit: Deadline = PATIENT) -> str:
-    """Make sure of the schema and of what the session needs; return its idle_session_timeout."""
+class Settings(NamedTuple):
+    """What a new session says of the server's settings."""
+
+    idle_session_timeout: str
+    weakness: str
+    """The setting that lets the server forget commits in a crash, or nothing."""
+
+
+async def greet(link: Link, address: str, timeout: float, limit: Deadline = PATIENT) -> Settings:
+    """Make sure of the schema and of what the session needs; return the settings that matter."""
     encoding = link.setting("server_encoding")
     if encoding not in ("UTF8", "SQL_ASCII"):
         raise EngineUnavailable(f"{address}: the database's encoding is {encoding}, and names need UTF8")
@@ -95,14 +105,14 @@ async def greet(link: Link, address: str, timeout: float, limit: Deadline = PATI
                 f"{address}: the schema fencelock was made by another release of fencelock (layout {versions}, this one has "
                 f"{LAYOUT}); use another database, or the same release everywhere"
             )
-        ((_, pid, isolation, idle, _),) = rows
+        ((_, pid, isolation, idle, fsync, _),) = rows
         link.pid = int(pid or 0)
         link.direct = link.pid == link.claimed_pid
         if isolation != b"read committed" and link.direct:
             await link.ask(ISOLATION, (), limit.at_most(timeout))
     except ServerError as error:
         raise translate(error, address) from error
-    return (idle or b"0").decode()
+    return Settings((idle or b"0").decode(), "" if fsync == b"on" else "fsync is off; set it to on")
 
 
 async def _greet(link: Link, address: str, timeout: float, limit: Deadline) -> list[Row]:

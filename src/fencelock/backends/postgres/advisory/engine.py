@@ -7,6 +7,7 @@ server and stays open over many calls of `wait`: asking anew would lose its plac
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from fencelock.backends.postgres.advisory import statements as sql
 from fencelock.backends.postgres.advisory.looks import Looks
@@ -21,7 +22,7 @@ from fencelock.backends.postgres.trouble import ServerError, translate
 from fencelock.core.backend import LONGEST, answer_time, limit_of
 from fencelock.core.clock import Deadline
 from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, Unanswered
+from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Strength, Traits
 
 TRAITS = Traits(
@@ -42,8 +43,6 @@ LOOK_SECONDS = 5.0
 class AdvisoryBackend:
     """`fencelock.core.backend.Backend` on advisory locks."""
 
-    traits = TRAITS
-
     def __init__(self, world: World, place: Place, namespace: str) -> None:
         self._world = world
         self._namespace = namespace
@@ -55,6 +54,15 @@ class AdvisoryBackend:
         """Claims that were abandoned under somebody who still asks for them."""
         self._contended: set[int] = set()
         """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises, as the server is configured."""
+        return TRAITS.weakened(self._links.weakness)
+
+    async def learn_traits(self, patience: float | None) -> None:
+        """Connect, unless this client has connected before, to read the server's settings."""
+        await self._links.know(limit_of(self._world.now, patience, met=False))
 
     # ------------------------------------------------------------------ taking it
 
@@ -237,6 +245,7 @@ class AdvisoryBackend:
         """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
         until = self._world.now() + answer_time(min(grant.claim.ttl for grant in grants), SHORTEST)
         asked: list[Seat | None] = []
+        silent: list[Seat] = []
         answers = [Renewal.LOST] * len(grants)
         try:
             for place, grant in enumerate(grants):
@@ -250,11 +259,31 @@ class AdvisoryBackend:
             for place, seat in enumerate(asked):
                 if seat is not None:
                     answers[place] = await self._seats.heard(seat, until)
+                    if answers[place] is Renewal.UNKNOWN:
+                        silent.append(seat)
         finally:
             for seat in asked:
                 if seat is not None:
                     seat.give()
+        if silent:
+            # In the background: the other leases of this batch must not wait for it.
+            with suppress(RuntimeError):  # no more threads: the next renewal looks
+                self._world.spawn(self._look_up(silent), "fencelock-lookup")
         return answers
+
+    async def _look_up(self, seats: list[Seat]) -> None:
+        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+
+        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        """
+        patience = min(seat.patience for seat in seats)
+        pids = ",".join(str(seat.link.pid) for seat in seats)
+        with suppress(FencelockError):  # nothing is known; the next renewal asks again
+            limit = Deadline(self._world.now, patience)
+            rows = await self._links.run(sql.HELD, (f"{{{pids}}}",), patience, limit=limit)
+            for seat in seats:
+                if (str(seat.link.pid).encode(), str(seat.key).encode()) not in rows:
+                    self._seats.drop_ended(seat)
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock, and the session to the others."""

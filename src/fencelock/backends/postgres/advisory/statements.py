@@ -37,6 +37,11 @@ INSPECT = Statement(
     "fl_sessions",
     "SELECT owner, token, expires_in, shared, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.sessions($1)",
 )
+HELD = Statement(
+    "fl_held",
+    "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks "
+    "WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = ANY ($1::integer[])",
+)
 NAMES = Statement("fl_locked_names", "SELECT fencelock.locked_names($1, $2)")
 EVICT = Statement("fl_evict", "SELECT fencelock.evict($1)")
 
