@@ -83,5 +83,11 @@ def add_users(server: Etcd, password: str, *, prefix: str = "/") -> None:
     server.call("/v3/auth/enable", {})
 
 
+def change_role(server: Etcd, password: str) -> None:
+    """Add a role once there are users: it changes the auth store, and tokens that name its revision are old then."""
+    token = server.call("/v3/auth/authenticate", {"name": "root", "password": password})["token"]
+    server.call("/v3/auth/role/add", {"name": f"role-{next(_numbers)}"}, token=token)
+
+
 def _pack(data: bytes) -> str:
     return base64.b64encode(data).decode()

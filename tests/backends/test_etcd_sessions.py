@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fencelock import InvalidTTL, LeaseLost
+from fencelock.backends.etcd.claims import Claims, Hold
 from fencelock.backends.etcd.engine import EtcdBackend
-from fencelock.backends.etcd.messages import RANGE, count, read_range
+from fencelock.backends.etcd.link import Call, Link, Refused
+from fencelock.backends.etcd.messages import KEEP_ALIVE, RANGE, TXN, count, read_range
+from fencelock.backends.etcd.sessions import Sessions
 from fencelock.backends.etcd.watch import UNSAID
 from fencelock.core.world import had
 from fencelock.errors import Unanswered
@@ -54,7 +59,7 @@ async def test_ten_thousand_held_are_one_keep_alive(own_etcd: Callable[..., Etcd
 
 
 async def test_uncontended_pair_is_two_requests(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
-    """Once there is a session, an acquire is one transaction, a release one deletion, and nothing else is sent."""
+    """Once there is a session, an acquire is one transaction, a release another, and nothing else is sent."""
     server = own_etcd()
     locks = clients.connect(server.url)
     await take(locks, "x")
@@ -65,7 +70,7 @@ async def test_uncontended_pair_is_two_requests(own_etcd: Callable[..., Etcd], c
     before = sent()
     for _ in range(10):
         await take(locks, "x")
-    assert [after - earlier for after, earlier in zip(sent(), before, strict=True)] == [10, 10, 0, 0, 0]
+    assert [after - earlier for after, earlier in zip(sent(), before, strict=True)] == [20, 0, 0, 0, 0]
 
 
 async def test_revoked_while_held(etcd1: Etcd, url: str, clients: Clients) -> None:
@@ -304,3 +309,105 @@ async def test_answer_of_an_old_leader(url: str, clients: Clients) -> None:
         assert session.since > since
     finally:
         backend._links.give(link)
+
+
+async def test_deadline_counts_from_before_the_keep_alive_is_sent(
+    url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is stopped just after it has sent a keep-alive does not take its session for younger than it is."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    now, start = backend._world.now, Link.start
+    sent: list[float] = []
+
+    def stopped(self: Link, method: str, body: bytes) -> Call:
+        call = start(self, method, body)
+        if method == KEEP_ALIVE:
+            sent.append(now())
+            time.sleep(0.05)
+        return call
+
+    monkeypatch.setattr(Link, "start", stopped)
+    assert await backend.renew([grant]) == [Renewal.RENEWED]
+    assert grant.since < grant.handle.session.since <= sent[0]
+
+
+@pytest.mark.parametrize("words", ["etcdserver: server stopped", "raft: stopped"])
+async def test_member_that_stops_may_have_done_it(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """A member that says "stopped" may have proposed the claim before: the outcome is unknown, and abandon removes it."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    warm = await backend.attempt(Claim("warm", 30), queue=True)
+    assert isinstance(warm, Grant)
+    call = Link.call
+
+    async def stops(self: Link, method: str, body: bytes, timeout: float) -> bytes:
+        answer = await call(self, method, body, timeout)
+        if method == TXN:
+            raise Refused(14, words)
+        return answer
+
+    claim = Claim("x", 30)
+    with monkeypatch.context() as patched:
+        patched.setattr(Link, "call", stops)
+        with pytest.raises(Unanswered, match="stopped"):
+            await backend.attempt(claim, queue=True, patience=0.0)
+    assert len(keys(etcd1, prefix_of(url) + "fencelock/claims/x/")) == 1, "it was done"
+    await backend.abandon(claim)
+    assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
+    assert await backend.release(warm) is True
+
+
+async def test_claim_that_is_removed_cannot_be_renewed(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that is answered while its claim is being deleted, as it was over by our clock, does not bring it back."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    session = grant.handle.session
+    delete = Sessions._delete
+    answers: list[Renewal] = []
+
+    async def renewed_meanwhile(self: Sessions, *args: Any) -> set[str]:
+        later = await delete(self, *args)
+        with monkeypatch.context() as patched:
+            patched.setattr(Sessions, "_delete", delete)
+            answers.extend(await backend.renew([grant]))
+        return later
+
+    session._ends[grant.claim.id] = session._first_end = 0.0  # as if nobody had renewed it for its ttl
+    monkeypatch.setattr(Sessions, "_delete", renewed_meanwhile)
+    await backend._sessions.purge_all()
+    assert answers == [Renewal.LOST]
+    assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
+
+
+async def test_session_that_ends_while_a_claim_is_granted(
+    etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that ends between the reply and the grant takes the claim along: it is made anew on another session."""
+    backend = clients.on(url).backend()
+    assert isinstance(backend, EtcdBackend)
+    hold = Claims.hold
+    ended: list[int] = []
+
+    def ends(self: Claims, id: str, held: Hold) -> bool:
+        if not ended:
+            ended.append(held.session.handle)
+            revoke(etcd1, str(held.session.handle))
+            backend._sessions.ended(held.session)
+        return hold(self, id, held)
+
+    monkeypatch.setattr(Claims, "hold", ends)
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    assert isinstance(grant, Grant)
+    assert grant.handle.session.handle not in ended
+    assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == [grant.handle.key]
+    assert await backend.renew([grant]) == [Renewal.RENEWED]
+    assert await backend.release(grant) is True

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL
+from fencelock.backends.etcd.engine import EtcdBackend
 from fencelock.backends.etcd.place import parse
+from fencelock.model import Claim, Grant
 from tests.backends.conftest import Clients
-from tests.backends.etcd_server import add_users, own_prefix
+from tests.backends.etcd_server import add_users, change_role, own_prefix
 from tests.contract.subject import SOON, Subject, background, take, waiting
 from tests.engines.etcd import Etcd, EtcdTls
 
@@ -101,6 +105,43 @@ async def test_token_that_runs_out(guarded: Etcd, clients: Clients) -> None:
     assert await take(locks, "x") > first
     await lease.renew()
     assert await lease.release() is True
+
+
+async def test_role_change(own_etcd: Callable[..., Etcd], clients: Clients, tmp_path: Path) -> None:
+    """Tokens that name a revision of the users are refused after each change of a role: the client logs in again."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    server = own_etcd(settings={"auth-token": f"jwt,sign-method=HS256,priv-key={secret},ttl=10m"})
+    add_users(server, PASSWORD, prefix="/mine/")
+    locks = clients.connect(with_user(server))
+    for _ in range(3):
+        token = await take(locks, "x")
+        lease = await locks.lock("held", ttl=20).acquire()
+        async with background(take(locks, "held")) as (task,):
+            await waiting(locks, "held")
+            change_role(server, PASSWORD)
+            await lease.renew()
+            change_role(server, PASSWORD)
+            assert await lease.release() is True
+            await task
+        assert await take(locks, "x") > token
+
+
+async def test_expired_login_with_several_connections(guarded: Etcd, clients: Clients) -> None:
+    """When a login is over, the next call logs in again, however many connections were made under the old one."""
+    backend = clients.on(with_user(guarded)).backend()
+    assert isinstance(backend, EtcdBackend)
+    links = backend._links
+    for link in [await links.visit(0) for _ in range(4)]:
+        links.give(link)
+    for number in range(3):
+        before = links._token
+        links._token = f"{before}x"  # the server knows it no more
+        links._blocks.clear()
+        grant = await backend.attempt(Claim(f"n{number}", 20), queue=True)
+        assert isinstance(grant, Grant)
+        assert links._token not in (before, f"{before}x")
+        assert await backend.release(grant) is True
 
 
 @pytest.mark.parametrize(

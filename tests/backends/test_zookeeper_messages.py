@@ -29,6 +29,7 @@ from fencelock.backends.zookeeper import messages
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.backends.zookeeper.line import Line
 from fencelock.backends.zookeeper.link import Link
+from fencelock.backends.zookeeper.messages import HEAD
 from tests.backends.zookeeper_server import bare, chroot
 from tests.contract.subject import SOON
 from tests.engines.zookeeper import ZooKeeper
@@ -138,3 +139,47 @@ def test_nobody_is_kept_from_an_answer(zookeeper1: ZooKeeper) -> None:
         assert time.monotonic() - begun < SOON, threading.enumerate()
         assert lease.release()
         assert waiter.result(SOON)
+
+
+@pytest.mark.parametrize("length", [0, 3, HEAD.size, HEAD.size + 5])
+def test_reply_that_breaks_off(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """A reply that cannot be read ends the connection: what was asked is unknown, asked again, and no bare error escapes."""
+    whole = Line._whole
+    broken: list[bytes] = []
+
+    def breaks_off(self: Line, chunk: bytes) -> list[bytes]:
+        found = whole(self, chunk)
+        for index, message in enumerate(found):
+            if not broken and self.pending and self.pending[0][0].type == messages.CREATE and len(message) > length:
+                broken.append(message)
+                found[index] = message[:length]
+        return found
+
+    with fencelock.connect(chroot(zookeeper1)) as locks:
+        assert locks.lock("x", ttl=6).acquire().release()
+        monkeypatch.setattr(Line, "_whole", breaks_off)
+        first = locks.lock("x", ttl=6).acquire(timeout=SOON)
+        assert broken
+        assert [holder.token for holder in locks.inspect("x").holders] == [first.token]
+        assert first.release() is True
+        assert locks.inspect("x").holders == ()
+
+
+def test_error_that_kazoo_does_not_know(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code of a newer server is a refusal like any other."""
+    whole = Line._whole
+
+    def refuses(self: Line, chunk: bytes) -> list[bytes]:
+        found = whole(self, chunk)
+        for index, message in enumerate(found):
+            if self.pending and self.pending[0][0].type == messages.CREATE:
+                number, zxid, _ = HEAD.unpack_from(message)
+                found[index] = HEAD.pack(number, zxid, -4321)
+        return found
+
+    with fencelock.connect(chroot(zookeeper1)) as locks:
+        assert locks.lock("x", ttl=6).acquire().release()
+        with monkeypatch.context() as patched:
+            patched.setattr(Line, "_whole", refuses)
+            with pytest.raises(fencelock.EngineUnavailable, match="code -4321"):
+                locks.lock("x", ttl=6).acquire(timeout=SOON)

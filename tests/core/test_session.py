@@ -62,6 +62,22 @@ def test_claim_that_is_given_up() -> None:
     assert session.over(100) == []
 
 
+def test_claim_that_is_over_cannot_be_extended() -> None:
+    """A claim that is over is being removed: a renewal that comes late does not extend it, a new attempt does."""
+    session = Session("handle", ttl=10, since=100)
+    session.keep("a", 100, 10)
+    session.keep("b", 105, 10)
+    assert session.extend("a", 101, 10)
+    assert session.expire(110.9) == []
+    assert session.expire(111) == ["a"]
+    assert not session.extend("a", 110, 10)
+    assert session.expire(111) == ["a"], "it is returned until somebody has removed it"
+    assert session.extend("b", 110, 10)
+    assert not session.extend("c", 110, 10)
+    session.keep("a", 111, 10)
+    assert session.expire(111) == []
+
+
 def test_ended() -> None:
     """A session that the engine has ended is not alive, whatever the clock says."""
     session = Session("handle", ttl=10, since=100)

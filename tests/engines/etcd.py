@@ -33,14 +33,16 @@ class Etcd(Server):
     def url_at(self, address: str) -> str:
         return f"etcd://{address}"
 
-    def call(self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 5.0) -> dict[str, Any]:
-        """Ask etcd's JSON gateway, `/v3/…` with a body or any other path without."""
+    def call(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 5.0, token: str = ""
+    ) -> dict[str, Any]:
+        """Ask etcd's JSON gateway, `/v3/…` with a body or any other path without; `token` is that of a login."""
         connection = self._connect(timeout)
         try:
             if body is None:
                 connection.request("GET", path)
             else:
-                connection.request("POST", path, json.dumps(body))
+                connection.request("POST", path, json.dumps(body), {"Authorization": token} if token else {})
             response = connection.getresponse()
             text = response.read().decode()
             if response.status != 200:

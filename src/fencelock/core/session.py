@@ -60,6 +60,15 @@ class Session(Generic[H]):
             if end < self._first_end:
                 self._first_end = end
 
+    def extend(self, id: str, since: float, ttl: float) -> bool:
+        """Extend a claim that hangs on the session; return False if it was removed, or is over and about to be removed."""
+        with self._mutex:
+            end = self._ends.get(id, -inf)
+            if end == -inf:
+                return False
+            self._ends[id] = max(since + ttl, end)
+            return True
+
     def give_up(self, id: str) -> None:
         """Have a claim be over now, however long it was kept for: it goes before the next sign of life."""
         with self._mutex:
@@ -81,6 +90,14 @@ class Session(Generic[H]):
         with self._mutex:
             self._first_end = min(self._ends.values(), default=inf)
             return [id for id, end in self._ends.items() if end <= now]
+
+    def expire(self, now: float) -> list[str]:
+        """Return the claims that are over, and give them up: none of them can be extended while they are being removed."""
+        with self._mutex:
+            over = self.over(now)
+            for id in over:
+                self._ends[id] = -inf
+            return over
 
     def claims(self) -> list[str]:
         """Return all claims that hang on it."""

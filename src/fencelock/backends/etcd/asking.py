@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,15 +59,25 @@ class Asking:
         """Return the error to raise for what every member would refuse."""
         return refusal.told(self._links.address)
 
-    def ask(self, method: str, body: bytes, seconds: float = LONGEST) -> Coroutine[Any, Any, bytes]:
+    async def ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
         """Ask what may be asked twice."""
-        return self.run(lambda link, left: link.call(method, body, left), seconds)
+        return (await self.ask_counted(method, body, seconds))[0]
 
-    async def run(self, work: Callable[[Link, float], Awaitable[bytes]], seconds: float) -> bytes:
-        """Have something asked that may be asked twice."""
+    async def ask_counted(self, method: str, body: bytes, seconds: float = LONGEST) -> tuple[bytes, int]:
+        """Ask, again if there is no reply; return the reply and how often it was asked.
+
+        After the first time, a transaction that failed may have failed because an earlier try was carried out.
+        """
         self.check_open()
+        tries = 0
+
+        def work(link: Link, left: float) -> Awaitable[bytes]:
+            nonlocal tries
+            tries += 1
+            return link.call(method, body, left)
+
         try:
-            return await self._links.run(work, seconds)
+            return await self._links.run(work, seconds), tries
         except Refused as refusal:
             raise self.told(refusal) from refusal
 

@@ -1,6 +1,7 @@
 """The claims of a client: which of them it holds, and which may be on their way to etcd without its knowing.
 
-Nothing is asked here: whoever learns what became of a claim, or of its session, has it noted.
+Nothing is asked here: whoever learns what became of a claim, or of its session, has it noted. Everything is noted under the
+claim's id, never under its key: a later claim may have the same key.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class Hold(NamedTuple):
-    """A grant's handle."""
+    """A grant's handle: the session and the key of its claim, and the revision at which the key was created."""
 
     session: Lease
     key: str
+    revision: int
 
 
 class Claims:
@@ -30,7 +32,7 @@ class Claims:
 
     def __init__(self, world: World, links: Links, layout: Layout, keys: Keys, on_gone: Callable[[str], None]) -> None:
         self.doubt: dict[str, Lease] = {}
-        """By key, attempts that were sent and not answered: they may still arrive."""
+        """By id, attempts that were sent and not answered: they may still arrive."""
         self.holds: dict[str, Hold] = {}
         """By id, what is held."""
         self.held = Held(world, links, layout.about, self._deleted)
@@ -39,29 +41,41 @@ class Claims:
         self._keys = keys
         self._on_gone = on_gone
 
-    def session_of(self, key: str) -> Lease | None:
+    def session_of(self, id: str) -> Lease | None:
         """Return the session of an attempt that got no answer: whatever arrives of it then hangs on one session only."""
-        session = self.doubt.get(key)
+        session = self.doubt.get(id)
         now = self._world.now()
         if session is None or not session.alive(now):
             return None
-        session.keep(key, now, session.ttl)
+        session.keep(id, now, session.ttl)
         return session
 
-    def settled(self, key: str, session: Lease) -> None:
+    def hold(self, id: str, hold: Hold) -> bool:
+        """Note that a claim is held; return False if its session has ended meanwhile, and the claim with it.
+
+        The claim is noted first and the session checked afterwards: whoever ends the session does it the other way round, so
+        that one of the two notices.
+        """
+        self.holds[id] = hold
+        self.held.add(hold.key, id, hold.revision, hold.session.ttl)
+        if hold.session.ended:
+            self.drop(id)
+            return False
+        return True
+
+    def settled(self, id: str, session: Lease) -> None:
         """Note that nothing of a claim is on etcd, or on its way there."""
-        self.doubt.pop(key, None)
-        session.let_go(key)
+        self.doubt.pop(id, None)
+        session.let_go(id)
 
-    def tomb(self, key: str) -> bytes | None:
+    def tomb(self, id: str) -> bytes | None:
         """Return where a claim's tombstone has to stand, if it may still be on its way."""
-        id = self._keys.id_of(key)
-        return self._layout.tomb(id).encode() if id is not None and key in self.doubt else None
+        return self._layout.tomb(id).encode() if id in self.doubt else None
 
-    def drop(self, id: str, key: str) -> None:
+    def drop(self, id: str) -> None:
         """Look after a claim no longer: what becomes of it is our own doing."""
         self.holds.pop(id, None)
-        self.held.drop(key)
+        self.held.drop(id)
 
     def _deleted(self, id: str) -> None:
         """Pass on that a claim was deleted by somebody else."""
@@ -72,17 +86,16 @@ class Claims:
         """Pass on that all claims of a session are gone."""
         for id, hold in list(self.holds.items()):
             if hold.session is session:
-                self.held.drop(hold.key)
+                self.held.drop(id)
                 self._keys.end(id, again=False)
-                self.doubt.pop(hold.key, None)  # what still comes finds no lease
+                self.doubt.pop(id, None)  # what still comes finds no lease
                 self._deleted(id)
 
-    def purged(self, keys: Sequence[str]) -> None:
+    def purged(self, ids: Sequence[str]) -> None:
         """Forget claims that were over by our clock."""
-        for key in keys:
-            id = self._keys.id_of(key) or ""
-            self.drop(id, key)
-            self.doubt.pop(key, None)
+        for id in ids:
+            self.drop(id)
+            self.doubt.pop(id, None)
             self._keys.end(id, again=False)
 
     def forget(self) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.asking import Asking, Limit
 from fencelock.backends.etcd.claims import Claims, Hold
 from fencelock.backends.etcd.facts import Facts
 from fencelock.backends.etcd.keys import Keys
-from fencelock.backends.etcd.layout import Layout, value
+from fencelock.backends.etcd.layout import Layout
 from fencelock.backends.etcd.leaving import Leaving
 from fencelock.backends.etcd.line import REFUSED_PAUSE, Line, Seat
 from fencelock.backends.etcd.links import Links
@@ -49,15 +48,15 @@ class EtcdBackend:
         self._keys = keys = Keys(layout)
         self._claims = claims = Claims(world, links, layout, keys, self._tell)
         self._sessions = sessions = Sessions(
-            world, links, facts, layout.about, claims.session_ended, claims.purged, claims.tomb
+            world, links, facts, layout.about, keys, claims.session_ended, claims.purged, claims.tomb
         )
         self._asking = asking = Asking(world, links, facts, sessions)
         self._namespace = Namespace(links, layout, asking)
         self._leaving = Leaving(world, links, layout, keys, claims, sessions, asking)
-        self._taking = Taking(world, layout, self._namespace, claims, sessions, asking, self._leaving)
-        self._line = Line(world, links, sessions, layout)
-        self._looks = Looks(links, layout, asking.ask)
-        self.records = EtcdRecords(layout, asking.ask, self._namespace.read)
+        self._taking = Taking(world, layout, self._namespace, keys, claims, sessions, asking, self._leaving)
+        self._line = Line(world, links, sessions, layout, keys)
+        self._looks = Looks(links, layout, asking)
+        self.records = EtcdRecords(layout, asking, self._namespace.read)
 
     @staticmethod
     def on_gone(id: str) -> None:
@@ -72,7 +71,7 @@ class EtcdBackend:
             self._asking.check_open()
             key = self._keys.give(claim)
             try:
-                session = self._claims.session_of(key) or self._sessions.current(claim.ttl)
+                session = self._claims.session_of(claim.id) or self._sessions.current(claim.ttl)
                 if session is None:
                     session = await self._sessions.make(claim.ttl, limit.left)
                 about = self._namespace.about or await self._namespace.read(limit.left)
@@ -82,8 +81,8 @@ class EtcdBackend:
                 if outcome is not None:
                     return outcome
             finally:
-                if self._leaving.is_left(key):
-                    self._keys.end(claim.id, again=True)
+                if self._leaving.is_left(claim.id):
+                    self._keys.end(claim.id, again=False)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
         """Watch whom we wait for; look again in the end."""
@@ -95,7 +94,7 @@ class EtcdBackend:
             await self._world.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
         if not isinstance(seat, Seat) or not seat.session.alive(now):
             return await self.attempt(claim, queue=True, patience=within)
-        seat.session.keep(seat.key, now, seat.session.ttl)
+        seat.session.keep(claim.id, now, seat.session.ttl)
         look = partial(self._taking.look, claim, seat, within)
         outcome = await self._line.watch(seat, timeout, look)
         return outcome or await self.attempt(claim, queue=True, patience=within)
@@ -116,22 +115,17 @@ class EtcdBackend:
             hold: Hold = grant.handle
             answer = answers[hold.session]
             if answer is Renewal.RENEWED:
-                if grant.claim.id not in self._claims.holds or hold.session.end_of(hold.key) is None:
+                id = grant.claim.id
+                if id not in self._claims.holds or not hold.session.extend(id, sent, hold.session.ttl):
                     answer = Renewal.LOST
-                else:
-                    hold.session.keep(hold.key, sent, hold.session.ttl)
             renewals.append(answer)
         return renewals
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; whoever watches it sees that."""
-        key = self._keys.of(grant.claim)
-        if key is None:  # it was given back, or is another client's; whoever has the key by now is to keep it
-            held = grant.handle.key.encode()
-            body = m.txn([m.valued(held, value(grant.claim))], [m.do_delete(held)])
-            return m.read_txn(await self._asking.ask(m.TXN, body)).succeeded
-        self._claims.drop(grant.claim.id, key)
-        deleted, tries = await self._leaving.delete(grant.claim.id, key, patience(grant.claim.ttl))
+        hold: Hold = grant.handle
+        self._claims.drop(grant.claim.id)
+        deleted, tries = await self._leaving.delete(grant.claim, hold.key, hold.revision, patience(grant.claim.ttl))
         if not deleted and tries > 1:
             raise Unanswered(f"{self._links.address}: an earlier try may have given {grant.claim.name!r} back")
         return deleted

@@ -43,11 +43,10 @@ MANY = 1000
 class Entry:
     """A claim that is held."""
 
-    __slots__ = ("id", "key", "name", "revision", "since", "ttl", "watcher")
+    __slots__ = ("id", "key", "revision", "since", "ttl", "watcher")
 
-    def __init__(self, name: str, id: str, revision: int, since: float, ttl: float) -> None:
-        self.name = name
-        self.key = name.encode()
+    def __init__(self, key: str, id: str, revision: int, since: float, ttl: float) -> None:
+        self.key = key.encode()
         self.id = id
         self.revision = revision
         """The last at which it was known to be there."""
@@ -84,10 +83,12 @@ class Held:
     def add(self, key: str, id: str, revision: int, ttl: float) -> None:
         """Look after a claim from now on."""
         with self._mutex:
-            if self._closed or key in self._watched:
+            watched = self._watched.get(id)
+            if self._closed or (watched is not None and revision <= watched.revision):
                 return
+            self.drop(id)  # it was watched under a key that is gone
             self._added = self._world.now()
-            self._young[key] = Entry(key, id, revision, self._added, ttl)
+            self._young[id] = Entry(key, id, revision, self._added, ttl)
             self._shortest = min(self._shortest, ttl)
             if self._bell is not None:
                 if self._asleep:
@@ -101,11 +102,11 @@ class Held:
                 self._bell = None
                 bell.close()
 
-    def drop(self, key: str) -> None:
+    def drop(self, id: str) -> None:
         """Forget a claim that is being given back."""
         with self._mutex:
-            self._young.pop(key, None)
-            entry = self._watched.pop(key, None)
+            self._young.pop(id, None)
+            entry = self._watched.pop(id, None)
             if entry is not None and entry.watcher is not None:
                 self._left.append(entry.watcher)
 
@@ -227,20 +228,20 @@ class Held:
         """Return what has been held for a moment, or whose watch broke off: it is watched from now on."""
         with self._mutex:
             again, self._again = self._again, []
-            due = [entry for entry in again if self._watched.get(entry.name) is entry]
+            due = [entry for entry in again if self._watched.get(entry.id) is entry]
             until = self._world.now() - MOMENT
-            for name, entry in list(islice(self._young.items(), MANY)):
+            for id, entry in list(islice(self._young.items(), MANY)):
                 if entry.since > until:
                     break
-                del self._young[name]
-                self._watched[name] = entry
+                del self._young[id]
+                self._watched[id] = entry
                 due.append(entry)
         return due
 
     def _watch(self, link: Link, entry: Entry) -> None:
         watcher = link.watches.begin(entry.key, b"", entry.revision + 1, partial(self._rung, entry))
         with self._mutex:
-            if self._watched.get(entry.name) is entry:
+            if self._watched.get(entry.id) is entry:
                 entry.watcher = watcher
             else:
                 self._left.append(watcher)  # it was given back meanwhile
@@ -263,7 +264,7 @@ class Held:
         while self._news:
             entry = self._news.popleft()
             watcher = entry.watcher
-            if watcher is None or self._watched.get(entry.name) is not entry:
+            if watcher is None or self._watched.get(entry.id) is not entry:
                 continue
             if watcher.deleted:
                 self._gone(entry)
@@ -274,7 +275,7 @@ class Held:
                     except (FencelockError, Refused):
                         self._news.append(entry)
                         return PAUSE
-                    if not found.pairs:
+                    if not found.pairs or found.pairs[0].created > entry.revision:  # or it was made anew meanwhile
                         self._gone(entry)
                         continue
                     entry.revision = header.revision
@@ -287,9 +288,9 @@ class Held:
 
     def _gone(self, entry: Entry) -> None:
         with self._mutex:
-            ours = self._watched.get(entry.name) is entry
+            ours = self._watched.get(entry.id) is entry
             if ours:
-                del self._watched[entry.name]
+                del self._watched[entry.id]
                 if entry.watcher is not None:
                     self._left.append(entry.watcher)
         if ours:

@@ -4,13 +4,15 @@ etcd keeps the keys that were deleted in its index until somebody compacts it, w
 all of them whenever a line is looked at: twenty thousand claims on one name, each with a key of its own, made each look take
 7 ms of a server's time.
 
-Only a key about which nothing is on its way any more is used again: a deletion that comes late would meet the next claim.
+A key is used again only after etcd has said that it is not there, and while no attempt that could create it is in flight. No
+lock depends on that: an attempt creates its key only where there is none, and a deletion names the claim that it deletes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fencelock.backends.etcd.layout import value
 from fencelock.model import new_id
 
 if TYPE_CHECKING:
@@ -19,6 +21,17 @@ if TYPE_CHECKING:
 
 KEPT = 1000
 """Endings of keys that are kept for later."""
+
+
+class ClaimKey:
+    """The key of one claim, what is written there, and the revision at which it was created (0: not known)."""
+
+    __slots__ = ("created", "key", "value")
+
+    def __init__(self, key: str, value: bytes) -> None:
+        self.key = key
+        self.value = value
+        self.created = 0
 
 
 class Keys:
@@ -32,49 +45,34 @@ class Keys:
         """Begin anew in a forked child: the parent's keys are not ours to use."""
         self._free: list[str] = []
         """Endings that no claim has: one does for any name."""
-        self._by_id: dict[str, str] = {}
+        self._by_id: dict[str, ClaimKey] = {}
         self._ids: dict[str, str] = {}
-        self._asked: dict[str, list[None]] = {}
-        """By the claim's id, the deletions that were asked for and not answered."""
 
-    def of(self, claim: Claim) -> str | None:
+    def of(self, id: str) -> ClaimKey | None:
         """Return the key that a claim has, if it has one."""
-        return self._by_id.get(claim.id)
+        return self._by_id.get(id)
 
-    def give(self, claim: Claim) -> str:
+    def give(self, claim: Claim) -> ClaimKey:
         """Return the key that a claim has from now on."""
-        key = self._by_id.get(claim.id)
-        if key is None:
+        found = self._by_id.get(claim.id)
+        if found is None:
             try:
                 ending = self._free.pop()
             except IndexError:
                 ending = new_id()
-            key = self._by_id[claim.id] = self._layout.queue(claim.name) + ending
-            self._ids[key] = claim.id
-        return key
+            found = self._by_id[claim.id] = ClaimKey(self._layout.queue(claim.name) + ending, value(claim))
+            self._ids[found.key] = claim.id
+        return found
 
     def id_of(self, key: str) -> str | None:
         """Return the id of the claim that has a key."""
         return self._ids.get(key)
 
-    def asked(self, id: str) -> None:
-        """Note that the deletion of a claim's key was asked for."""
-        self._asked.setdefault(id, []).append(None)
-
-    def answered(self, id: str) -> None:
-        """Note that the deletion of a claim's key was answered, once."""
-        if asked := self._asked.get(id):
-            asked.pop()
-
     def end(self, id: str, *, again: bool) -> None:
-        """Take its key from a claim, once: who comes later has no say, as the key may be another's by then.
-
-        It may be used `again` if nothing about it is on its way.
-        """
-        on_its_way = self._asked.pop(id, None)
-        key = self._by_id.pop(id, None)
-        if key is None:
+        """Take its key from a claim. A later claim may use it `again` if etcd has said that it is not there."""
+        found = self._by_id.pop(id, None)
+        if found is None:
             return
-        self._ids.pop(key, None)
-        if again and not on_its_way and len(self._free) < KEPT:
-            self._free.append(key.rpartition("/")[2])
+        self._ids.pop(found.key, None)
+        if again and len(self._free) < KEPT:
+            self._free.append(found.key.rpartition("/")[2])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.asking import Asking, Limit
-from fencelock.backends.etcd.layout import Layout, is_of
-from fencelock.backends.etcd.link import Link, Refused
+from fencelock.backends.etcd.layout import Layout, is_of, value
+from fencelock.backends.etcd.link import Refused
 from fencelock.core.backend import GRACE, LONGEST
 from fencelock.model import Claim
 
@@ -41,59 +40,62 @@ class Leaving:
         self._sessions = sessions
         self._asking = asking
 
-    def is_left(self, key: str) -> bool:
+    def is_left(self, id: str) -> bool:
         """Return whether nothing of a claim can be on etcd, or on its way there."""
-        return key not in self._claims.doubt and self._sessions.end_of([key]) is None
+        claims = self._claims
+        return id not in claims.doubt and id not in claims.holds and self._sessions.end_of([id]) is None
 
-    async def delete(self, id: str, key: str, seconds: float = LONGEST) -> tuple[bool, int]:
-        """Delete a key; return whether it was there, and how often that was asked for."""
+    async def delete(self, claim: Claim, key: str, created: int, seconds: float = LONGEST) -> tuple[bool, int]:
+        """Delete a claim's key; return whether it was there, and how often that was asked for.
+
+        The key is deleted only if this claim has it, whose id is part of the value, and only as it was `created`. That
+        revision is not certain while an attempt may still arrive: then the value alone counts. Nobody else's claim is ever
+        deleted, however late this arrives, and whichever claim has the key by then.
+        """
+        encoded = key.encode()
+        compares = [m.valued(encoded, value(claim))]
+        if created and claim.id not in self._claims.doubt:
+            compares.append(m.created(encoded, m.EQUAL, created))
+        body = m.txn(compares, [m.do_delete(encoded)])
         floor = self._asking.facts.revision
-        body = m.find(key.encode())
-        tries = 0
-
-        def work(link: Link, left: float) -> Awaitable[bytes]:
-            nonlocal tries
-            tries += 1
-            self._keys.asked(id)
-            return link.call(m.DELETE, body, left)
-
-        header, deleted = m.read_deleted(await self._asking.run(work, seconds))
-        self._keys.answered(id)
-        self._asking.facts.take(header, floor)
-        self._sessions.let_go(key)
-        if self.is_left(key):
-            self._keys.end(id, again=True)
-        return deleted > 0, tries
+        said, tries = await self._asking.ask_counted(m.TXN, body, seconds)
+        answer = m.read_txn(said)
+        self._asking.facts.take(answer.header, floor)
+        self._sessions.let_go(claim.id)
+        if self.is_left(claim.id):
+            self._keys.end(claim.id, again=answer.succeeded)
+        return answer.succeeded, tries
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
-        key = self._keys.of(claim)
+        found = self._keys.of(claim.id)
         limit = Limit(self._world, claim.ttl, GRACE)
-        if key is None:
+        if found is None:
             await self._abandon_unknown(claim, limit)
             return
-        self._claims.drop(claim.id, key)
-        self._sessions.give_up(key)
-        session = self._claims.doubt.get(key)
+        self._claims.drop(claim.id)
+        self._sessions.give_up(claim.id)
+        session = self._claims.doubt.get(claim.id)
         if session is not None and not session.ended:
             # Whatever is still on its way comes with the same lease: if that is gone, it cannot do anything.
             self._sessions.retire(session)
-            tomb = self._layout.tomb(claim.id)
-            body = m.txn([], [m.do_delete(key.encode()), m.do_put(m.put(tomb.encode(), b"", session.handle))])
+            key = found.key.encode()
+            tomb = m.do_put(m.put(self._layout.tomb(claim.id).encode(), b"", session.handle))
+            body = m.txn([m.valued(key, found.value)], [m.do_delete(key), tomb], [tomb])
             try:
                 m.read_txn(await self._links.ask(m.TXN, body, limit.left))
             except Refused as refusal:
                 if not refusal.no_lease:
                     raise self._asking.told(refusal) from refusal
-                await self.delete(claim.id, key, limit.left)
+                await self.delete(claim, found.key, found.created, limit.left)
             self._keys.end(claim.id, again=False)
-            self._claims.settled(key, session)
+            self._claims.settled(claim.id, session)
         else:
             # That ends it if nothing is in doubt, and the key may be another's by then.
-            await self.delete(claim.id, key, limit.left)
+            await self.delete(claim, found.key, found.created, limit.left)
             if session is not None:
                 self._keys.end(claim.id, again=False)
-                self._claims.doubt.pop(key, None)
+                self._claims.doubt.pop(claim.id, None)
 
     async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
         """Leave nothing behind of a claim that another client has made, if there is anything."""

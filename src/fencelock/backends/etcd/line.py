@@ -11,6 +11,7 @@ from fencelock.backends.etcd.sessions import Lease
 from fencelock.model import Blocked, Busy, Grant
 
 if TYPE_CHECKING:
+    from fencelock.backends.etcd.keys import Keys
     from fencelock.backends.etcd.layout import Layout
     from fencelock.backends.etcd.link import Link
     from fencelock.backends.etcd.links import Links
@@ -37,11 +38,12 @@ class Seat(NamedTuple):
 class Line:
     """Where the waiters of a client stand."""
 
-    def __init__(self, world: World, links: Links, sessions: Sessions, layout: Layout) -> None:
+    def __init__(self, world: World, links: Links, sessions: Sessions, layout: Layout, keys: Keys) -> None:
         self._world = world
         self._links = links
         self._sessions = sessions
         self._layout = layout
+        self._keys = keys
 
     async def watch(
         self, seat: Seat, timeout: float, look: Callable[[int], Awaitable[Grant | Busy | None]]
@@ -52,7 +54,7 @@ class Line:
         """
         by = seat.blocked.by
         until = self._world.now() + timeout
-        end = self._sessions.end_of(by)
+        end = self._sessions.end_of([id for key in by if (id := self._keys.id_of(key)) is not None])
         if end is not None:  # a claim of this client's own, which nobody else ends for as long as the session lives
             until = min(until, end)
         if len(by) > WATCHED_ONE_BY_ONE:

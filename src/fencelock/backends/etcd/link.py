@@ -15,8 +15,11 @@ PRECONDITION, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 9, 13, 14, 16
 
 MAYBE = frozenset({CANCELLED, UNKNOWN, TIMED_OUT, INTERNAL, UNAVAILABLE})
 """After these it may have been done all the same."""
-NOT_DONE = ("no leader", "not capable", "too many requests", "not begun", "raft: stopped", "server stopped")
-"""Words of those refusals that come before anything is done."""
+NOT_DONE = ("no leader", "not capable", "too many requests", "not begun")
+"""Words of those refusals that come before anything is done. "server stopped" is not among them: a member that stops says it
+of proposals that it has made, and the others may carry them out."""
+LOG_IN_AGAIN = ("revision of auth store is old", "revision in header is old", "user name is empty")
+"""Words of refusals that a new login helps against: some tokens name a revision of the users and roles, which has changed."""
 HINTS = {
     "no leader": "too few of its members are running or see each other",
     "space exceeded": "compact and defragment it, then `etcdctl alarm disarm`",
@@ -47,9 +50,9 @@ class Refused(Exception):
 
     @property
     def stranger(self) -> bool:
-        """Whether we have to log in, anew perhaps: tokens run out."""
+        """Whether we have to log in, anew perhaps: tokens run out, and roles change."""
         words = str(self)
-        return self.code == UNAUTHENTICATED or "revision in header is old" in words or "user name is empty" in words
+        return self.code == UNAUTHENTICATED or any(some in words for some in LOG_IN_AGAIN)
 
     @property
     def no_lease(self) -> bool:

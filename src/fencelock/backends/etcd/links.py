@@ -24,6 +24,8 @@ SHORTEST_DIAL = 0.05
 IDLE_SECONDS = 1.0
 """A link that was not used for so long is looked at before it is used."""
 LINKS_KEPT = 8
+LOGINS = 3
+"""How often a call may log in again: each change of a role makes every token old, and may come between login and call."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two rounds of all members."""
 
@@ -40,7 +42,8 @@ class Links:
         self._at = int(world.random() * len(self._dialers))
         """The member to go to; which one it is at first is left to chance, so that not all clients go to the same."""
         self._token = ""
-        self._blocks: dict[str, bytes] = {}
+        self._blocks: dict[tuple[str, str], bytes] = {}
+        """By token and method, the headers of a call: a login that another thread makes never leaves an old token here."""
         self._idle: list[Link] = []
         self._all: set[Link] = set()
         self._dialling = Dialling(world, f"etcd at {self.address}", self._dial)
@@ -70,7 +73,7 @@ class Links:
         """Have something done that may be done twice, by the next member where one cannot do it."""
         now = self._world.now
         until = now() + patience
-        tries, maybe, stranger = 0, False, False
+        tries, maybe, logins = 0, False, 0
         while True:
             link = self._free() or await self._make(maybe, until - now())
             began, token = now(), self._token
@@ -81,12 +84,10 @@ class Links:
                 maybe = True
                 self.forsake(link, began)
             except Refused as refusal:
-                if refusal.stranger and self._place.user and not stranger:
-                    stranger = True
-                    if (
-                        self._token == token
-                    ):  # they run out; unless somebody else has logged in meanwhile, the next link does
-                        self._token = ""
+                if refusal.stranger and self._place.user and logins < LOGINS:
+                    logins += 1
+                    if self._token == token:  # else somebody has logged in meanwhile
+                        self._token = ""  # so that `_free` gives no link, and whoever makes one logs in
                         self._retire(link)
                     continue
                 if not refusal.elsewhere:
@@ -148,7 +149,8 @@ class Links:
     # ------------------------------------------------------------------ having links
 
     def _free(self) -> Link | None:
-        while self._idle:
+        """Return a link that nobody uses, or that all share; None if one has to be made, if only to log in over it."""
+        while self._idle and (self._token or not self._place.user):
             try:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:  # another thread was quicker
@@ -218,14 +220,14 @@ class Links:
             if refusal.elsewhere:
                 raise EngineUnavailable(str(refusal.told(link.address))) from refusal
             raise refusal.told(link.address) from refusal
-        self._token = read_token(answer)
         self._blocks.clear()
+        self._token = read_token(answer)
 
     def _block(self, method: str) -> bytes:
         """Return the headers of a call. A member that has lost its leader is to say so rather than to wait."""
-        found = self._blocks.get(method)
+        token = self._token
+        found = self._blocks.get((token, method))
         if found is None:
-            token = self._token
             headers = [
                 (":method", "POST"), (":scheme", "http" if self._place.tls is None else "https"), (":path", method),
                 (":authority", self._dialers[0].address), ("te", "trailers"), ("content-type", "application/grpc"),
@@ -233,7 +235,7 @@ class Links:
             ]  # fmt: skip
             if token and method != AUTHENTICATE:
                 headers.append(("token", token))
-            found = self._blocks[method] = block(tuple(headers))
+            found = self._blocks[token, method] = block(tuple(headers))
         return found
 
     # ------------------------------------------------------------------ leaving them

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from fencelock.backends.etcd.layout import data, read_about, spot
 from fencelock.backends.etcd.link import Link, Refused
@@ -27,10 +27,11 @@ from fencelock.backends.etcd.messages import (
     txn,
 )
 from fencelock.core.backend import LONGEST
-from fencelock.errors import EngineUnavailable
+from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
 
 if TYPE_CHECKING:
+    from fencelock.backends.etcd.asking import Asking
     from fencelock.backends.etcd.layout import Layout
     from fencelock.backends.etcd.links import Links
 
@@ -43,10 +44,11 @@ FORCED_AT_ONCE = 60
 class Looks:
     """What `inspect`, `names`, `force_release` and `doctor` do on etcd."""
 
-    def __init__(self, links: Links, layout: Layout, ask: Callable[[str, bytes], Coroutine[Any, Any, bytes]]) -> None:
+    def __init__(self, links: Links, layout: Layout, asking: Asking) -> None:
         self._links = links
         self._layout = layout
-        self._ask = ask
+        self._asking = asking
+        self._ask = asking.ask
 
     async def inspect(self, name: str) -> Snapshot:
         """Look at the line, and ask how long each session has left."""
@@ -97,7 +99,11 @@ class Looks:
                 yield name
 
     async def force_release(self, name: str) -> int:
-        """Delete the holders' claims; those behind came later, and so have higher tokens."""
+        """Delete the holders' claims; those behind came later, and so have higher tokens.
+
+        Raise Unanswered if that was asked twice and the second time found other holders: the first time may have dropped
+        them, and whoever holds the lock now may be the next.
+        """
         while True:
             _, found = read_range(await self._ask(RANGE, below(self._layout.queue(name).encode())))
             places = [spot(pair) for pair in found.pairs]
@@ -106,9 +112,15 @@ class Looks:
                 return 0
             keys = [data(place.id) for place in holders]
             compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
-            answer = read_txn(await self._ask(TXN, txn(compares, [do_delete(key) for key in keys])))
-            if answer.succeeded:
+            said, tries = await self._asking.ask_counted(TXN, txn(compares, [do_delete(key) for key in keys]))
+            if read_txn(said).succeeded:
                 return len(holders)
+            if tries > 1:
+                raise Unanswered(
+                    f"etcd at {self._links.address}: no reply to a request that may have released {name!r} by force; "
+                    "look who holds it before you repeat it",
+                    name,
+                )
 
     async def health(self) -> list[Status | EngineUnavailable]:
         """Ask every member how it is: versions, leader, alarms. What was noticed by the way is in `facts`."""

@@ -311,12 +311,6 @@ def read_txn(data: bytes) -> Answer:
     return Answer(header(fields), bool(fields.get(2)), steps)
 
 
-def read_deleted(data: bytes) -> tuple[Header, int]:
-    """Read how many keys were deleted."""
-    fields = _read(data)
-    return header(fields), fields.get(2, 0)
-
-
 def read_lease(data: bytes) -> tuple[Header, int]:
     """Read the ttl out of the answer to a grant, a keep-alive or a question for it; 0 or less if there is no such lease."""
     fields = _read(data)

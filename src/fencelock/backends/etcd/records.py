@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from math import ceil
 from os import urandom
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencelock.backends.etcd.layout import About, Layout
 from fencelock.backends.etcd.messages import (
@@ -16,6 +16,7 @@ from fencelock.backends.etcd.messages import (
     TXN,
     created,
     do_put,
+    do_range,
     find,
     grant,
     of_lease,
@@ -27,7 +28,10 @@ from fencelock.backends.etcd.messages import (
     unchanged,
 )
 from fencelock.core.records import Entry, Record, Written
-from fencelock.errors import EngineUnavailable
+from fencelock.errors import EngineUnavailable, Unanswered
+
+if TYPE_CHECKING:
+    from fencelock.backends.etcd.asking import Asking
 
 TRIES = 50
 """How often others may be faster before that is taken for a fault."""
@@ -40,11 +44,12 @@ class EtcdRecords:
     def __init__(
         self,
         layout: Layout,
-        ask: Callable[[str, bytes], Coroutine[Any, Any, bytes]],
+        asking: Asking,
         about: Callable[[], Coroutine[Any, Any, About]],
     ) -> None:
         self._layout = layout
-        self._ask = ask
+        self._asking = asking
+        self._ask = asking.ask
         self._about = about
 
     async def read(self, key: str) -> Record | None:
@@ -66,9 +71,21 @@ class EtcdRecords:
             lease = int.from_bytes(urandom(8), "big") >> 1 or 1
             _, left = read_lease(await self._ask(GRANT, grant(lease, ceil(ttl))))
             compares = [unchanged(at, changed), created(self._layout.about, EQUAL, about.revision)]
-            answer = read_txn(await self._ask(TXN, txn(compares, [do_put(put(at, content, lease))])))
-            if answer.succeeded:
-                return Written(True, Entry(value, token, about.token(answer.header.revision), float(left)).seen(0))
+            body = txn(compares, [do_put(put(at, content, lease))], [do_range(find(at))])
+            said, tries = await self._asking.ask_counted(TXN, body)
+            answer = read_txn(said)
+            revision = answer.header.revision if answer.succeeded else 0
+            if not revision and tries > 1:  # an earlier try may have been carried out: it has a lease of its own
+                found = answer.found(0)
+                if not found or found[0].lease != lease:
+                    raise Unanswered(
+                        f"no reply to a write of the record {key!r}, which has changed since: it may have been written in "
+                        "between; read it again",
+                        key,
+                    )
+                revision = found[0].changed
+            if revision:
+                return Written(True, Entry(value, token, about.token(revision), float(left)).seen(0))
         raise EngineUnavailable(f"the record {key!r} is written by so many that there is no getting through")
 
     async def _look(self, about: About, at: bytes) -> tuple[Entry | None, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from math import inf
 from os import urandom
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,8 @@ from fencelock.backends.etcd.messages import (
     created,
     do_delete,
     do_put,
+    do_range,
+    find,
     grant,
     of_lease,
     put,
@@ -28,6 +28,7 @@ from fencelock.backends.etcd.messages import (
     read_range,
     read_txn,
     txn,
+    valued,
 )
 from fencelock.core.backend import LONGEST, answer_time
 from fencelock.core.session import Session, rung
@@ -35,6 +36,7 @@ from fencelock.errors import EngineUnavailable, FencelockError, InvalidTTL
 from fencelock.model import Renewal
 
 if TYPE_CHECKING:
+    from fencelock.backends.etcd.keys import Keys
     from fencelock.backends.etcd.links import Links
     from fencelock.core.world import Event, World
 
@@ -52,7 +54,6 @@ PURGE_AT_ONCE = 60
 SHORTEST = 0.3
 """Seconds that an answer is waited for at the least."""
 GOODBYE_SECONDS = 2.0
-GIVEN_UP_KEPT = 100
 
 
 def patience(ttl: float) -> float:
@@ -69,6 +70,7 @@ class Sessions:
         links: Links,
         facts: Facts,
         witness: bytes,
+        keys: Keys,
         on_ended: Callable[[Lease], None],
         on_purged: Callable[[Sequence[str]], None],
         tomb: Callable[[str], bytes | None],
@@ -78,25 +80,35 @@ class Sessions:
         self._facts = facts
         self._witness = witness
         """A key to ask for, whatever it holds: that it can be read shows that the leader is the leader."""
+        self._keys = keys
         self._on_ended = on_ended
         self._on_purged = on_purged
         self._tomb = tomb
         """Where the tombstone of a claim has to stand, if it may still be on its way."""
-        self._by_ttl: dict[int, Lease] = {}
-        self._retired: list[Lease] = []
-        """Sessions with tombstones: no new claims are made on them, so that they end, and what may still be on its way."""
-        self._adopted: dict[int, Lease] = {}
-        self._given_up: deque[int] = deque(maxlen=GIVEN_UP_KEPT)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew in a forked child: the parent's sessions are not ours to end."""
+        self._sessions: dict[int, Lease] = {}
+        """By the number of etcd's lease, every session that was not ended. A number is never used twice, so no session can
+        take another's place here, whichever threads and signal handlers make and end sessions at the same time: claims may
+        hang on each of them."""
+        self._current: dict[int, Lease] = {}
+        """By ttl, the session for new claims."""
         self._making: dict[int, Event] = {}
 
     def _all(self) -> list[Lease]:
-        return [*self._by_ttl.values(), *self._retired, *self._adopted.values()]
+        return list(self._sessions.values())
+
+    def find(self, lease: int) -> Lease | None:
+        """Return the session that has this lease of etcd's, if it is one of ours and was not ended."""
+        return self._sessions.get(lease)
 
     # ------------------------------------------------------------------ having one
 
     def current(self, ttl: float) -> Lease | None:
         """Return the session for a ttl, if there is one that is alive."""
-        session = self._by_ttl.get(int(rung(ttl, LADDER)))
+        session = self._current.get(int(rung(ttl, LADDER)))
         return session if session is not None and session.alive(self._world.now()) else None
 
     async def make(self, ttl: float, within: float) -> Lease:
@@ -114,13 +126,25 @@ class Sessions:
             session = self.current(ttl)
             if session is None:
                 self._tidy()
-                self._leave(seconds)
-                session = self._by_ttl[seconds] = await self._grant(seconds, within)
+                session = self._store(seconds, await self._grant(seconds, within))
             return session
         finally:
             if self._making.get(seconds) is mine:
                 del self._making[seconds]
             mine.set()
+
+    def _store(self, seconds: int, new: Lease) -> Lease:
+        """Store and return a new session, or return the live one that another attempt has stored and revoke the new one."""
+        self._sessions[new.handle] = new
+        old = self._current.setdefault(seconds, new)
+        if old is new:
+            return new
+        if old.alive(self._world.now()):
+            self._give_up([new])
+            return old
+        self._current[seconds] = new
+        self._give_up([old])
+        return new
 
     async def _grant(self, seconds: int, within: float) -> Lease:
         # The number is ours, so that asking twice gives one lease; `since` lies before the first time it was asked for.
@@ -148,21 +172,16 @@ class Sessions:
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
-    def _leave(self, seconds: int) -> None:
-        """Give up a session that is over by our clock, and all that is left on it, whatever etcd's clock says."""
-        old = self._by_ttl.pop(seconds, None)
-        if old is not None:
-            self._give_up([old])
-
     def _give_up(self, sessions: Sequence[Lease]) -> None:
+        """End sessions and all that is left on them, whatever etcd's clock says."""
         left = []
         now = self._world.now()
         for session in sessions:
+            self._sessions.pop(session.handle, None)
             if not session.ended:
                 if session.claims() or session.alive(now):
                     left.append(session)
-                session.ended = True
-                self._given_up.append(session.handle)
+                session.ended = True  # before `_on_ended`: see `Claims.hold`
                 self._on_ended(session)
         if left:
             self._world.spawn(self._revoke(left), "fencelock-revoke")
@@ -172,66 +191,48 @@ class Sessions:
 
         A tombstone keeps it away meanwhile. Both end with the session, and that when nothing else is left on it.
         """
-        if self._by_ttl.get(int(session.ttl)) is session:
-            del self._by_ttl[int(session.ttl)]
-            self._retired.append(session)
+        for seconds, other in list(self._current.items()):
+            if other is session:
+                self._current.pop(seconds, None)
 
     def _tidy(self) -> None:
-        """Give up the retired sessions on which nothing is left, or whose time is over by our clock."""
+        """Give up the sessions for no new claims on which nothing is left, or whose time is over by our clock."""
         now = self._world.now()
-        over = [session for session in self._retired if not session.claims() or not session.alive(now)]
-        for session in over:
-            if session in self._retired:
-                self._retired.remove(session)
-        self._give_up(over)
+        current = list(self._current.values())
+        retired = [session for session in self._all() if session not in current]
+        self._give_up([session for session in retired if not session.claims() or not session.alive(now)])
 
     def end_all(self) -> None:
         """Give up all sessions: etcd's past was changed, and nobody knows which claims there still are."""
-        ours, others = [*self._by_ttl.values(), *self._retired], list(self._adopted.values())
-        self._by_ttl, self._retired, self._adopted = {}, [], {}
-        self._give_up(ours)
-        for session in others:
-            self.ended(session)
+        self._give_up(self._take_all())
+
+    def _take_all(self) -> list[Lease]:
+        self._current.clear()
+        return [session for number in list(self._sessions) if (session := self._sessions.pop(number, None)) is not None]
 
     def ended(self, session: Lease) -> None:
         """Take in that etcd has ended a session: all claims on it are gone."""
+        self._sessions.pop(session.handle, None)
+        self.retire(session)
         if not session.ended:
-            session.ended = True
+            session.ended = True  # before `_on_ended`: see `Claims.hold`
             self._on_ended(session)
-        if self._by_ttl.get(int(session.ttl)) is session:
-            self._by_ttl.pop(int(session.ttl), None)
-        if session in self._retired:
-            self._retired.remove(session)
 
-    def adopt(self, lease: int, ttl: float) -> Lease:
-        """Return the session that another client made a claim on which is ours to go on with; nobody has heard of it yet."""
-        for session in self._retired:
-            if session.handle == lease:
-                return session
-        for number, session in list(self._adopted.items()):
-            if session.ended or not session.claims():
-                self._adopted.pop(number, None)
-        return self._adopted.setdefault(lease, Session(lease, ttl, -inf))
-
-    def given_up(self, lease: int) -> bool:
-        """Return whether it was a session of ours, and is over by our clock."""
-        return lease in self._given_up
-
-    def end_of(self, keys: Sequence[str]) -> float | None:
-        """Return when the first of these claims is over, of those that are ours."""
-        ends = [end for session in self._all() for key in keys if (end := session.end_of(key)) is not None]
+    def end_of(self, ids: Sequence[str]) -> float | None:
+        """Return when the first of these claims is over, of those that hang on a session."""
+        ends = [end for session in self._all() for id in ids if (end := session.end_of(id)) is not None]
         return min(ends, default=None)
 
-    def let_go(self, key: str) -> None:
+    def let_go(self, id: str) -> None:
         """Forget a claim that is no longer on etcd."""
         for session in self._all():
-            session.let_go(key)
+            session.let_go(id)
 
-    def give_up(self, key: str) -> None:
+    def give_up(self, id: str) -> None:
         """Have a claim be over now: if whoever deletes it is interrupted, it goes before the next sign of life."""
         for session in self._all():
-            if session.end_of(key) is not None:
-                session.give_up(key)
+            if session.end_of(id) is not None:
+                session.give_up(id)
 
     # ------------------------------------------------------------------ signs of life
 
@@ -241,8 +242,12 @@ class Sessions:
         return now - session.since > session.ttl * share and not session.over(now)
 
     def knock(self, session: Lease, link: Link) -> tuple[Call, float]:
-        """Send a sign of life, along with a question for which a majority is asked."""
-        return link.start(KEEP_ALIVE, of_lease(session.handle)), self._world.now()
+        """Send a sign of life, along with a question for which a majority is asked; return it, and a time before it was sent.
+
+        The time is read first: a process that is stopped between the two must not take its lease for younger than it is.
+        """
+        sent = self._world.now()
+        return link.start(KEEP_ALIVE, of_lease(session.handle)), sent
 
     async def heard(self, session: Lease, link: Link, knock: tuple[Call, float], term: int, left: float) -> Renewal:
         """Take in the answer to a sign of life.
@@ -310,45 +315,62 @@ class Sessions:
 
     async def purge(self, session: Lease, within: float = LONGEST) -> bool:
         """Delete what is over by our clock; False if that cannot be, and the session must not be kept alive then."""
-        over = session.over(self._world.now())
+        over = session.expire(self._world.now())
         if not over:
             return True
         # A claim that is made anew meanwhile, under the same id, has a later revision and is left alone.
         until = self._facts.revision + 1
-        later: list[str] = []
+        later: set[str] = set()
         try:
             for start in range(0, len(over), PURGE_AT_ONCE):
-                keys = over[start : start + PURGE_AT_ONCE]
-                if not await self._delete(session, keys, until, within):
-                    later += [key for key in keys if not await self._delete(session, [key], until, within)]
+                later |= await self._delete(session, over[start : start + PURGE_AT_ONCE], until, within)
         except (EngineUnavailable, Refused):
             return False
         now = self._world.now()
-        still = [key for key in over if (end := session.end_of(key)) is not None and end <= now]
-        gone = [key for key in still if key not in later]
-        for key in gone:
-            session.let_go(key)
-        self._on_purged(gone)
+        still = [id for id in over if (end := session.end_of(id)) is not None and end <= now]
+        gone = [id for id in still if id not in later]
+        for id in gone:
+            session.let_go(id)
+        self._on_purged(
+            [id for id in gone if self.end_of([id]) is None]
+        )  # it may have been made anew on another session
         return len(gone) == len(still)  # what came so late that we had not seen its revision goes the next time
 
-    async def _delete(self, session: Lease, keys: Sequence[str], until: int, within: float) -> bool:
-        encoded = [key.encode() for key in keys]
-        tombs = [do_put(put(tomb, b"", session.handle)) for key in keys if (tomb := self._tomb(key)) is not None]
-        if tombs:
-            self.retire(session)
-        steps = [*(do_delete(key) for key in encoded), *tombs]
-        body = txn([created(key, LESS, until) for key in encoded], steps)
-        floor = self._facts.revision
-        answer = read_txn(await self._links.ask(TXN, body, within))
-        self._facts.take(answer.header, floor)
-        return answer.succeeded
+    async def _delete(self, session: Lease, ids: Sequence[str], until: int, within: float) -> set[str]:
+        """Delete the keys of claims; return the claims whose keys are left because they were created later than `until`.
+
+        A key is deleted only with the claim's own value, which has its id. A claim without a key has nothing on etcd.
+        """
+        found = {id: key for id in ids if (key := self._keys.of(id)) is not None}
+        later: set[str] = set()
+        while found:
+            keys = {id: key.key.encode() for id, key in found.items()}
+            tombs = [do_put(put(tomb, b"", session.handle)) for id in keys if (tomb := self._tomb(id)) is not None]
+            if tombs:
+                self.retire(session)
+            compares = [
+                compare
+                for id, key in keys.items()
+                for compare in (valued(key, found[id].value), created(key, LESS, until))
+            ]
+            steps = [*(do_delete(key) for key in keys.values()), *tombs]
+            floor = self._facts.revision
+            body = txn(compares, steps, [*(do_range(find(key)) for key in keys.values()), *tombs])
+            answer = read_txn(await self._links.ask(TXN, body, within))
+            self._facts.take(answer.header, floor)
+            if answer.succeeded:
+                break
+            # At least one is gone, or another claim has its key, or it was created later: the others are tried again.
+            pairs = {id: answer.found(step) for step, id in enumerate(keys)}
+            there = {id for id, pair in pairs.items() if pair and pair[0].value == found[id].value}
+            later |= {id for id in there if pairs[id][0].created >= until}
+            found = {id: found[id] for id in there - later}
+        return later
 
     async def close(self) -> None:
         """Revoke all, and what is left on them with them."""
         now = self._world.now()
-        left = [session for session in (*self._by_ttl.values(), *self._retired) if session.alive(now)]
-        self._by_ttl, self._retired = {}, []
-        await self._revoke(left)
+        await self._revoke([session for session in self._take_all() if session.alive(now)])
 
     async def _revoke(self, sessions: Sequence[Lease]) -> None:
         async def work(link: Link, left: float) -> None:
@@ -365,7 +387,3 @@ class Sessions:
                 await self._links.run(work, GOODBYE_SECONDS)
             except (FencelockError, Refused):
                 pass  # they run out by themselves
-
-    def forget(self) -> None:
-        """Begin anew in a forked child: the parent's sessions are not ours to end."""
-        self._by_ttl, self._retired, self._adopted, self._making = {}, [], {}, {}

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from fencelock.backends.etcd import messages as m
 from fencelock.backends.etcd.asking import Asking, Limit
 from fencelock.backends.etcd.claims import Claims, Hold
-from fencelock.backends.etcd.layout import About, Layout, Spot, is_of, spot, value
+from fencelock.backends.etcd.layout import About, Layout, Spot, is_of, spot
 from fencelock.backends.etcd.line import Seat
 from fencelock.backends.etcd.link import Refused
 from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import Admitted, Busy, Claim, Grant, admit, contradiction
 
 if TYPE_CHECKING:
+    from fencelock.backends.etcd.keys import ClaimKey, Keys
     from fencelock.backends.etcd.leaving import Leaving
     from fencelock.backends.etcd.messages import Header, Pair
     from fencelock.backends.etcd.namespace import Namespace
@@ -29,6 +30,7 @@ class Taking:
         world: World,
         layout: Layout,
         namespace: Namespace,
+        keys: Keys,
         claims: Claims,
         sessions: Sessions,
         asking: Asking,
@@ -37,38 +39,44 @@ class Taking:
         self._world = world
         self._layout = layout
         self._namespace = namespace
+        self._keys = keys
         self._claims = claims
         self._sessions = sessions
         self._asking = asking
         self._leaving = leaving
 
     async def claim(
-        self, claim: Claim, key: str, queue: bool, session: Lease, about: About, limit: Limit
+        self, claim: Claim, place: ClaimKey, queue: bool, session: Lease, about: About, limit: Limit
     ) -> Grant | Busy | None:
         """Do the one transaction; None if something has changed, and it has to be done anew."""
-        encoded, tomb = key.encode(), self._layout.tomb(claim.id).encode()
+        id, key = claim.id, place.key
+        encoded, tomb = key.encode(), self._layout.tomb(id).encode()
         prefix = self._layout.queue(claim.name).encode()
         compares = [m.absent(encoded), m.absent(tomb), m.created(self._layout.about, m.EQUAL, about.revision)]
         if not queue and not claim.shared:
             compares.append(m.none_below(prefix))
         line = m.below(prefix, order=m.DESCENDING, limit=2, bare=True) if not claim.shared else m.below(prefix)
-        then = [m.do_put(m.put(encoded, value(claim), session.handle)), m.do_range(line)]
+        then = [m.do_put(m.put(encoded, place.value, session.handle)), m.do_range(line)]
         body = m.txn(
             compares,
             then,
             [m.do_range(m.find(encoded)), m.do_range(m.find(tomb)), m.do_range(m.find(self._layout.about))],
         )
-        session.keep(key, self._world.now(), session.ttl)
+        # Whether etcd may have the claim already, from an earlier attempt that was answered or from one that was not.
+        known = self._sessions.end_of([id]) is not None
+        session.keep(id, self._world.now(), session.ttl)
         # Once an attempt got no answer, it may arrive at any time until the claim is abandoned.
-        doubtful = key in self._claims.doubt
-        self._claims.doubt[key] = session
+        doubtful = id in self._claims.doubt
+        self._claims.doubt[id] = session
         try:
             answer, tries = await self._asking.ask_alive(session, m.TXN, body, m.read_txn, limit)
         except Unanswered:
             raise
         except (Refused, EngineUnavailable) as error:
             if not doubtful:
-                self._claims.settled(key, session)
+                self._claims.doubt.pop(id, None)
+                if not known:
+                    session.let_go(id)
             if isinstance(error, EngineUnavailable):
                 raise
             if error.no_lease:
@@ -76,28 +84,38 @@ class Taking:
                 return None
             raise self._asking.told(error) from error
         if tries == 1 and not doubtful:
-            self._claims.doubt.pop(key, None)
+            self._claims.doubt.pop(id, None)
         if answer.succeeded:
             line_up, revision = answer.found(1), answer.header.revision
+            place.created = revision
         else:
-            own = answer.found(0)
-            if not answer.found(2) or answer.found(2)[0].created != about.revision:
+            own = [pair for pair in answer.found(0) if is_of(pair, claim)]
+            taken = bool(answer.found(0)) and not own
+            """Whether another claim has the key, as when etcd's past was changed: it stays, and we take another key."""
+            outdated = not answer.found(2) or answer.found(2)[0].created != about.revision
+            if outdated:
                 self._namespace.about = None
-                session.let_go(key)
-                return None
             if not own:
-                if key in self._claims.doubt:
-                    await self._leaving.abandon(claim)  # an earlier try may still arrive
-                session.let_go(key)
-                return Busy(claim, session.since)  # taken, and we did not want to queue; or we were abandoned long ago
-            if not is_of(own[0], claim) or self._sessions.given_up(own[0].lease):
-                # What had the key before is there again, as the past was changed; or it is over by our clock, not by etcd's.
-                await self._leaving.delete(claim.id, key, limit.left)
+                if id in self._claims.doubt:
+                    if not outdated:
+                        await self._leaving.abandon(claim)  # an earlier try may still arrive
+                        session.let_go(id)
+                else:
+                    self._sessions.let_go(id)
+                    self._keys.end(id, again=not taken)
+                    if taken:
+                        return None
+                # Somebody has the lock, and we did not want to queue; or we were abandoned long ago.
+                return None if outdated else Busy(claim, session.since)
+            revision = place.created = own[0].created
+            before = self._sessions.find(own[0].lease)
+            if outdated or before is None:
+                # Its token would count from another base; or its session is over by our clock, not by etcd's.
+                await self._leaving.delete(claim, key, revision, limit.left)
                 return None
-            if own[0].lease != session.handle:
-                session.let_go(key)
-                session = self._sessions.adopt(own[0].lease, session.ttl)
-            revision = own[0].created
+            if before is not session:
+                session.let_go(id)
+                session = before
             header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
             answer = answer._replace(header=header)
         outcome = await self._decide(claim, key, session, revision, line_up, answer.header)
@@ -112,7 +130,7 @@ class Taking:
         now = self._world.now()
         if not seat.session.alive(now):
             return None
-        seat.session.keep(seat.key, now, seat.session.ttl)
+        seat.session.keep(claim.id, now, seat.session.ttl)
         await self._sessions.purge_all(limit.left)
         header, line_up = await self._look_up(claim, seat.revision, seat.session, limit, at_least=at_least)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
@@ -159,11 +177,12 @@ class Taking:
             await self._leaving.abandon(claim)
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         verdict = admit([*ahead, mine], mine)
-        session.keep(key, self._world.now(), session.ttl)
+        session.keep(claim.id, self._world.now(), session.ttl)
         if isinstance(verdict, Admitted):
-            self._claims.holds[claim.id] = hold = Hold(session, key)
-            self._claims.held.add(key, claim.id, revision, session.ttl)
-            return Grant(claim, about.token(revision), session.since, hold, straggler=key in self._claims.doubt)
+            hold = Hold(session, key, revision)
+            if not self._claims.hold(claim.id, hold):
+                return None
+            return Grant(claim, about.token(revision), session.since, hold, straggler=claim.id in self._claims.doubt)
         return Busy(claim, session.since, None, Seat(session, key, revision, verdict, header.revision))
 
 

@@ -13,16 +13,17 @@ from ssl import SSLContext
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, NoNodeError
+from kazoo.exceptions import ConnectionDropped, NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import CLOSE_RESPONSE, DELETED_EVENT, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Close, Exists
 
 from fencelock.backends.zookeeper.line import CHUNK, NOT_NOW, Asked, Line
-from fencelock.backends.zookeeper.messages import HEAD, fired
+from fencelock.backends.zookeeper.messages import HEAD, MALFORMED, error_of, fired
 from fencelock.backends.zookeeper.turns import Turns
 from fencelock.core.backend import LONGEST
 
+MALFORMED_MESSAGE = "the server sent a message that cannot be read"
 AT_ONCE = 64
 PATIENCE = 0.05
 """Seconds after which kazoo's thread looks whether it waits for a mutex in vain."""
@@ -137,9 +138,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
                 self.nudge()
 
     def _deliver(self, line: Line, message: bytes) -> None:
-        number, zxid, error = HEAD.unpack_from(message)
+        """Deliver a message. One that cannot be read ends the connection: nobody knows what became of what was asked."""
+        try:
+            number, zxid, error = HEAD.unpack_from(message)
+            kind, path = fired(message) if number == WATCH_XID else (0, "")
+        except MALFORMED as problem:
+            raise ConnectionResetError(MALFORMED_MESSAGE) from problem
         if number == WATCH_XID:
-            kind, path = fired(message)
             self._fired(path, kind == DELETED_EVENT)
         elif number > 0:
             if not line.pending or line.pending[0][2] != number:
@@ -152,14 +157,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
                 self._last = CLOSE_RESPONSE
             elif error:
                 absent = error == NoNodeError.code and request.type == Exists.type
-                answer.set(None) if absent else answer.set_exception(EXCEPTIONS[error]())
+                answer.set(None) if absent else answer.set_exception(error_of(error))
             else:
                 try:
                     value = request.deserialize(message, HEAD.size)
-                except Exception as nonsense:
-                    answer.set_exception(nonsense)
-                else:
-                    answer.set(value)
+                except MALFORMED as problem:
+                    raise ConnectionResetError(MALFORMED_MESSAGE) from problem
+                answer.set(value)
             line.pending.popleft()
 
     # ------------------------------------------------------------------ kazoo's thread

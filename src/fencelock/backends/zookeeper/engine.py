@@ -173,8 +173,9 @@ class ZooKeeperBackend:
             if not _is_held(grant):
                 answers.append(Renewal.LOST)
             elif renewed[place.session.handle]:
-                place.session.keep(grant.claim.id, sent, grant.claim.ttl)
-                answers.append(Renewal.RENEWED)
+                # Not if it is over by our clock: it is being removed then.
+                kept = place.session.extend(grant.claim.id, sent, grant.claim.ttl)
+                answers.append(Renewal.RENEWED if kept else Renewal.LOST)
             else:
                 answers.append(Renewal.UNKNOWN)
         return answers

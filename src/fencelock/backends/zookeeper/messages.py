@@ -6,11 +6,12 @@ through many hands. Its requests and these can be asked for alike.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import EXCEPTIONS
+from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.protocol.serialization import write_string
 
 EPHEMERAL_SEQUENTIAL = 3
@@ -29,6 +30,10 @@ NO_OTHERS = INT.pack(0) + INT.pack(0)
 ANY_VERSION = INT.pack(-1)
 FLAGS = INT.pack(EPHEMERAL_SEQUENTIAL)
 SET_STEP, DELETE_STEP, NO_STEP = STEP.pack(SET_DATA, False, -1), STEP.pack(DELETE, False, -1), STEP.pack(-1, True, -1)
+
+
+MALFORMED = (struct.error, ValueError, IndexError, KeyError)
+"""What is raised by reading a message that breaks off, or is none of ZooKeeper's: the connection is closed then."""
 
 
 class Request(NamedTuple):
@@ -109,5 +114,10 @@ def _names(message: bytes, start: int) -> list[str]:
 def _first_error(message: bytes, start: int) -> Exception | None:
     if STEP.unpack_from(message, start)[0] != FAILED:
         return None
-    error: Exception = EXCEPTIONS[INT.unpack_from(message, start + STEP.size)[0]]()
+    return error_of(INT.unpack_from(message, start + STEP.size)[0])
+
+
+def error_of(code: int) -> Exception:
+    """Return kazoo's error for a code of ZooKeeper's; a newer server has codes that kazoo does not know."""
+    error: Exception = EXCEPTIONS[code]() if code in EXCEPTIONS else ZookeeperError(f"code {code}")
     return error

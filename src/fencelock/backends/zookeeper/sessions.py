@@ -189,7 +189,7 @@ class Sessions:
         link = session.handle
         try:
             # What is over goes first, each with an answer: either they go, or the session goes with all of them.
-            for id in session.over(now):
+            for id in session.expire(now):
                 await self._clear(session, id)
             link.nudge()
             link.rewatch()
