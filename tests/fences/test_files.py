@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences.file import FileFence, _Place
+from fencelock.fences.file import FileFence, _make_like, _Place
 from tests.fences.bearers import bearer
 
 
@@ -154,6 +155,35 @@ def test_ids(tmp_path: Path, id: str) -> None:
     with pytest.raises(StaleToken):
         fence.write(path, bearer(34, id + "x"), b"3")
     assert path.read_bytes() == b"2"
+
+
+def test_temporary_files_are_never_more_open_than_the_file_they_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that only its owner may read is replaced by one that nobody else could open at any moment."""
+    fence, path = FileFence(), tmp_path / "secret"
+    path.write_bytes(b"0")
+    path.chmod(0o600)
+    modes: list[int] = []
+
+    def make_like(temporary: str, *rest: Any) -> None:
+        modes.append(os.stat(temporary).st_mode & 0o777)
+        _make_like(temporary, *rest)
+
+    monkeypatch.setattr("fencelock.fences.file._make_like", make_like)
+    with fence.replace(path, bearer(34)) as file:
+        file.write(b"1")
+    assert modes == [0o600, 0o600]  # the new version and the mark, before they got the mode of the file
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".secret.fence").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
+    """A file that replaces none is as open as any other new file of this process."""
+    other = tmp_path / "other"
+    other.touch()
+    FileFence().write(tmp_path / "new", bearer(34), b"1")
+    assert (tmp_path / "new").stat().st_mode == other.stat().st_mode
 
 
 def test_owner_stays(tmp_path: Path) -> None:

@@ -44,7 +44,20 @@ def test_header_there_and_back(id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "34", '34; id=""', 'x; id="a"', '-1; id="a"', '34; id="a", 35; id="b"', f'{2**53}; id="a"']
+    "value",
+    [
+        "",
+        "34",
+        '34; id=""',
+        'x; id="a"',
+        '-1; id="a"',
+        '34; id="a", 35; id="b"',
+        '34;id="a",35;id="b"',
+        '34;id="a";id="b"',
+        '34; id="a\\b"',
+        '٣; id="a"',
+        f'{2**53}; id="a"',
+    ],
 )
 def test_bad_header(value: str) -> None:
     """What is no token and id is refused."""

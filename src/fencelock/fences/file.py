@@ -197,11 +197,14 @@ class _Place:
     def fresh(self, at_least: int = 0) -> Iterator[tuple[IO[bytes], str]]:
         """Give a new file in the same folder, with owner and mode of the one to be replaced; gone at the end if not used."""
         temporary = f"{self._mark}-{os.urandom(8).hex()}"
-        file = open(temporary, "xb")  # noqa: SIM115
+        replaced = os.stat(self.path) if os.path.isfile(self.path) else None
+        # Only its owner may open it until it has the mode of the file that it replaces.
+        mode = 0o666 if replaced is None else 0o600
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            with file:
-                if os.path.isfile(self.path):
-                    _make_like(temporary, os.stat(self.path), at_least)
+            with open(descriptor, "wb") as file:
+                if replaced is not None:
+                    _make_like(temporary, replaced, at_least)
                 yield file, temporary
         finally:
             try:
