@@ -40,7 +40,7 @@ def test_header_there_and_back(id: str) -> None:
     value = header(bearer(2**53 - 1, id))
     assert value.isascii()
     assert value.isprintable()
-    assert parse(value) == (2**53 - 1, id)
+    assert parse(value) == Credentials(2**53 - 1, id)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def play(send: Any) -> None:
     """What must hold of any middleware; `send(method, path, lease, headers)` returns the answer."""
     answer = send("POST", "/stock", bearer(34, "ö 7"), {})
     check(answer, 200)
-    assert answer.text == repr((34, "ö 7"))
+    assert answer.text == repr((34, "ö 7", "/stock"))
     answer = send("PUT", "/stock", bearer(33), {})
     check(answer, 409, "stale-token")
     assert (answer.json()["token"], answer.json()["seen"], answer.json()["instance"]) == (33, 34, "/stock")
@@ -175,9 +175,9 @@ def test_optional_and_websockets() -> None:
 def test_credentials_work_in_place_of_a_lease() -> None:
     """What the middleware hands on does for a fence what a lease does."""
     fence = MemoryFence()
-    fence.enter("stock", Credentials(34, "a"))
+    fence.enter(Credentials(34, "a"), "stock")
     with pytest.raises(StaleToken):
-        fence.enter("stock", parse('33; id="b"'))
+        fence.enter(parse('33; id="b"'), "stock")
 
 
 class Awaited:
@@ -186,9 +186,9 @@ class Awaited:
     def __init__(self) -> None:
         self.fence = MemoryFence()
 
-    async def enter(self, resource: str, lease: Fenced) -> None:
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         await asyncio.sleep(0)
-        self.fence.enter(resource, lease)
+        self.fence.enter(lease, resource)
 
 
 def called(app: Any, method: str, value: str, path: str = "/stock") -> int:

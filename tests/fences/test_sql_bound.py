@@ -29,11 +29,11 @@ def test_a_door_leaves_nothing_on_connections_of_a_pool(connect: Connect, where:
     door = SqlDoor(engine.connect)
     with engine.connect() as connection:
         before = idle_bound(connection)
-    door.enter("printer", bearer(34, remaining=5.0))
+    door.enter(bearer(34, remaining=5.0), "printer")
     with engine.connect() as connection:
         assert idle_bound(connection) == before
     with pytest.raises(StaleToken):
-        door.enter("printer", bearer(33, remaining=5.0))
+        door.enter(bearer(33, remaining=5.0), "printer")
     with engine.connect() as connection:
         assert idle_bound(connection) == before
     engine.dispose()
@@ -43,6 +43,6 @@ def test_a_door_leaves_nothing_on_connections_of_a_pool(connect: Connect, where:
 def test_what_another_service_calls_remaining(connect: Connect, remaining: Any) -> None:
     """A lease of another service may have anything under that name: what is no time bounds nothing, and a long one is cut."""
     connection = connect()
-    FENCE.check(connection, "stock", SimpleNamespace(token=34, id="a", remaining=remaining))
+    FENCE.check(connection, SimpleNamespace(token=34, id="a", remaining=remaining), "stock")
     run(connection, "UPDATE stock SET n = 95")
     connection.commit()

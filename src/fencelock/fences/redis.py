@@ -24,6 +24,7 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     refusal,
+    resource_of,
     tell_collected,
     tell_moved,
 )
@@ -66,9 +67,9 @@ class RedisFence(Generic[ClientT]):
     >>> fence = RedisFence(redis.Redis())
     >>> def sell(client: redis.Redis, lease: fencelock.Lease) -> None:
     ...     fence = RedisFence(client)
-    ...     fence.enter("stock", lease)                               # first, then read
+    ...     fence.enter(lease)                                        # first, then read
     ...     left = int(client.get("apples") or 0) - 5
-    ...     fence.set("stock", lease, "apples", left)                 # StaleToken if somebody newer has entered
+    ...     fence.set(lease, "apples", left)                          # StaleToken if somebody newer has entered
     """
 
     def __init__(self, client: ClientT, *, prefix: str = "fencelock:fence:") -> None:
@@ -81,57 +82,71 @@ class RedisFence(Generic[ClientT]):
     # ------------------------------------------------------------------ what holders do
 
     @overload
-    def enter(self: RedisFence[Never], resource: str, lease: Fenced, *, on: Any = None) -> Any: ...
+    def enter(self: RedisFence[Never], lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any: ...
     @overload
     def enter(
-        self: RedisFence[Awaited], resource: str, lease: Fenced, *, on: None = None
+        self: RedisFence[Awaited], lease: Fenced, resource: str | None = None, *, on: None = None
     ) -> Coroutine[Any, Any, None]: ...
     @overload
-    def enter(self: RedisFence[Blocking], resource: str, lease: Fenced, *, on: None = None) -> None: ...
+    def enter(self: RedisFence[Blocking], lease: Fenced, resource: str | None = None, *, on: None = None) -> None: ...
     @overload
-    def enter(self, resource: str, lease: Fenced, *, on: PipelineT) -> PipelineT: ...
+    def enter(self, lease: Fenced, resource: str | None = None, *, on: PipelineT) -> PipelineT: ...
 
-    def enter(self, resource: str, lease: Fenced, *, on: Any = None) -> Any:
+    def enter(self, lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        return self.run(resource, lease, "return 1", on=on)  # a 1 that tells nothing: the types say None
+        return self.run(lease, "return 1", resource=resource, on=on)  # a 1 that tells nothing: the types say None
 
     # What is written has the server's own answer, which may be anything, in a pipeline, too: not told by types.
 
     def set(
-        self, resource: str, lease: Fenced, key: str | bytes, value: Any, *, px: int | None = None, on: Any = None
+        self,
+        lease: Fenced,
+        key: str | bytes,
+        value: Any,
+        *,
+        resource: str | None = None,
+        px: int | None = None,
+        on: Any = None,
     ) -> Any:
         """SET a key, fenced; `px` is its time to live in ms."""
         more = () if px is None else ("PX", px)
-        return self.run(resource, lease, _script("call").text, [key], ["SET", value, *more], on=on)
+        return self.run(lease, _script("call").text, [key], ["SET", value, *more], resource=resource, on=on)
 
     def hset(
-        self, resource: str, lease: Fenced, key: str | bytes, mapping: Mapping[Any, Any], *, on: Any = None
+        self,
+        lease: Fenced,
+        key: str | bytes,
+        mapping: Mapping[Any, Any],
+        *,
+        resource: str | None = None,
+        on: Any = None,
     ) -> Any:
         """HSET fields of a hash, fenced; return how many are new."""
         words = [word for pair in mapping.items() for word in pair]
-        return self.run(resource, lease, _script("call").text, [key], ["HSET", *words], on=on)
+        return self.run(lease, _script("call").text, [key], ["HSET", *words], resource=resource, on=on)
 
-    def delete(self, resource: str, lease: Fenced, *keys: str | bytes, on: Any = None) -> Any:
+    def delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None, on: Any = None) -> Any:
         """DEL keys, fenced; return how many there were."""
-        return self.run(resource, lease, _script("call").text, keys, ["DEL"], on=on)
+        return self.run(lease, _script("call").text, keys, ["DEL"], resource=resource, on=on)
 
     def run(
         self,
-        resource: str,
         lease: Fenced,
         script: str,
         keys: Iterable[str | bytes] = (),
         args: Iterable[Any] = (),
         *,
+        resource: str | None = None,
         on: Any = None,
     ) -> Any:
         """Run a Lua script of your own unless the token is old; it sees its own KEYS and ARGV and nothing of the fence.
 
         >>> more = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
         >>> def restock(fence: RedisFence, lease: fencelock.Lease) -> int:
-        ...     return fence.run("stock", lease, more, keys=["apples"], args=[10])
+        ...     return fence.run(lease, more, keys=["apples"], args=[10])
         """
-        name, mine = check_resource(resource), bearer(lease)
+        mine = bearer(lease)
+        name = resource_of(mine, resource)
         places = [*keys, self._prefix + name, self._prefix]
         words = [*args, mine.token, mine.id]
         if on is not None:
@@ -140,22 +155,24 @@ class RedisFence(Generic[ClientT]):
         return self._run(self._write(_fenced(script), places, words, _Refusal(name, mine)))
 
     @contextmanager
-    def refusals(self, resource: str, lease: Fenced) -> Iterator[None]:
+    def refusals(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
         """Turn the error of a pipeline whose fenced write was refused into StaleToken.
 
         A pipeline is no transaction: what is not fenced in it is carried out all the same. Fence every write of it. With
         `execute(raise_on_error=False)` nothing is raised that could be turned: a refusal is then one of the results.
 
         >>> def sell(fence: RedisFence, client: redis.Redis, lease: fencelock.Lease) -> None:
-        ...     with client.pipeline() as pipe, fence.refusals("stock", lease):
-        ...         fence.set("stock", lease, "apples", 95, on=pipe)
-        ...         fence.hset("stock", lease, "sold", {"apples": 5}, on=pipe)
+        ...     with client.pipeline() as pipe, fence.refusals(lease):
+        ...         fence.set(lease, "apples", 95, on=pipe)
+        ...         fence.hset(lease, "sold", {"apples": 5}, on=pipe)
         ...         pipe.execute()
         """
+        mine = bearer(lease)
+        refused = _Refusal(resource_of(mine, resource), mine)
         try:
             yield
         except Exception as error:
-            _Refusal(check_resource(resource), bearer(lease)).raise_for(error)
+            refused.raise_for(error)
             raise
 
     # ------------------------------------------------------------------ what keepers of the fence do

@@ -24,7 +24,7 @@ class _Gate:
             raise TypeError(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         if not hasattr(fence, "enter") and not callable(fence):
             raise TypeError(
-                "the middleware needs a fence with enter(resource, lease), such as MemoryFence or RedisFence, or a function "
+                "the middleware needs a fence with enter(lease, resource), such as MemoryFence or RedisFence, or a function "
                 f"that gives a connection to a database, such as lambda: psycopg.connect(…), not {type(fence).__name__}"
             )
         self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
@@ -66,7 +66,7 @@ def _problem(status: int, kind: str, detail: str, more: Mapping[str, Any] | None
 class FencedAsgi:
     """ASGI middleware: 409 and a problem+json body for an old token, 428 for none, 400 for one that cannot be read.
 
-    `fence` keeps the highest token of each resource: anything with `enter(resource, lease)`, blocking or awaited, such as
+    `fence` keeps the highest token of each resource: anything with `enter(lease, resource)`, blocking or awaited, such as
     RedisFence or MemoryFence, or a function that connects to a database, for a SqlDoor. One that blocks is better called
     in a thread: `run=asyncio.to_thread`. `resource` says from the scope what is written (default: the path, without a
     slash at its end); None lets the request pass. The application finds the credentials in `scope["fencelock"]`.
@@ -101,17 +101,17 @@ class FencedAsgi:
         mine = self._gate.credentials(scope["method"], resource, values)
         if isinstance(mine, Credentials):
             try:
-                await self._enter(resource, mine)
+                await self._enter(mine, resource)
             except StaleToken as stale:
                 return await _answer(send, *self._gate.refused(stale))
-            scope = {**scope, "fencelock": mine}
+            scope = {**scope, "fencelock": mine._replace(name=resource)}
         elif mine is not None:
             return await _answer(send, *mine)
         return await self._app(scope, receive, send)
 
-    async def _enter(self, resource: str, mine: Credentials) -> None:
+    async def _enter(self, mine: Credentials, resource: str) -> None:
         enter = self._gate.fence.enter
-        entered = enter(resource, mine) if self._run is None else await self._run(enter, resource, mine)
+        entered = enter(mine, resource) if self._run is None else await self._run(enter, mine, resource)
         if isawaitable(entered):
             await entered
 
@@ -167,11 +167,11 @@ class FencedWsgi:
         problem = mine if not isinstance(mine, Credentials) else None
         if isinstance(mine, Credentials):
             try:
-                entered = self._gate.fence.enter(resource, mine)
+                entered = self._gate.fence.enter(mine, resource)
                 if isawaitable(entered):
                     getattr(entered, "close", lambda: None)()  # a coroutine would be missed
                     raise TypeError("this fence is to be awaited, which WSGI cannot: give it one that blocks")
-                environ["fencelock"] = mine
+                environ["fencelock"] = mine._replace(name=resource)
             except StaleToken as stale:
                 problem = self._gate.refused(stale)
         if problem is None:

@@ -35,7 +35,7 @@ def parse(value: str) -> Credentials:
     """Return the credentials in the value of the header; raise BadHeader.
 
     >>> parse('34; id="worker%207"')
-    Credentials(token=34, id='worker 7')
+    Credentials(token=34, id='worker 7', name=None)
     """
     found = _SHAPE.fullmatch(value)
     if found is None:

@@ -19,6 +19,7 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     refusal,
+    resource_of,
     tell_collected,
     tell_moved,
     token_of,
@@ -56,9 +57,9 @@ class SqlFence:
     >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
     >>> db = sqlite3.connect(":memory:")
     >>> with db:
-    ...     SqlFence().check(db, "order:42", new)
+    ...     SqlFence().check(db, new, "order:42")
     >>> with db:
-    ...     SqlFence().check(db, "order:42", old)
+    ...     SqlFence().check(db, old, "order:42")
     Traceback (most recent call last):
     fencelock.errors.StaleToken: 'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
     >>> db.close()
@@ -73,12 +74,12 @@ class SqlFence:
         self._bound_idle = bound_idle
 
     @overload
-    def check(self, connection: Blocking, resource: str, lease: Fenced) -> None: ...
+    def check(self, connection: Blocking, lease: Fenced, resource: str | None = None) -> None: ...
     @overload
-    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
+    def check(self, connection: Awaited, lease: Fenced, resource: str | None = None) -> Coroutine[Any, Any, None]: ...
 
-    def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
-        """Raise StaleToken unless the lease is the newest that this resource has seen.
+    def check(self, connection: Any, lease: Fenced, resource: str | None = None) -> Any:
+        """Raise StaleToken unless the lease is the newest that this resource has seen; without one, its lock's name is it.
 
         Call it first in a transaction, before anything is read. On a connection that commits every statement by itself it
         is refused, as the lock on the fence would be gone before the write.
@@ -94,7 +95,8 @@ class SqlFence:
         then nobody is harmed either, and the next one's token closes the door. It does not notice two resources mixed up,
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
-        to, name, mine = link(connection), check_resource(resource), bearer(lease)
+        to, mine = link(connection), bearer(lease)
+        name = resource_of(mine, resource)
         work = _check(to, name, mine, self._idle(lease))
         return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
 
@@ -126,7 +128,7 @@ class SqlFence:
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
         ...     SqlFence().rebase(db, "order:42", 5, reason="the locks have moved to another server")
-        ...     SqlFence().check(db, "order:42", types.SimpleNamespace(token=5, id="new"))
+        ...     SqlFence().check(db, types.SimpleNamespace(token=5, id="new"), "order:42")
         """
         to = link(connection)
         return run(to, _rebase(to, check_resource(resource), check_token(token), check_reason(resource, reason)))
@@ -146,7 +148,7 @@ class SqlFence:
 
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
-        ...     SqlFence().check(db, "order:42", types.SimpleNamespace(token=34, id="a"))
+        ...     SqlFence().check(db, types.SimpleNamespace(token=34, id="a"), "order:42")
         ...     SqlFence().collect(db, floor=1000)
         1
         """
