@@ -36,7 +36,8 @@ class SqlStock:
         from fencelock.fences.sql import SqlFence
 
         self.connection = connection
-        self.fence = SqlFence() if fenced else None
+        # Short, so that a holder that is stopped inside its transaction does not hold up a test for 30 s.
+        self.fence = SqlFence(bound_idle=1) if fenced else None
 
     @classmethod
     def prepare(cls, connection: Any) -> None:

@@ -31,14 +31,11 @@ from fencelock.sqlio.promised import Promised
 
 __all__ = ["FenceColumn", "SqlFence", "schema"]
 
-SHORTEST_IDLE = 0.1
-"""Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
+DEFAULT_IDLE = 30.0
+"""Seconds that any transaction may be idle; one under a lease of more than half of that, twice the lease's ttl."""
 
-IDLE_OF_CREDENTIALS = 30.0
-"""Seconds that a transaction may be idle whose bearer does not say how much is left of its lease: the default ttl."""
-
-LONGEST_IDLE = 86400.0
-"""As long as a lease of ours may be; servers take no number whatever."""
+SHORTEST_IDLE, LONGEST_IDLE = 0.1, 2 * 86400.0
+"""What a caller may choose. The longest is twice the longest ttl of a lease; servers do not take every number."""
 
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
@@ -85,10 +82,9 @@ class SqlFence:
         is refused, as the lock on the fence would be gone before the write.
 
         A holder that is stopped inside its transaction holds up the next one. PostgreSQL and MariaDB therefore end a
-        transaction that is idle for longer than what is left of the lease, by its `remaining`. For credentials, which have
-        none (`from_environ`, what FencedAsgi hands on), that is 30 seconds. `SqlFence(bound_idle=5)` puts it at 5 seconds, or
-        what is left of the lease if that is less; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next
-        one waits.
+        transaction, and its connection, once it has been idle for 30 seconds or twice the lease's ttl, whichever is more:
+        the driver raises its own error at the next statement (docs/fences/sql.md shows them). `SqlFence(bound_idle=5)` makes
+        that 5 seconds; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next one waits.
 
         The fence compares tokens and knows nothing of locks. It notices a holder that comes after a newer one was here, for
         whatever reason. It does not notice that a lease has run out or was released as long as nobody newer has been here:
@@ -187,15 +183,18 @@ class SqlFence:
         return run(to, _restore(to))
 
     def _idle(self, lease: object) -> float | None:
-        """Return for how long a transaction under this lease may be idle, or None if it is to be left alone."""
+        """Return for how many seconds a transaction under this lease may be idle, or None for no bound.
+
+        Not what is left of the lease: it may be renewed meanwhile, and then its transaction must not be ended.
+        """
         if self._bound_idle is False:
             return None
-        left = getattr(lease, "remaining", None)
-        known = isinstance(left, int | float) and not isinstance(left, bool) and left == left
-        bounds = [float(left)] if known else []  # type: ignore[arg-type]
         if self._bound_idle is not True:
-            bounds.append(self._bound_idle)
-        return min(max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE), LONGEST_IDLE)
+            return self._bound_idle
+        ttl = getattr(lease, "ttl", None)  # credentials have none, and another service's lease may have anything there
+        if not isinstance(ttl, int | float) or ttl != ttl:
+            return DEFAULT_IDLE
+        return min(max(DEFAULT_IDLE, 2 * ttl), LONGEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:
