@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,30 @@ def test_entered_moved_collected(fence: Any, caplog: pytest.LogCaptureFixture) -
         assert fence.token(resource) == 25
         fence.enter(bearer(25), resource)
     assert fence.token("c") == 40
+
+
+@pytest.mark.parametrize("kind", kinds("etcd", "zookeeper"))
+def test_a_collection_leaves_fences_below_it_alone(fence: Any, kind: str) -> None:
+    """A fence whose marks are below those of another shares neither marks nor the floor with it."""
+    if kind == "etcd":
+        below: Any = EtcdFence(fence._client, prefix="test-marks/b/")
+    else:
+        below = ZooKeeperFence(fence._client, root="/test-marks/b")
+    below.enter(bearer(5), "x")
+    assert fence.token("b/x") is fence.token("b") is None
+    assert below.collect(10) == 1
+    below.enter(bearer(20), "y")
+    fence.enter(bearer(30), "b")
+    assert fence.collect(100) == 1
+    assert [below.token(resource) for resource in ("x", "y")] == [10, 20]
+    with pytest.raises(StaleToken):
+        below.enter(bearer(5), "x")
+
+
+def test_etcd_prefix_without_a_slash_is_refused() -> None:
+    """The slash keeps the keys of one fence apart from those of another."""
+    with pytest.raises(ValueError, match="must end with a slash"):
+        EtcdFence(SimpleNamespace(transaction=None), prefix="marks")
 
 
 @pytest.mark.parametrize("kind", kinds("etcd"))

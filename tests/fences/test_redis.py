@@ -151,7 +151,7 @@ def test_no_extra_round_trip(one: Caller) -> None:
         name.removeprefix("cmdstat_"): stats["calls"] - before.get(name, {"calls": 0})["calls"]
         for name, stats in after.items()
     }
-    assert {name: calls for name, calls in asked.items() if calls} == {"evalsha": 1, "get": 1, "set": 1, "info": 1}
+    assert {name: calls for name, calls in asked.items() if calls} == {"evalsha": 1, "hmget": 1, "set": 1, "info": 1}
 
 
 def test_more_than_lua_can_hand_on(one: Caller) -> None:
@@ -170,7 +170,20 @@ def test_more_than_lua_can_hand_on(one: Caller) -> None:
     assert do(one.client.exists("hash")) == 0
 
 
-def test_marks_need_a_prefix(one: Caller) -> None:
-    """Without a prefix the mark of a resource would be the caller's own key of that name."""
-    with pytest.raises(ValueError, match="prefix"):
-        RedisFence(one.client, prefix="")
+def test_marks_need_a_key(one: Caller) -> None:
+    """An empty key is refused when the fence is made."""
+    with pytest.raises(ValueError, match="key of their own"):
+        RedisFence(one.client, key="")
+
+
+def test_a_collection_leaves_fences_with_a_longer_key_alone(one: Caller) -> None:
+    """Fences whose keys begin with each other share neither marks nor floors, and collect only their own."""
+    short, long = RedisFence(one.client, key="a:"), RedisFence(one.client, key="a:b:")
+    one.do(long.enter(bearer(5), "x"))
+    assert one.do(short.token("b:x")) is None
+    assert one.do(long.collect(10)) == 1
+    one.do(long.enter(bearer(20), "y"))
+    assert one.do(short.collect(100)) == 0
+    assert [one.do(long.token(resource)) for resource in ("x", "y")] == [10, 20]
+    with pytest.raises(StaleToken):
+        one.do(long.enter(bearer(5), "x"))

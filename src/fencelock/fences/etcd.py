@@ -59,8 +59,10 @@ class EtcdFence(Generic[ClientT]):
     """
 
     def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
-        if not prefix:
-            raise ValueError("the marks need a prefix of their own among etcd's keys")
+        if not prefix.endswith("/"):
+            raise ValueError(
+                f"the prefix of the marks must end with a slash, as in 'fencelock-fence/', not {prefix!r:.60}"
+            )
         self._client: Any = client
         self._prefix = prefix
         self._awaited = _is_awaited(client)
@@ -114,10 +116,11 @@ class EtcdFence(Generic[ClientT]):
         """Return the key of a resource's mark.
 
         >>> from types import SimpleNamespace
-        >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock")
-        'fencelock-fence/stock'
+        >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock/apples")
+        'fencelock-fence/stock%2Fapples'
         """
-        return self._prefix + check_resource(resource)
+        # No slash after the prefix: a key with one belongs to a fence whose prefix begins with ours.
+        return self._prefix + check_resource(resource).replace("%", "%25").replace("/", "%2F")
 
     def value(self, lease: Fenced) -> str:
         """Return what the mark must be for this lease to pass.
@@ -220,7 +223,8 @@ class EtcdFence(Generic[ClientT]):
         count = 0
         for pair in answer["responses"][0]["response_range"].get("kvs", ()):
             name = b64decode(pair["key"]).decode()
-            if name != self._prefix and _parse(pair["value"]).token < floor:
+            is_mark = name != self._prefix and "/" not in name.removeprefix(self._prefix)
+            if is_mark and _parse(pair["value"]).token < floor:
                 gone = {"request_delete_range": {"key": pair["key"]}}
                 request = {"compare": [_at(name, int(pair["mod_revision"]))], "success": [gone]}
                 count += bool((await self._ask(request)).get("succeeded"))

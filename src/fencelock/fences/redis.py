@@ -60,8 +60,8 @@ PipelineT = TypeVar("PipelineT", bound=Pipeline)
 class RedisFence(Generic[ClientT]):
     """Fenced SET, HSET and DEL, and scripts of your own, run fenced.
 
-    `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are keys that
-    begin with `prefix` and never expire; `collect` forgets old ones. With `on=pipeline` a write joins a pipeline instead.
+    `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are fields of
+    one hash, at `key`, which never expires; `collect` forgets old ones. With `on=pipeline` a write joins a pipeline instead.
 
     >>> import redis, types
     >>> fence = RedisFence(redis.Redis())
@@ -72,11 +72,11 @@ class RedisFence(Generic[ClientT]):
     ...     fence.set(lease, "apples", left)                          # StaleToken if somebody newer has entered
     """
 
-    def __init__(self, client: ClientT, *, prefix: str = "fencelock:fence:") -> None:
-        if not prefix:
-            raise ValueError("the marks need a prefix of their own among Redis's keys")
+    def __init__(self, client: ClientT, *, key: str = "fencelock:fence") -> None:
+        if not key:
+            raise ValueError("the marks need a key of their own in Redis, as in key='fencelock:fence'")
         self._client: Any = client
-        self._prefix = prefix
+        self._key = key
         self._awaited = is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
@@ -147,8 +147,8 @@ class RedisFence(Generic[ClientT]):
         """
         mine = bearer(lease)
         name = resource_of(mine, resource)
-        places = [*keys, self._prefix + name, self._prefix]
-        words = [*args, mine.token, mine.id]
+        places = [*keys, self._key]
+        words = [*args, name, mine.token, mine.id]
         if on is not None:
             # By its text: redis-py would ask the server first which digests it knows, in a round trip of its own.
             return on.eval(_fenced(script).text, len(places), *places, *words)
@@ -217,18 +217,18 @@ class RedisFence(Generic[ClientT]):
     # ------------------------------------------------------------------ how
 
     async def _token(self, resource: str) -> int | None:
-        return _token_of(await self._ask(_script("seen"), [self._prefix + resource, self._prefix]))
+        return _token_of(await self._ask(_script("seen"), [self._key], [resource]))
 
     async def _rebase(self, resource: str, to: int, why: str) -> None:
-        before = await self._ask(_script("move"), [self._prefix + resource], [to])
+        before = await self._ask(_script("move"), [self._key], [resource, to])
         tell_moved(resource, _token_of(before), to, why)
 
     async def _collect(self, floor: int) -> int:
-        in_force = _token_of(await self._ask(_script("raise"), [self._prefix], [floor]))
-        found = self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT)
+        in_force = _token_of(await self._ask(_script("raise"), [self._key], [floor]))
         count = 0
-        async for key in _each(found):
-            count += await self._ask(_script("forget"), [key], [floor])
+        async for resource, mark in _each(self._client.hscan_iter(self._key, count=SCAN_COUNT)):
+            if int(mark.split()[0]) < floor:  # never the floor's own field: it has been raised
+                count += await self._ask(_script("forget"), [self._key], [resource, floor])
         tell_collected(count, floor if in_force is None else in_force)
         return count
 
@@ -313,8 +313,3 @@ async def _each(found: Any) -> AsyncIterator[Any]:
 
 def _token_of(mark: Any) -> int | None:
     return None if mark is None else int(mark.split()[0])
-
-
-def _literal(text: str) -> str:
-    """Return a prefix as a pattern that matches only itself."""
-    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

@@ -26,6 +26,9 @@ from fencelock.fences.core import (
     token_of,
 )
 
+RESOURCE = "="
+"""What a resource's node begins with: a child of the root without it is not ours, such as the root of another fence."""
+
 
 class ZooKeeperFence:
     """Puts a check into kazoo's transactions that fails once somebody newer has entered.
@@ -122,6 +125,8 @@ class ZooKeeperFence:
                 continue
         count = 0
         for child in self._client.get_children(self._root):
+            if not child.startswith(RESOURCE):
+                continue
             place = f"{self._root}/{child}"
             mark, version = self._mark(place)
             if mark is not None and version is not None and mark.token < floor:
@@ -139,7 +144,7 @@ class ZooKeeperFence:
     # ------------------------------------------------------------------ how
 
     def _place(self, resource: str) -> str:
-        return f"{self._root}/{_escape(resource)}"
+        return f"{self._root}/{RESOURCE}{_escape(resource)}"
 
     def _permit(self, resource: str, mine: Credentials) -> str:
         return f"{self._place(resource)}/{mine.token}-{_escape(mine.id)}"
