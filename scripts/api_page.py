@@ -67,6 +67,7 @@ FENCES = (
     http.FencedWsgi,
     http.header,
     http.parse,
+    http.path_of,
     memory.MemoryFence,
     fences.from_environ,
     fences.Credentials,

@@ -14,7 +14,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from fencelock import StaleToken
-from fencelock.fences.http import FencedAsgi, FencedWsgi
+from fencelock.fences.http import FencedAsgi, FencedWsgi, path_of
 from fencelock.fences.sql import SqlFence
 from fencelock.fences.sql.door import SqlDoor
 from tests.fences.callers import Where, postgres_url
@@ -122,7 +122,7 @@ def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[],
     """A middleware is not made with what it could not ask, and says what it wants."""
     given = make()
     with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
-        middleware(lambda: None, given)
+        middleware(lambda: None, given, resource=path_of)
     with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
         SqlDoor(given)
     if hasattr(given, "close"):
