@@ -80,6 +80,21 @@ def test_log_of_a_collection_says_the_floor_in_force(
     ] * 2
 
 
+def test_a_collection_in_a_block_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """Collected as documented, in a block that commits, whether there was something to collect or not, nobody waits."""
+    broom, other = (sqlite3.connect(tmp_path / "app.db", timeout=0) for _ in range(2))
+    with other:
+        SqlFence().check(other, LEASE, "x")
+    for collected in (1, 0):
+        with broom:
+            assert SqlFence().collect(broom, 1000) == collected
+        assert not broom.in_transaction
+        with other:
+            SqlFence().check(other, SimpleNamespace(token=1000 + collected, id="a"), f"y{collected}")
+    broom.close()
+    other.close()
+
+
 @pytest.mark.parametrize(("token", "id"), [(-1, "a"), (2**53, "a"), (34, ""), (34, "a\0b"), (34, "ä" * 200)])
 def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> None:
     """Numbers and ids that not every database could keep exactly are refused."""

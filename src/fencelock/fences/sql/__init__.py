@@ -139,11 +139,13 @@ class SqlFence:
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
         stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
-        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`. It waits for the transactions
-        that have checked, and new checks wait for its commit: commit soon.
+        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+
+        One call forgets them all: there is nothing to repeat. It waits for the transactions that have checked, and every
+        check waits for its commit, on SQLite every other writer: commit at once, also if it returns 0.
 
         >>> import sqlite3, types
-        >>> with sqlite3.connect(":memory:") as db:
+        >>> with sqlite3.connect(":memory:") as db:  # commits at its end
         ...     SqlFence().check(db, types.SimpleNamespace(token=34, id="a"), "order:42")
         ...     SqlFence().collect(db, floor=1000)
         1
