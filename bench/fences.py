@@ -73,7 +73,7 @@ def sql(name: str, connection: Any, place: str, rounds: int) -> list[Goal]:
         connection.commit()
 
     def check() -> None:
-        fence.check(connection, "stock", MINE)
+        fence.check(connection, MINE, "stock")
 
     transaction(check)
     with counted() as statements:
@@ -96,7 +96,7 @@ def on_redis(server: Redis, rounds: int) -> list[Goal]:
         client.set("stock", 95)
 
     def fenced() -> None:
-        fence.set("stock", MINE, "stock", 95)
+        fence.set(MINE, "stock", 95, resource="stock")
 
     fenced()
     before = client.info("stats")["total_commands_processed"]
@@ -123,13 +123,13 @@ def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     client = Client()
     fence = EtcdFence(client)
     request = {"success": [{"request_put": {"key": coded("stock"), "value": coded("95")}}]}
-    fence.enter("stock", MINE)
+    fence.enter(MINE, "stock")
     client.asked = 0
-    fence.transaction("stock", MINE, request)
+    fence.transaction(request, MINE, "stock")
     asked = client.asked
     contestants = {
         BARE: repeat(lambda: client.transaction(request)),
-        FENCED: repeat(lambda: fence.transaction("stock", MINE, request)),
+        FENCED: repeat(lambda: fence.transaction(request, MINE, "stock")),
     }
     timings = interleaved(contestants, rounds, 20)
     show("etcd: a transaction with a put", timings, base=BARE)

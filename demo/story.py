@@ -76,13 +76,13 @@ def add_one(database: sqlite3.Connection, lease: fencelock.Lease, fenced: bool) 
     try:
         with transaction(database) as at:
             if fenced:
-                SqlFence().check(database, "record", lease)
+                SqlFence().check(database, lease)
             value = database.execute("SELECT value FROM record").fetchone()[0]
         tell(at, "reads", lease.token, value)
         time.sleep(0.3)  # the thinking, in which anything may happen
         with transaction(database) as at:
             if fenced:
-                SqlFence().check(database, "record", lease)
+                SqlFence().check(database, lease)
             database.execute("UPDATE record SET value = ?", (value + 1,))
     except fencelock.StaleToken:
         tell(at, "refused", lease.token)

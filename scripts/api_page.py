@@ -69,6 +69,7 @@ FENCES = (
     http.FencedWsgi,
     http.header,
     http.parse,
+    http.path_of,
     memory.MemoryFence,
     fences.from_environ,
     fences.Credentials,

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Only these know that asyncio exists.
-ASYNCIO = ("worlds/aio.py", "worlds/transports.py", "web/", "sim/", "cli/")
+ASYNCIO = ("worlds/aio.py", "worlds/transports.py", "web/", "sim/", "cli/", "fences/http/service.py")
 
 
 def part_of(module: str) -> str:

@@ -7,6 +7,6 @@ from types import SimpleNamespace
 from fencelock.fences import Fenced
 
 
-def bearer(token: int, id: str | None = None, remaining: float = 30.0) -> Fenced:
+def bearer(token: int, id: str | None = None, ttl: float = 10.0) -> Fenced:
     """Return a bearer of a token, with an id of its own unless one is given."""
-    return SimpleNamespace(token=token, id=id or f"holder of {token}", remaining=remaining)
+    return SimpleNamespace(token=token, id=id or f"holder of {token}", ttl=ttl)

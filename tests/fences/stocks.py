@@ -36,7 +36,8 @@ class SqlStock:
         from fencelock.fences.sql import SqlFence
 
         self.connection = connection
-        self.fence = SqlFence() if fenced else None
+        # Short, so that a holder that is stopped inside its transaction does not hold up a test for 30 s.
+        self.fence = SqlFence(bound_idle=1) if fenced else None
 
     @classmethod
     def prepare(cls, connection: Any) -> None:
@@ -56,7 +57,7 @@ class SqlStock:
     def check(self, lease: Fenced) -> None:
         """Begin the transaction with the check."""
         if self.fence is not None:
-            self.fence.check(self.connection, "stock", lease)
+            self.fence.check(self.connection, lease, "stock")
 
     def read(self, lease: Fenced) -> int:
         try:
@@ -135,14 +136,14 @@ class RedisStock:
 
     def read(self, lease: Fenced) -> int:
         if self.fence is not None:
-            self.fence.enter("stock", lease)
+            self.fence.enter(lease, "stock")
         value: Any = self.client.get("stock")
         return int(value or 0)
 
     def write(self, lease: Fenced, saw: int, value: int) -> None:
         keys, args = ["stock", "log"], [lease.token, saw, value]
         if self.fence is not None:
-            self.fence.run("stock", lease, self.WRITE, keys, args)
+            self.fence.run(lease, self.WRITE, keys, args, resource="stock")
         else:
             self.client.eval(self.WRITE, 2, *keys, *args)
 
@@ -181,13 +182,13 @@ class FileStock:
 
     def read(self, lease: Fenced) -> int:
         if self.fence is not None:
-            self.fence.enter(self.path, lease)
+            self.fence.enter(lease, self.path)
         return Document.value(self._text())
 
     def write(self, lease: Fenced, saw: int, value: int) -> None:
         text = Document.changed(self._text(), lease, saw, value).encode()
         if self.fence is not None:
-            self.fence.write(self.path, lease, text)
+            self.fence.write(lease, self.path, text)
         else:
             self.path.write_bytes(text)
 
@@ -213,7 +214,7 @@ class EtcdStock:
 
     def read(self, lease: Fenced) -> int:
         if self.fence is not None:
-            self.fence.enter("stock", lease)
+            self.fence.enter(lease, "stock")
         return Document.value(self._text())
 
     def write(self, lease: Fenced, saw: int, value: int) -> None:
@@ -222,7 +223,7 @@ class EtcdStock:
         text = Document.changed(self._text(), lease, saw, value)
         if self.fence is not None:
             put = {"request_put": {"key": coded("stock"), "value": coded(text)}}
-            self.fence.transaction("stock", lease, {"success": [put]})
+            self.fence.transaction({"success": [put]}, lease, "stock")
         else:
             self.client.put("stock", text)
 
@@ -245,7 +246,7 @@ class ZooKeeperStock:
 
     def read(self, lease: Fenced) -> int:
         if self.fence is not None:
-            self.fence.enter("stock", lease)
+            self.fence.enter(lease, "stock")
         return Document.value(self.client.get("/stock")[0])
 
     def write(self, lease: Fenced, saw: int, value: int) -> None:
@@ -253,7 +254,7 @@ class ZooKeeperStock:
         if self.fence is not None:
             transaction = self.client.transaction()
             transaction.set_data("/stock", text)
-            self.fence.commit(transaction, "stock", lease)
+            self.fence.commit(transaction, lease, "stock")
         else:
             self.client.set("/stock", text)
 
@@ -284,7 +285,7 @@ class ObjectStock:
     def read(self, lease: Fenced) -> int:
         if self.fence is None:
             return Document.value(self._text())
-        self.seen = self.fence.read("stock", lease)
+        self.seen = self.fence.read(lease, "stock")
         return Document.value(self.seen.body)
 
     def write(self, lease: Fenced, saw: int, value: int) -> None:
@@ -293,7 +294,7 @@ class ObjectStock:
             self.client.put_object(Bucket="shop", Key="stock", Body=text.encode())
         else:
             text = Document.changed(self.seen.body, lease, saw, value)
-            assert self.fence.write("stock", lease, text.encode(), self.seen)
+            assert self.fence.write(lease, "stock", text.encode(), self.seen)
 
     def accepted(self) -> list[tuple[int, int, int]]:
         return Document.log(self._text())

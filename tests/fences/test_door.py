@@ -14,7 +14,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from fencelock import StaleToken
-from fencelock.fences.http import FencedAsgi, FencedWsgi
+from fencelock.fences.http import FencedAsgi, FencedWsgi, path_of
 from fencelock.fences.sql import SqlFence
 from fencelock.fences.sql.door import SqlDoor
 from tests.fences.callers import Where, postgres_url
@@ -34,9 +34,9 @@ def url(where: Where) -> str:
 def enter_often(door: SqlDoor) -> None:
     """Enter more often than the pools have connections, and be refused in between."""
     for _ in range(4):
-        door.enter("printer", NEW)
+        door.enter(NEW, "printer")
         with pytest.raises(StaleToken):
-            door.enter("printer", OLD)
+            door.enter(OLD, "printer")
 
 
 @pytest.mark.parametrize("how", ["connection", "getconn", "getconn of one that returns at close"])
@@ -56,9 +56,9 @@ def test_psycopg_pool_awaited(url: str, how: str) -> None:
         async with AsyncConnectionPool(url, min_size=1, max_size=2, timeout=30, open=False) as pool:
             door = SqlDoor(pool.connection if how == "connection" else pool.getconn)
             for _ in range(4):
-                await door.enter("printer", NEW)
+                await door.enter(NEW, "printer")
                 with pytest.raises(StaleToken):
-                    await door.enter("printer", OLD)
+                    await door.enter(OLD, "printer")
 
     asyncio.run(use())
 
@@ -89,9 +89,9 @@ def test_alchemy_awaited(url: str) -> None:
         for giver in (engine.connect, engine.begin, async_sessionmaker(engine)):
             door = SqlDoor(giver)
             for _ in range(2):
-                await door.enter("printer", NEW)
+                await door.enter(NEW, "printer")
                 with pytest.raises(StaleToken):
-                    await door.enter("printer", OLD)
+                    await door.enter(OLD, "printer")
         await engine.dispose()
 
     asyncio.run(use())
@@ -108,9 +108,9 @@ def test_own_context_manager() -> None:
         finally:
             left.append(database.in_transaction)
 
-    SqlDoor(lend).enter("printer", NEW)
+    SqlDoor(lend).enter(NEW, "printer")
     with pytest.raises(StaleToken):
-        SqlDoor(lend).enter("printer", OLD)
+        SqlDoor(lend).enter(OLD, "printer")
     assert left[0] is False
     assert len(left) == 2
     database.close()
@@ -122,7 +122,7 @@ def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[],
     """A middleware is not made with what it could not ask, and says what it wants."""
     given = make()
     with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
-        middleware(lambda: None, given)
+        middleware(lambda: None, given, resource=path_of)
     with pytest.raises(TypeError, match=r"a function that gives a connection.*not "):
         SqlDoor(given)
     if hasattr(given, "close"):
@@ -132,4 +132,4 @@ def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[],
 def test_what_gives_no_connection() -> None:
     """What a function gave that is no connection is named at the first entry."""
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed.*not int"):
-        SqlDoor(lambda: 5).enter("printer", NEW)
+        SqlDoor(lambda: 5).enter(NEW, "printer")

@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences.file import FileFence, _Place
+from fencelock.fences.file import FileFence, _make_like, _Place
 from tests.fences.bearers import bearer
 
 
@@ -21,45 +22,45 @@ def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stale write leaves the file as it is and nothing beside it; mode and links stay; the mark can be moved, logged."""
     fence, path, link = FileFence(), tmp_path / "stock", tmp_path / "link"
     link.symlink_to(path)
-    fence.write(path, bearer(33), b"100")
+    fence.write(bearer(33), path, b"100")
     path.chmod(0o640)
-    fence.enter(link, bearer(34))
-    with fence.replace(link, bearer(34)) as file:
+    fence.enter(bearer(34), link)
+    with fence.replace(bearer(34), link) as file:
         file.write(b"95")
     for stale in (bearer(33), bearer(34, "somebody else")):
         with pytest.raises(StaleToken) as caught:
-            fence.write(path, stale, b"0")
+            fence.write(stale, path, b"0")
         assert (caught.value.token, caught.value.seen, caught.value.name) == (stale.token, 34, str(path))
     assert path.read_bytes() == b"95"
     assert path.stat().st_mode & 0o777 == 0o640
     assert link.is_symlink()
     fence.rebase(path, 5, reason="another engine")
     assert "moved from token 34 to token 5: another engine" in caplog.text
-    fence.write(path, bearer(5), b"90")
+    fence.write(bearer(5), path, b"90")
     assert fence.token(path) == 5
-    with pytest.raises(RuntimeError, match="half way"), fence.replace(path, bearer(6)) as file:
+    with pytest.raises(RuntimeError, match="half way"), fence.replace(bearer(6), path) as file:
         file.write(b"0")
         raise RuntimeError("half way")
     assert (path.read_bytes(), fence.token(path)) == (b"90", 5)
     assert sorted(os.listdir(tmp_path)) == [".stock.fence", ".stock.fence-lock", "link", "stock"]
     (tmp_path / ".stock.fence").write_text("x")
     with pytest.raises(FencelockError, match="is not the mark of a fence"):
-        fence.enter(path, bearer(7))
+        fence.enter(bearer(7), path)
 
 
 def test_files_are_collected(tmp_path: Path) -> None:
     """Marks below the floor go, with their locks; the floor stands in for them, and for files that were never seen."""
     fence, old, new = FileFence(), tmp_path / "old", tmp_path / "new"
-    fence.write(old, bearer(33), b"1")
-    fence.write(new, bearer(1000), b"1")
+    fence.write(bearer(33), old, b"1")
+    fence.write(bearer(1000), new, b"1")
     old.unlink()
     assert fence.collect(tmp_path, 1000) == 1
     assert fence.collect(tmp_path, 500) == 0
     assert sorted(os.listdir(tmp_path)) == [".fence", ".fence-lock", ".new.fence", ".new.fence-lock", "new"]
     for path in (old, tmp_path / "never seen"):
         with pytest.raises(StaleToken, match="the fence was put at token 1000"):
-            fence.write(path, bearer(999), b"2")
-        fence.write(path, bearer(1000), b"2")
+            fence.write(bearer(999), path, b"2")
+        fence.write(bearer(1000), path, b"2")
 
 
 def test_files_are_collected_under_way(tmp_path: Path) -> None:
@@ -72,8 +73,8 @@ def test_files_are_collected_under_way(tmp_path: Path) -> None:
         for _ in range(60):
             mine = bearer(next(tokens), f"owner {threading.get_ident()}")
             try:
-                fence.enter(path, mine)
-                fence.write(path, mine, str(int(path.read_bytes()) + 1).encode())
+                fence.enter(mine, path)
+                fence.write(mine, path, str(int(path.read_bytes()) + 1).encode())
             except StaleToken:
                 continue
             done.append(mine.token)
@@ -96,7 +97,7 @@ def test_file_writer_killed(tmp_path: Path) -> None:
     program = (
         "import sys, types\nfrom fencelock.fences.file import FileFence\nprint('on', flush=True)\ntoken = int(sys.argv[2])\n"
         "while True:\n    token += 1\n"
-        "    FileFence().write(sys.argv[1], types.SimpleNamespace(token=token, id='a'), str(token).encode() * 1000)\n"
+        "    FileFence().write(types.SimpleNamespace(token=token, id='a'), sys.argv[1], str(token).encode() * 1000)\n"
     )
     path, fence, token = tmp_path / "stock", FileFence(), 0
     for pause in (0.0, 0.005, 0.02):
@@ -131,7 +132,7 @@ with _Place.of(path).locked():                 # another thread of the program f
         signal.pause()                      # a worker that goes on for a long time
 try:
     signal.alarm(20)
-    FileFence().write(path, types.SimpleNamespace(token=1, id="a"), b"written")
+    FileFence().write(types.SimpleNamespace(token=1, id="a"), path, b"written")
 finally:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -149,11 +150,40 @@ def test_a_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
 def test_ids(tmp_path: Path, id: str) -> None:
     """Whatever the id, its owner passes again, and another one does not."""
     fence, path = FileFence(), tmp_path / "stock"
-    fence.write(path, bearer(34, id), b"1")
-    fence.write(path, bearer(34, id), b"2")
+    fence.write(bearer(34, id), path, b"1")
+    fence.write(bearer(34, id), path, b"2")
     with pytest.raises(StaleToken):
-        fence.write(path, bearer(34, id + "x"), b"3")
+        fence.write(bearer(34, id + "x"), path, b"3")
     assert path.read_bytes() == b"2"
+
+
+def test_temporary_files_are_never_more_open_than_the_file_they_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that only its owner may read is replaced by one that nobody else could open at any moment."""
+    fence, path = FileFence(), tmp_path / "secret"
+    path.write_bytes(b"0")
+    path.chmod(0o600)
+    modes: list[int] = []
+
+    def make_like(temporary: str, *rest: Any) -> None:
+        modes.append(os.stat(temporary).st_mode & 0o777)
+        _make_like(temporary, *rest)
+
+    monkeypatch.setattr("fencelock.fences.file._make_like", make_like)
+    with fence.replace(bearer(34), path) as file:
+        file.write(b"1")
+    assert modes == [0o600, 0o600]  # the new version and the mark, before they got the mode of the file
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".secret.fence").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
+    """A file that replaces none is as open as any other new file of this process."""
+    other = tmp_path / "other"
+    other.touch()
+    FileFence().write(bearer(34), tmp_path / "new", b"1")
+    assert (tmp_path / "new").stat().st_mode == other.stat().st_mode
 
 
 def test_owner_stays(tmp_path: Path) -> None:
@@ -164,7 +194,7 @@ def test_owner_stays(tmp_path: Path) -> None:
     uid, gid = (1234, 5678) if os.geteuid() == 0 else (os.geteuid(), os.getgroups()[-1])
     os.chown(path, uid, gid)
     path.chmod(0o4640)
-    fence.write(path, bearer(34), b"1")
+    fence.write(bearer(34), path, b"1")
     found = path.stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (uid, gid, 0o4640)
 
@@ -174,7 +204,7 @@ def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     path.chmod(0o040)
-    fence.write(path, bearer(34), b"1")
+    fence.write(bearer(34), path, b"1")
     assert path.stat().st_mode & 0o777 == 0o040
     assert os.stat(_Place.of(path)._mark).st_mode & 0o777 == 0o640
 
@@ -185,8 +215,8 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, make: Callable[[
     place = tmp_path / "place"
     make(place)
     with pytest.raises(FencelockError, match="no regular file"):
-        FileFence().enter(place, bearer(34))
+        FileFence().enter(bearer(34), place)
     with pytest.raises(FencelockError, match="no regular file"):
-        FileFence().write(place, bearer(34), b"1")
+        FileFence().write(bearer(34), place, b"1")
     assert os.listdir(tmp_path) == ["place"]
     assert not place.is_file()

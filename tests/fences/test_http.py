@@ -16,7 +16,7 @@ import requests
 
 from fencelock import StaleToken
 from fencelock.fences import Credentials, Fenced
-from fencelock.fences.http import BadHeader, FencedAsgi, FencedWsgi, TokenAuth, header, parse, raise_for_stale
+from fencelock.fences.http import BadHeader, FencedAsgi, FencedWsgi, TokenAuth, header, parse, path_of, raise_for_stale
 from fencelock.fences.memory import MemoryFence
 from fencelock.fences.sql.door import SqlDoor
 from tests.fences.bearers import bearer
@@ -40,11 +40,24 @@ def test_header_there_and_back(id: str) -> None:
     value = header(bearer(2**53 - 1, id))
     assert value.isascii()
     assert value.isprintable()
-    assert parse(value) == (2**53 - 1, id)
+    assert parse(value) == Credentials(2**53 - 1, id)
 
 
 @pytest.mark.parametrize(
-    "value", ["", "34", '34; id=""', 'x; id="a"', '-1; id="a"', '34; id="a", 35; id="b"', f'{2**53}; id="a"']
+    "value",
+    [
+        "",
+        "34",
+        '34; id=""',
+        'x; id="a"',
+        '-1; id="a"',
+        '34; id="a", 35; id="b"',
+        '34;id="a",35;id="b"',
+        '34;id="a";id="b"',
+        '34; id="a\\b"',
+        '٣; id="a"',
+        f'{2**53}; id="a"',
+    ],
 )
 def test_bad_header(value: str) -> None:
     """What is no token and id is refused."""
@@ -64,7 +77,7 @@ def play(send: Any) -> None:
     """What must hold of any middleware; `send(method, path, lease, headers)` returns the answer."""
     answer = send("POST", "/stock", bearer(34, "ö 7"), {})
     check(answer, 200)
-    assert answer.text == repr((34, "ö 7"))
+    assert answer.text == repr((34, "ö 7", "/stock"))
     answer = send("PUT", "/stock", bearer(33), {})
     check(answer, 409, "stale-token")
     assert (answer.json()["token"], answer.json()["seen"], answer.json()["instance"]) == (33, 34, "/stock")
@@ -85,18 +98,17 @@ def resource(where: Any) -> str | None:
     return None if path == "/free" else path
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite in a thread", "aiosqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "aiosqlite"])
 def test_asgi(kind: str, tmp_path: Path) -> None:
-    """ASGI with a fence that blocks, with one in a thread, and with one that is awaited."""
+    """ASGI with fences that block, and with one that is awaited."""
     import aiosqlite
 
     fences: dict[str, Any] = {
         "memory": MemoryFence(),
-        "sqlite in a thread": lambda: sqlite3.connect(tmp_path / "fences.db"),
+        "sqlite": lambda: sqlite3.connect(tmp_path / "fences.db"),
         "aiosqlite": SqlDoor(lambda: aiosqlite.connect(tmp_path / "fences.db")),
     }
-    run = asyncio.to_thread if "thread" in kind else None
-    app = FencedAsgi(asgi_app, fences[kind], resource=resource, run=run)
+    app = FencedAsgi(asgi_app, fences[kind], resource=resource)
 
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
@@ -151,7 +163,7 @@ def test_optional_and_websockets() -> None:
         called.append(scope["type"])
 
     async def use() -> None:
-        fenced = FencedAsgi(app, MemoryFence(), required=False)
+        fenced = FencedAsgi(app, MemoryFence(), resource=path_of, required=False)
         await fenced({"type": "http", "method": "POST", "path": "/", "headers": []}, None, None)
         await fenced({"type": "websocket", "path": "/"}, None, None)
 
@@ -162,9 +174,9 @@ def test_optional_and_websockets() -> None:
 def test_credentials_work_in_place_of_a_lease() -> None:
     """What the middleware hands on does for a fence what a lease does."""
     fence = MemoryFence()
-    fence.enter("stock", Credentials(34, "a"))
+    fence.enter(Credentials(34, "a"), "stock")
     with pytest.raises(StaleToken):
-        fence.enter("stock", parse('33; id="b"'))
+        fence.enter(parse('33; id="b"'), "stock")
 
 
 class Awaited:
@@ -173,9 +185,9 @@ class Awaited:
     def __init__(self) -> None:
         self.fence = MemoryFence()
 
-    async def enter(self, resource: str, lease: Fenced) -> None:
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         await asyncio.sleep(0)
-        self.fence.enter(resource, lease)
+        self.fence.enter(lease, resource)
 
 
 def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
@@ -187,16 +199,16 @@ def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
 
 
 def test_a_fence_that_nobody_awaits_lets_nobody_in() -> None:
-    """WSGI cannot await a fence, and says so instead of letting everybody in; ASGI awaits it after `run` as well."""
+    """WSGI cannot await a fence, and says so instead of letting everybody in; ASGI awaits it."""
     with pytest.raises(TypeError, match="to be awaited"):
-        called(FencedWsgi(wsgi_app, Awaited()), "POST", '34; id="a"')
+        called(FencedWsgi(wsgi_app, Awaited(), resource=path_of), "POST", '34; id="a"')
     statuses: list[int] = []
 
     async def send(message: Any) -> None:
         statuses.append(message.get("status", 0))
 
     async def use() -> None:
-        app = FencedAsgi(asgi_app, Awaited(), run=asyncio.to_thread)
+        app = FencedAsgi(asgi_app, Awaited(), resource=path_of)
         for token in (34, 33):
             headers = [(b"fencing-token", f'{token}; id="{token}"'.encode())]
             await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, None, send)
@@ -208,26 +220,26 @@ def test_a_fence_that_nobody_awaits_lets_nobody_in() -> None:
 @pytest.mark.parametrize("sent", ["POST", "post", "Post"])
 def test_methods_in_any_case(sent: str) -> None:
     """How a method is spelled, by who sets it up or by who sends it, does not open the door."""
-    app = FencedWsgi(wsgi_app, MemoryFence(), methods=["post"])
+    app = FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, methods=["post"])
     assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
 
 
 def test_an_empty_header_is_no_missing_one() -> None:
     """Where a token is optional, a header without one is still refused, as in ASGI, and not let in unfenced."""
-    assert called(FencedWsgi(wsgi_app, MemoryFence(), required=False), "POST", "") == 400
+    assert called(FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, required=False), "POST", "") == 400
 
 
 def test_methods_are_not_one_word() -> None:
     """One method as a str would be its letters, and nothing would be fenced."""
     with pytest.raises(TypeError, match="methods"):
-        FencedWsgi(wsgi_app, MemoryFence(), methods="POST")
+        FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, methods="POST")
 
 
 def test_one_path_is_one_resource_in_both() -> None:
     """A path has the same name in WSGI, which hands on bytes in Latin-1, as in ASGI, so that both can share a fence."""
     fence = MemoryFence()
-    assert called(FencedWsgi(wsgi_app, fence), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
-    assert called(FencedWsgi(wsgi_app, fence), "POST", '34; id="a"', "/\xff") == 200
+    assert called(FencedWsgi(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
+    assert called(FencedWsgi(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/\xff") == 200
     assert fence.token("/café") == 34
 
 
@@ -263,7 +275,7 @@ def challenged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 )
 def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
     """An auth of httpx's, one that asks twice among them, one of requests' and a pair go with the token, in both colours."""
-    app = FencedWsgi(challenged, MemoryFence())
+    app = FencedWsgi(challenged, MemoryFence(), resource=path_of)
     auth = TokenAuth(bearer(34), then=then)
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://test") as client:
         assert client.post("/stock", auth=auth).text == f"{scheme} 34"
@@ -276,7 +288,7 @@ def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
         await send({"type": "http.response.body", "body": body})
 
     async def use() -> str:
-        transport = httpx.ASGITransport(FencedAsgi(asgi, MemoryFence()))
+        transport = httpx.ASGITransport(FencedAsgi(asgi, MemoryFence(), resource=path_of))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.post("/stock", auth=auth)).text
 
@@ -292,7 +304,7 @@ def test_what_is_no_auth_is_refused_at_once(then: Any) -> None:
 
 def test_problem_with_a_path_is_not_called_one_with_a_token() -> None:
     """A path that can be no resource's name has a title that says so."""
-    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence()))
+    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence(), resource=path_of))
     with httpx.Client(transport=transport, base_url="http://test") as client:
         answer = client.post("/" + "x" * 1024, auth=TokenAuth(bearer(34)))
     check(answer, 400, "bad-resource")
@@ -301,15 +313,94 @@ def test_problem_with_a_path_is_not_called_one_with_a_token() -> None:
 
 def test_a_slash_at_the_end_is_no_way_around() -> None:
     """A path with a slash at its end is the same resource as without, in both kinds of middleware."""
-    app = FencedWsgi(wsgi_app, MemoryFence())
+    app = FencedWsgi(wsgi_app, MemoryFence(), resource=path_of)
     assert called(app, "POST", '34; id="a"', "/stock/x") == 200
     assert called(app, "POST", '33; id="b"', "/stock/x/") == 409
     assert called(app, "POST", '33; id="b"', "/") == 200
 
     async def use() -> list[int]:
-        fenced = httpx.ASGITransport(FencedAsgi(asgi_app, MemoryFence()))
+        fenced = httpx.ASGITransport(FencedAsgi(asgi_app, MemoryFence(), resource=path_of))
         async with httpx.AsyncClient(transport=fenced, base_url="http://test") as client:
             sent = [(34, "/stock/x/"), (33, "/stock/x"), (33, "/")]
             return [(await client.post(path, auth=TokenAuth(bearer(token)))).status_code for token, path in sent]
 
     assert asyncio.run(use()) == [200, 409, 200]
+
+
+@pytest.mark.parametrize("middleware", [FencedAsgi, FencedWsgi])
+def test_resource_must_be_given(middleware: Any) -> None:
+    """Nothing is stored under whatever path a client sends: the application says what is a resource, by a function."""
+    with pytest.raises(TypeError, match="'resource'"):
+        middleware(wsgi_app, MemoryFence())
+    with pytest.raises(TypeError, match="resource is a function that takes the scope or environ"):
+        middleware(wsgi_app, MemoryFence(), resource="stock")
+
+
+def test_requests_for_what_is_no_resource_leave_no_mark() -> None:
+    """A path that the application does not know passes to it, and the fence stores nothing."""
+    fence = MemoryFence()
+    app = FencedWsgi(wsgi_app, fence, resource=lambda environ: {"/stock": "stock"}.get(path_of(environ)))
+    for path in ("/a", "/b", "/stock"):
+        assert called(app, "POST", '34; id="a"', path) == 200
+    assert list(fence._marks) == ["stock"]
+
+
+class InThread:
+    """A fence that blocks; it keeps in which threads it was called."""
+
+    def __init__(self, outcome: Any = None) -> None:
+        self.threads: list[threading.Thread] = []
+        self.outcome = outcome
+
+    def enter(self, lease: Fenced, resource: str | None = None) -> Any:
+        self.threads.append(threading.current_thread())
+        return self.outcome() if self.outcome else None
+
+
+@pytest.mark.parametrize("kind", ["blocking", "returns what is to be awaited"])
+def test_a_blocking_fence_never_runs_on_the_event_loop(kind: str) -> None:
+    """Without being asked to, ASGI calls a fence in a thread; what it returns to be awaited is awaited on the loop."""
+    awaited_in: list[threading.Thread] = []
+
+    async def outcome() -> None:
+        awaited_in.append(threading.current_thread())
+
+    fence = InThread(outcome if "awaited" in kind else None)
+
+    async def use() -> int:
+        transport = httpx.ASGITransport(FencedAsgi(asgi_app, fence, resource=path_of))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.post("/stock", auth=TokenAuth(bearer(34)))).status_code
+
+    assert asyncio.run(use()) == 200
+    assert len(fence.threads) == 1
+    assert fence.threads[0] is not threading.current_thread()
+    assert awaited_in == ([threading.current_thread()] if "awaited" in kind else [])
+
+
+def test_another_way_to_leave_the_event_loop() -> None:
+    """`run` calls the fence where there is no event loop of asyncio's."""
+    fence, ran = InThread(), []
+
+    async def run(work: Any, *args: Any) -> Any:
+        ran.append(args[1])
+        return work(*args)
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(FencedAsgi(asgi_app, fence, resource=path_of, run=run))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.post("/stock", auth=TokenAuth(bearer(34)))
+
+    asyncio.run(use())
+    assert ran == ["/stock"]
+
+
+def test_path_of_a_mounted_application() -> None:
+    """The same thing has the same path wherever the application is mounted, and two mounted ones have different paths."""
+    fence = MemoryFence()
+    app = FencedWsgi(wsgi_app, fence, resource=path_of)
+    for mounted, path in [("/shop", "/stock/"), ("", "/stock"), ("/shop/stock", ""), ("/caf\xc3\xa9", "/stock")]:
+        environ = {"REQUEST_METHOD": "POST", "SCRIPT_NAME": mounted, "PATH_INFO": path}
+        app({**environ, "HTTP_FENCING_TOKEN": '34; id="a"'}, lambda status, headers: None)
+    assert sorted(fence._marks) == ["/café/stock", "/shop/stock", "/stock"]
+    assert path_of({"type": "http", "root_path": "/shop", "path": "/shop/stock/"}) == "/shop/stock"

@@ -92,19 +92,19 @@ def test_lost_reply() -> None:
     """A put whose reply was lost, and that the driver repeats by itself, is not taken for another's: no change twice."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
-        fence.write("apples", bearer(33), b"100")
+        fence.write(bearer(33), "apples", b"100")
         server.drop_replies = 1
-        assert fence.update("apples", bearer(34), less) == b"95"
+        assert fence.update(bearer(34), "apples", less) == b"95"
         assert server.drop_replies == 0
-        assert fence.read("apples", bearer(34)).body == b"95"
-        seen = fence.read("apples", bearer(34))
+        assert fence.read(bearer(34), "apples").body == b"95"
+        seen = fence.read(bearer(34), "apples")
         server.drop_replies = 1
-        assert fence.write("apples", bearer(34), b"90", seen)
+        assert fence.write(bearer(34), "apples", b"90", seen)
         server.drop_replies = 1
-        assert fence.update("pears", bearer(34), lambda body: b"new" if body is None else body + b" twice") == b"new"
-        assert fence.read("pears", bearer(34)).body == b"new"
+        assert fence.update(bearer(34), "pears", lambda body: b"new" if body is None else body + b" twice") == b"new"
+        assert fence.read(bearer(34), "pears").body == b"new"
         with pytest.raises(StaleToken):
-            fence.update("apples", bearer(33), less)
+            fence.update(bearer(33), "apples", less)
 
 
 @pytest.mark.parametrize("ignored", [CONDITIONS, CONDITIONS[:1], CONDITIONS[1:]], ids="+".join)
@@ -116,23 +116,23 @@ def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
         fence = ObjectFence(client, "shop")
         if "if-match" in ignored:
             with pytest.raises(GuaranteeUnavailable, match="ignores If-Match"):
-                fence.update("apples", bearer(34), less)
+                fence.update(bearer(34), "apples", less)
             assert direct.get_object(Bucket="shop", Key="apples")["Body"].read() == b"100"
         with pytest.raises(GuaranteeUnavailable, match="ignores If-"):
-            fence.update("pears", bearer(34), lambda body: b"1")
+            fence.update(bearer(34), "pears", lambda body: b"1")
         names = {found["Key"] for found in direct.list_objects_v2(Bucket="shop")["Contents"]}
         assert names <= {"apples", "pears"}
         trusting = ObjectFence(client, "shop", probe=False)
-        assert trusting.update("apples", bearer(34), less) == b"95"
+        assert trusting.update(bearer(34), "apples", less) == b"95"
 
 
 def test_store_that_never_agrees() -> None:
     """A store that refuses each put is asked a bounded number of times."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
-        fence.write("apples", bearer(33), b"100")
+        fence.write(bearer(33), "apples", b"100")
         server.refuse_puts = True
         with pytest.raises(VersionConflict, match="apples"):
-            fence.update("apples", bearer(34), less)
+            fence.update(bearer(34), "apples", less)
         with pytest.raises(VersionConflict, match="apples"):
             fence.rebase("apples", 5, reason="another engine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,27 +48,51 @@ def test_entered_moved_collected(fence: Any, caplog: pytest.LogCaptureFixture) -
     """Only the newest enters; a fence can be moved, and collected behind a floor."""
     assert fence.token("a") is None
     for token in (9, 10, 10):
-        fence.enter("a", bearer(token))
+        fence.enter(bearer(token), "a")
     for stale in (bearer(9), bearer(10, "somebody else")):
         with pytest.raises(StaleToken) as caught:
-            fence.enter("a", stale)
+            fence.enter(stale, "a")
         assert (caught.value.token, caught.value.seen) == (stale.token, 10)
-    fence.enter("b/../ö. 7", bearer(20))
-    fence.enter("c", bearer(30))
+    fence.enter(bearer(20), "b/../ö. 7")
+    fence.enter(bearer(30), "c")
     fence.rebase("c", 5, reason="another engine")
     assert "moved from token 30 to token 5: another engine" in caplog.text
-    fence.enter("c", bearer(5))
-    fence.enter("c", bearer(40))
+    fence.enter(bearer(5), "c")
+    fence.enter(bearer(40), "c")
     assert fence.collect(25) == 2
     with caplog.at_level("INFO", "fencelock.fences"):
         assert fence.collect(15) == 0
     assert "tokens below 25 are refused" in caplog.text  # not 15
     for resource in ("a", "b/../ö. 7", "never seen"):
         with pytest.raises(StaleToken):
-            fence.enter(resource, bearer(24))
+            fence.enter(bearer(24), resource)
         assert fence.token(resource) == 25
-        fence.enter(resource, bearer(25))
+        fence.enter(bearer(25), resource)
     assert fence.token("c") == 40
+
+
+@pytest.mark.parametrize("kind", kinds("etcd", "zookeeper"))
+def test_a_collection_leaves_fences_below_it_alone(fence: Any, kind: str) -> None:
+    """A fence whose marks are below those of another shares neither marks nor the floor with it."""
+    if kind == "etcd":
+        below: Any = EtcdFence(fence._client, prefix="test-marks/b/")
+    else:
+        below = ZooKeeperFence(fence._client, root="/test-marks/b")
+    below.enter(bearer(5), "x")
+    assert fence.token("b/x") is fence.token("b") is None
+    assert below.collect(10) == 1
+    below.enter(bearer(20), "y")
+    fence.enter(bearer(30), "b")
+    assert fence.collect(100) == 1
+    assert [below.token(resource) for resource in ("x", "y")] == [10, 20]
+    with pytest.raises(StaleToken):
+        below.enter(bearer(5), "x")
+
+
+def test_etcd_prefix_without_a_slash_is_refused() -> None:
+    """The slash keeps the keys of one fence apart from those of another."""
+    with pytest.raises(ValueError, match="must end with a slash"):
+        EtcdFence(SimpleNamespace(transaction=None), prefix="marks")
 
 
 @pytest.mark.parametrize("kind", kinds("etcd"))
@@ -80,20 +105,20 @@ def test_etcd_transaction(fence: EtcdFence) -> None:
     look = {"request_range": {"key": coded("apples")}}
     mine = bearer(34)
     with pytest.raises(StaleToken, match=r"has not let token 34 in: call enter\(\)"):
-        fence.transaction("stock", mine, {"success": [put]})  # never entered
-    fence.enter("stock", mine)
+        fence.transaction({"success": [put]}, mine, "stock")  # never entered
+    fence.enter(mine, "stock")
     fence.rebase("stock", 3, reason="another engine")
     with pytest.raises(StaleToken, match=r"has not let token 34 in: call enter\(\)"):
-        fence.transaction("stock", mine, {"success": [put]})
-    fence.enter("stock", mine)
-    assert fence.transaction("stock", mine, {"compare": [absent], "success": [put]})["succeeded"]
-    second = fence.transaction("stock", mine, {"compare": [absent], "success": [put], "failure": [look]})
+        fence.transaction({"success": [put]}, mine, "stock")
+    fence.enter(mine, "stock")
+    assert fence.transaction({"compare": [absent], "success": [put]}, mine, "stock")["succeeded"]
+    second = fence.transaction({"compare": [absent], "success": [put], "failure": [look]}, mine, "stock")
     assert not second.get("succeeded")
     assert len(second["responses"]) == 1
-    assert client.transaction({"compare": [fence.compare("stock", mine)], "success": [look]})["succeeded"]
+    assert client.transaction({"compare": [fence.compare(mine, "stock")], "success": [look]})["succeeded"]
     fence.collect(100)
     with pytest.raises(StaleToken) as caught:
-        fence.transaction("stock", mine, {"success": [put]})
+        fence.transaction({"success": [put]}, mine, "stock")
     assert caught.value.seen == 100
 
 
@@ -108,9 +133,9 @@ def test_etcd_awaited(fence: EtcdFence) -> None:
 
     async def use() -> None:
         awaited = EtcdFence(Client(), prefix="test-marks/")
-        await awaited.enter("stock", bearer(34))
+        await awaited.enter(bearer(34), "stock")
         with pytest.raises(StaleToken):
-            await awaited.transaction("stock", bearer(33), {})
+            await awaited.transaction({}, bearer(33), "stock")
 
     asyncio.run(use())
 
@@ -127,15 +152,15 @@ def test_zookeeper_transaction(fence: ZooKeeperFence) -> None:
     def create(lease: Fenced) -> list[Any]:
         transaction = client.transaction()
         transaction.create("/test-apples", b"95")
-        return fence.commit(transaction, "stock", lease)
+        return fence.commit(transaction, lease, "stock")
 
     with pytest.raises(StaleToken, match=r"has not let token 34 in: call enter\(\)"):
         create(mine)
-    fence.enter("stock", mine)
+    fence.enter(mine, "stock")
     assert create(mine) == ["/test-apples"]
     with pytest.raises(NodeExistsError):
         create(mine)
-    fence.enter("stock", newer)
+    fence.enter(newer, "stock")
     with pytest.raises(StaleToken):
         create(mine)
     client.delete("/test-apples")
@@ -143,7 +168,7 @@ def test_zookeeper_transaction(fence: ZooKeeperFence) -> None:
         create(mine)
     assert caught.value.seen == 35
     fence.collect(100)
-    fence.enter("stock", bearer(101))
+    fence.enter(bearer(101), "stock")
     for stale in (mine, newer):
         with pytest.raises(StaleToken):
             create(stale)
@@ -164,29 +189,29 @@ def test_objects(caplog: pytest.LogCaptureFixture) -> None:
         assert fence.token("apples") is None
         with pytest.raises(FencelockError, match="no object 'apples' in 'shop'"):
             fence.rebase("apples", 5, reason="another engine")
-        assert fence.read("apples", bearer(32)).etag is None
-        fence.write("apples", bearer(32, "ö 7"), b"100")
-        seen = [fence.read("apples", bearer(33)), fence.read("apples", bearer(34))]
-        assert fence.write("apples", bearer(33), b"90", seen[0])
-        assert not fence.write("apples", bearer(34), b"95", seen[1])  # the older one's write must not be lost
-        assert fence.update("apples", bearer(34), lambda body: str(int(body or 0) - 5).encode()) == b"85"
+        assert fence.read(bearer(32), "apples").etag is None
+        fence.write(bearer(32, "ö 7"), "apples", b"100")
+        seen = [fence.read(bearer(33), "apples"), fence.read(bearer(34), "apples")]
+        assert fence.write(bearer(33), "apples", b"90", seen[0])
+        assert not fence.write(bearer(34), "apples", b"95", seen[1])  # the older one's write must not be lost
+        assert fence.update(bearer(34), "apples", lambda body: str(int(body or 0) - 5).encode()) == b"85"
         for stale in (bearer(33), bearer(34, "somebody else")):
             with pytest.raises(StaleToken) as caught:
-                fence.update("apples", stale, lambda body: b"0")
+                fence.update(stale, "apples", lambda body: b"0")
             assert (caught.value.token, caught.value.seen) == (stale.token, 34)
         with pytest.raises(StaleToken):
-            fence.write("apples", bearer(33), b"0", seen[0])
+            fence.write(bearer(33), "apples", b"0", seen[0])
         fence.rebase("apples", 5, reason="another engine")
         assert "moved from token 34 to token 5: another engine" in caplog.text
         client.put_object(Bucket="shop", Key="page", Body=b"<p>", ContentType="text/html", Metadata={"by": "me"})
-        fence.write("page", bearer(5), b"<p>new")
+        fence.write(bearer(5), "page", b"<p>new")
         page = client.get_object(Bucket="shop", Key="page")
         assert (page["ContentType"], page["Metadata"]["by"], page["Body"].read()) == ("text/html", "me", b"<p>new")
         stamped = ObjectFence(client, "shop", stamp=lambda body, mark: body + f" {mark}".encode())
-        stamped.write("stamped", bearer(33), b"a")
-        first = stamped.read("stamped", bearer(33))
-        stamped.write("stamped", bearer(34), b"b")
-        stamped.write("stamped", bearer(34), b"a")  # the same content again, but another ETag
+        stamped.write(bearer(33), "stamped", b"a")
+        first = stamped.read(bearer(33), "stamped")
+        stamped.write(bearer(34), "stamped", b"b")
+        stamped.write(bearer(34), "stamped", b"a")  # the same content again, but another ETag
         with pytest.raises(StaleToken):
-            stamped.write("stamped", bearer(33), b"c", first)
+            stamped.write(bearer(33), "stamped", b"c", first)
         client.close()

@@ -32,7 +32,7 @@ def database() -> Iterator[sqlite3.Connection]:
 def test_not_a_connection(thing: Any) -> None:
     """What is not a connection is refused by its type, and the message says what would be one."""
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed, of sqlite3, psycopg, .*, not "):
-        SqlFence().check(thing, "x", LEASE)
+        SqlFence().check(thing, LEASE, "x")
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed, of sqlite3, psycopg, .*, not "):
         SqlFence().rebase(thing, "x", 5, reason="why")
 
@@ -52,14 +52,14 @@ def test_not_a_connection(thing: Any) -> None:
 def test_not_a_lease(database: sqlite3.Connection, lease: Any) -> None:
     """What has no token or no id is refused before anything is executed."""
     with pytest.raises(TypeError, match=r"token \(int\) and an id \(str\)"):
-        SqlFence().check(database, "x", lease)
+        SqlFence().check(database, lease, "x")
     assert not database.in_transaction
 
 
 def test_wrong_types_are_named(database: sqlite3.Connection) -> None:
     """A token of the wrong type is shown, and said to be a token where only that was given."""
     with pytest.raises(TypeError, match=r"not Credentials with the token '34' and the id 'a': convert"):
-        SqlFence().check(database, "x", Credentials("34", "a"))  # type: ignore[arg-type]
+        SqlFence().check(database, Credentials("34", "a"), "x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a token is an int such as 34, not '3' \(str\)$"):
         SqlFence().rebase(database, "x", "3", reason="why")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"^a token is an int such as 34, not 2.0 \(float\)$"):
@@ -80,17 +80,32 @@ def test_log_of_a_collection_says_the_floor_in_force(
     ] * 2
 
 
+def test_a_collection_in_a_block_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """Collected as documented, in a block that commits, whether there was something to collect or not, nobody waits."""
+    broom, other = (sqlite3.connect(tmp_path / "app.db", timeout=0) for _ in range(2))
+    with other:
+        SqlFence().check(other, LEASE, "x")
+    for collected in (1, 0):
+        with broom:
+            assert SqlFence().collect(broom, 1000) == collected
+        assert not broom.in_transaction
+        with other:
+            SqlFence().check(other, SimpleNamespace(token=1000 + collected, id="a"), f"y{collected}")
+    broom.close()
+    other.close()
+
+
 @pytest.mark.parametrize(("token", "id"), [(-1, "a"), (2**53, "a"), (34, ""), (34, "a\0b"), (34, "ä" * 200)])
 def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> None:
     """Numbers and ids that not every database could keep exactly are refused."""
     with pytest.raises(ValueError, match=r"a token is a number|an owner's id is"):
-        SqlFence().check(database, "x", SimpleNamespace(token=token, id=id))
+        SqlFence().check(database, SimpleNamespace(token=token, id=id), "x")
 
 
 def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
     """A lock in place of its lease is refused, and the message says where to get the lease."""
     with fencelock.connect("memory://fence-types") as locks, pytest.raises(TypeError, match=r"not Lock: .*acquire"):
-        SqlFence().check(database, "x", locks.lock("x"))  # type: ignore[call-overload]
+        SqlFence().check(database, locks.lock("x"), "x")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +122,7 @@ def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
 def test_not_a_resource(database: sqlite3.Connection, resource: Any, error: type[Exception]) -> None:
     """A resource is a str that is not empty."""
     with pytest.raises(error, match="resource must"):
-        SqlFence().check(database, resource, LEASE)
+        SqlFence().check(database, LEASE, resource)
     with pytest.raises(error, match="resource must"):
         SqlFence().rebase(database, resource, 5, reason="why")
 
@@ -118,22 +133,21 @@ def test_released_lease_passes_until_somebody_newer_was_here(database: sqlite3.C
         with locks.lock("x") as old:
             pass
         with database:
-            SqlFence().check(database, "x", old)
+            SqlFence().check(database, old, "x")
         with locks.lock("x") as new, database:
-            SqlFence().check(database, "x", new)
+            SqlFence().check(database, new, "x")
         with pytest.raises(StaleToken), database:
-            SqlFence().check(database, "x", old)
+            SqlFence().check(database, old, "x")
 
 
 def test_from_environ(database: sqlite3.Connection) -> None:
     """What `fencelock run` put into the environment does for a fence what a lease does."""
-    mine = from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "a", "OTHER": "x"})
-    assert mine == (34, "a")
-    assert (mine.token, mine.id) == (34, "a")
+    mine = from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "a", "FENCELOCK_NAME": "x", "OTHER": "y"})
+    assert mine == Credentials(34, "a", "x")
     with database:
-        SqlFence().check(database, "x", mine)
+        SqlFence().check(database, mine)
     with pytest.raises(StaleToken), database:
-        SqlFence().check(database, "x", from_environ({"FENCELOCK_TOKEN": "33", "FENCELOCK_ID": "b"}))
+        SqlFence().check(database, from_environ({"FENCELOCK_TOKEN": "33", "FENCELOCK_ID": "b"}), "x")
 
 
 @pytest.mark.parametrize(

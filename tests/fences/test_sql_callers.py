@@ -27,9 +27,9 @@ def test_row_factory(factory: Any) -> None:
     database = sqlite3.connect(":memory:")
     database.row_factory = factory
     with database:
-        SqlFence().check(database, "r", NEW)
+        SqlFence().check(database, NEW, "r")
     with pytest.raises(StaleToken, match="token 34 has been here"), database:
-        SqlFence().check(database, "r", OLD)
+        SqlFence().check(database, OLD, "r")
     database.close()
 
 
@@ -37,12 +37,12 @@ def test_first_token_after_a_move() -> None:
     """A fence that was moved by hand lets that token in, for one claim, as the fence in memory does."""
     database = sqlite3.connect(":memory:")
     with database:
-        SqlFence().check(database, "r", NEW)
+        SqlFence().check(database, NEW, "r")
         SqlFence().rebase(database, "r", 33, reason="another engine")
     with database:
-        SqlFence().check(database, "r", OLD)
+        SqlFence().check(database, OLD, "r")
     with pytest.raises(StaleToken), database:
-        SqlFence().check(database, "r", SimpleNamespace(token=33, id="c"))
+        SqlFence().check(database, SimpleNamespace(token=33, id="c"), "r")
     database.close()
 
 
@@ -59,15 +59,15 @@ def test_each_way_to_say_autocommit(options: dict[str, Any]) -> None:
     async def use() -> None:
         async with aiosqlite.connect(":memory:", **options) as connection:
             with pytest.raises(FencelockError, match="needs a transaction"):
-                await SqlFence().check(connection, "r", NEW)
+                await SqlFence().check(connection, NEW, "r")
             await connection.execute("BEGIN IMMEDIATE")
-            await SqlFence().check(connection, "r", NEW)
+            await SqlFence().check(connection, NEW, "r")
             assert connection.in_transaction
 
     asyncio.run(use())
     database = sqlite3.connect(":memory:", **options)
     with pytest.raises(FencelockError, match="needs a transaction"):
-        SqlFence().check(database, "r", NEW)
+        SqlFence().check(database, NEW, "r")
     database.close()
 
 
@@ -76,29 +76,29 @@ def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
     """Where a driver cannot say how many rows an UPDATE found, nobody is let in on that."""
     column = FenceColumn(paramstyle="qmark")
     with pytest.raises(StaleToken):
-        column.check(0, "r", NEW)
-    column.check(1, "r", NEW)
+        column.check(0, NEW, "r")
+    column.check(1, NEW, "r")
     with pytest.raises(FencelockError, match="does not say how many rows"):
-        column.check(rowcount, "r", NEW)
+        column.check(rowcount, NEW, "r")
 
 
 @pytest.mark.parametrize("rowcount", ["0", "1", True, 1.0, [], SimpleNamespace(rowcount=0)], ids=repr)
 def test_what_is_no_count_is_no_pass(rowcount: Any) -> None:
     """A cursor in place of its count, or anything else that is no int, is refused with a word on what is wanted."""
     with pytest.raises(TypeError, match=r"rowcount"):
-        FenceColumn(paramstyle="qmark").check(rowcount, "r", NEW)
+        FenceColumn(paramstyle="qmark").check(rowcount, NEW, "r")
 
 
 def test_several_rows_are_no_pass() -> None:
     """An UPDATE of several rows may have left out some that a newer holder has written, so it passes for none."""
     with pytest.raises(FencelockError, match=r"found 2 rows of 'r'.*one row"):
-        FenceColumn(paramstyle="qmark").check(2, "r", NEW)
+        FenceColumn(paramstyle="qmark").check(2, NEW, "r")
 
 
 def test_a_missing_row_is_not_called_a_newer_holder() -> None:
     """Where the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
     with pytest.raises(StaleToken, match=r"found no row.*missing.*FOUND_ROWS"):
-        FenceColumn(paramstyle="qmark").check(0, "r", NEW)
+        FenceColumn(paramstyle="qmark").check(0, NEW, "r")
 
 
 def test_columns_that_were_added_later() -> None:
@@ -111,7 +111,7 @@ def test_columns_that_were_added_later() -> None:
     def enter(lease: Any) -> None:
         mine = column.clause(lease)
         statement = f"UPDATE stock SET {mine.set} WHERE sku = 'apple' AND {mine.where}"
-        column.check(database.execute(statement, mine.named).rowcount, "apple", lease)
+        column.check(database.execute(statement, mine.named).rowcount, lease, "apple")
 
     enter(NEW)
     enter(NEW)
@@ -126,9 +126,9 @@ def test_connection_straight_from_a_pool() -> None:
 
     engine = sqlalchemy.create_engine("sqlite://")
     pooled = engine.raw_connection()
-    SqlFence().check(pooled, "r", NEW)
+    SqlFence().check(pooled, NEW, "r")
     pooled.commit()
     with pytest.raises(StaleToken):
-        SqlFence().check(pooled, "r", OLD)
+        SqlFence().check(pooled, OLD, "r")
     pooled.close()
     engine.dispose()

@@ -13,10 +13,10 @@ from tests.fences.servers import FENCE, Beside, Connect, run, stock
 def test_checks_amid_a_collection_wait_for_it(connect: Connect, resource: str) -> None:
     """A check that comes amid a collection is compared with the floor that it puts, and not with the mark that it takes."""
     late, broom = connect(), connect()
-    FENCE.check(broom, "stock", bearer(32))
+    FENCE.check(broom, bearer(32), "stock")
     broom.commit()
     assert FENCE.collect(broom, 100) == 1
-    check = Beside(lambda: FENCE.check(late, resource, bearer(33)))
+    check = Beside(lambda: FENCE.check(late, bearer(33), resource))
     assert check.waits()
     broom.commit()
     refused = check.result()
@@ -27,10 +27,10 @@ def test_checks_amid_a_collection_wait_for_it(connect: Connect, resource: str) -
 def test_a_collection_waits_for_checks(connect: Connect) -> None:
     """A collection waits for the transactions that have checked, and collects what they leave: none gets in behind it."""
     old, new, broom = connect(), connect(), connect()
-    FENCE.check(new, "stock", bearer(34))
+    FENCE.check(new, bearer(34), "stock")
     collected = Beside(lambda: (FENCE.collect(broom, 100), broom.commit())[0])
     assert collected.waits()
-    late = Beside(lambda: FENCE.check(old, "stock", bearer(33)))
+    late = Beside(lambda: FENCE.check(old, bearer(33), "stock"))
     assert late.waits()
     run(new, "UPDATE stock SET n = 95")
     new.commit()

@@ -61,7 +61,7 @@ def test_nothing_is_written_after_a_check_that_nobody_awaited(kind: str, where: 
             async def use(handed: Any, opened: bool) -> None:
                 if opened:
                     await read(handed)
-                SqlFence().check(handed, "forgotten", NEW)  # type: ignore[unused-coroutine,unused-ignore]
+                SqlFence().check(handed, NEW, "forgotten")  # type: ignore[unused-coroutine,unused-ignore]
                 gc.collect()
                 await write(handed, 90)
 
@@ -91,15 +91,15 @@ def test_a_check_may_be_a_task(kind: str, where: Where) -> None:
             fence = SqlFence()
             await fence.create(handed)
             async with asyncio.timeout(60):
-                await fence.check(handed, "task", NEW)
-            await asyncio.create_task(fence.check(handed, "task", NEW))
-            await asyncio.wait_for(fence.check(handed, "task", NEW), 60)
-            await asyncio.gather(fence.check(handed, "task", NEW))
-            task = asyncio.create_task(fence.check(handed, "task", NEW))
+                await fence.check(handed, NEW, "task")
+            await asyncio.create_task(fence.check(handed, NEW, "task"))
+            await asyncio.wait_for(fence.check(handed, NEW, "task"), 60)
+            await asyncio.gather(fence.check(handed, NEW, "task"))
+            task = asyncio.create_task(fence.check(handed, NEW, "task"))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            fence.check(handed, "task", NEW).close()
+            fence.check(handed, NEW, "task").close()
             assert await fence.token(handed, "task") == 34
 
         one.do(use(one.handed))

@@ -35,19 +35,19 @@ def test_only_the_newest_passes(kind: str, where: Where, resource: str) -> None:
         one.commit()
         assert one.do(fence.token(one.handed, resource)) is None
         for token, id in [(33, "a"), (34, "b"), (34, "b")]:
-            one.do(fence.check(one.handed, resource, bearer(token, id)))
+            one.do(fence.check(one.handed, bearer(token, id), resource))
             one.commit()
         for token, id in [(33, "a"), (34, "c")]:
             with pytest.raises(StaleToken, match=f"refused token {token}: .*token 34") as caught:
-                one.do(fence.check(one.handed, resource, bearer(token, id)))
+                one.do(fence.check(one.handed, bearer(token, id), resource))
             assert (caught.value.name, caught.value.token, caught.value.seen) == (resource, token, 34)
             one.rollback()
-        one.do(fence.check(one.handed, resource, bearer(35, "a")))
+        one.do(fence.check(one.handed, bearer(35, "a"), resource))
         one.rollback()
         assert one.do(fence.token(one.handed, resource)) == 34
         one.commit()
         one.do(fence.rebase(one.handed, resource, 5, reason="another engine"))
-        one.do(fence.check(one.handed, resource, bearer(5, "d")))
+        one.do(fence.check(one.handed, bearer(5, "d"), resource))
         one.do(fence.restore(one.handed))
         one.commit()
 
@@ -60,7 +60,7 @@ def test_autocommit_is_refused(kind: str, where: Where, resource: str) -> None:
         one.commit()
     with caller(kind, where, autocommit=True) as one:
         with pytest.raises(FencelockError, match=r"needs a transaction.*commits each statement by itself: \w+"):
-            one.do(fence.check(one.handed, resource, bearer(1, "a")))
+            one.do(fence.check(one.handed, bearer(1, "a"), resource))
         assert one.do(fence.token(one.handed, resource)) is None
         with pytest.raises(FencelockError, match="needs a transaction"):
             one.do(fence.collect(one.handed, 1))
@@ -73,7 +73,7 @@ def test_autocommit_is_refused_with_a_way_out(kind: str, where: Where, resource:
     """The refusal names how those who have such a connection begin a transaction."""
     advice = [words for name, words in ADVICE.items() if name in kind] or ["turn autocommit off"]
     with caller(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
-        one.do(SqlFence().check(one.handed, resource, bearer(34, "a")))
+        one.do(SqlFence().check(one.handed, bearer(34, "a"), resource))
 
 
 def test_only_what_is_awaited_can_refuse(kind: str, where: Where) -> None:
@@ -89,4 +89,4 @@ def test_all_of_djangos_connections_are_not_one() -> None:
     from django.db import connections
 
     with pytest.raises(TypeError, match=r"connections\['default'\]"):
-        SqlFence().check(connections, "x", bearer(34, "a"))
+        SqlFence().check(connections, bearer(34, "a"), "x")

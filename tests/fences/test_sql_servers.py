@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pymysql
 import pytest
 from pymysql.constants import CLIENT
 
+import fencelock
 from fencelock import FencelockError, StaleToken
 from fencelock.fences import Fenced
 from fencelock.fences.sql import FenceColumn, SqlFence
@@ -21,11 +23,11 @@ from tests.fences.servers import FENCE, Beside, Connect, run, stock
 def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Connect) -> None:
     """The row stays locked until commit: a newer holder's check waits, and its read then sees the older one's write."""
     old, new = connect(), connect()
-    FENCE.check(old, "stock", bearer(33))
+    FENCE.check(old, bearer(33), "stock")
     seen = stock(old)
 
     def buy() -> int:
-        FENCE.check(new, "stock", bearer(34))
+        FENCE.check(new, bearer(34), "stock")
         left = stock(new) - 5
         run(new, "UPDATE stock SET n = %s", left)
         new.commit()
@@ -37,7 +39,7 @@ def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Conne
     old.commit()
     assert newer.result() == 85
     with pytest.raises(StaleToken):
-        FENCE.check(old, "stock", bearer(33))
+        FENCE.check(old, bearer(33), "stock")
 
 
 def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
@@ -46,10 +48,10 @@ def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
     if "pymysql" in type(new).__module__:
         run(new, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     too_early = stock(new)
-    FENCE.check(old, "stock", bearer(33))
+    FENCE.check(old, bearer(33), "stock")
     run(old, "UPDATE stock SET n = %s", stock(old) - 10)
     old.commit()
-    FENCE.check(new, "stock", bearer(34))
+    FENCE.check(new, bearer(34), "stock")
     run(new, "UPDATE stock SET n = %s", too_early - 5)
     new.commit()
     assert stock(connect()) == 95
@@ -69,7 +71,7 @@ def test_a_check_that_waited_under_a_stricter_isolation(connect: Connect, server
     def buy() -> int:
         while True:
             try:
-                FENCE.check(new, "stock", bearer(34))
+                FENCE.check(new, bearer(34), "stock")
                 left = stock(new) - 5
                 run(new, "UPDATE stock SET n = %s", left)
                 new.commit()
@@ -79,7 +81,7 @@ def test_a_check_that_waited_under_a_stricter_isolation(connect: Connect, server
                 repeated.append(True)
 
     repeated: list[bool] = []
-    FENCE.check(old, "stock", bearer(33))
+    FENCE.check(old, bearer(33), "stock")
     seen = stock(old)
     newer = Beside(buy)
     assert newer.waits()
@@ -94,26 +96,26 @@ def test_a_snapshot_from_before_the_check(connect: Connect, server: str) -> None
     old, new = connect(), connect()
     if server == "postgres":
         run(new, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    FENCE.check(old, "stock", bearer(32))
+    FENCE.check(old, bearer(32), "stock")
     old.commit()
     seen_early = stock(new)
-    FENCE.check(old, "stock", bearer(33))
+    FENCE.check(old, bearer(33), "stock")
     run(old, "UPDATE stock SET n = %s", stock(old) - 10)
     old.commit()
     if server == "postgres":
         with pytest.raises(psycopg.errors.SerializationFailure):
-            FENCE.check(new, "stock", bearer(34))
+            FENCE.check(new, bearer(34), "stock")
     else:
-        FENCE.check(new, "stock", bearer(34))
+        FENCE.check(new, bearer(34), "stock")
         assert stock(new) == seen_early == 100
 
 
 def test_an_idle_transaction_is_ended_by_the_server(connect: Connect, server: str) -> None:
-    """A holder that is silent inside its transaction for longer than its lease holds nobody up, and cannot commit."""
+    """A holder that is silent inside its transaction for longer than the bound holds nobody up, and cannot commit."""
     old, new = connect(), connect()
-    FENCE.check(old, "stock", bearer(33, remaining=1.0))
+    SqlFence(bound_idle=1).check(old, bearer(33), "stock")
     run(old, "UPDATE stock SET n = 0")
-    FENCE.check(new, "stock", bearer(34))
+    FENCE.check(new, bearer(34), "stock")
     run(new, "UPDATE stock SET n = 95")
     new.commit()
     with pytest.raises((psycopg.errors.IdleInTransactionSessionTimeout, pymysql.err.OperationalError)):
@@ -134,33 +136,48 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
     connection = connect()
     session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
     before = ""
-    for own, during, bound in [("0", "7", 7.9), ("5", "5", 7.9), ("9", "7", 7.9)]:
+    fence = SqlFence(bound_idle=7.9)
+    for own, during in [("0", "7"), ("5", "5"), ("9", "7")]:
         run(connection, f"SET SESSION {session} = " + (f"'{own}s'" if server == "postgres" else own))
         connection.commit()
         before = idle_bound(connection, server)
-        FENCE.check(connection, "stock", bearer(33, remaining=bound))
+        fence.check(connection, bearer(33), "stock")
         assert idle_bound(connection, server).rstrip("s") == (during if server == "mariadb" or own == "5" else "7900m")
-        FENCE.check(connection, "stock", bearer(33, remaining=bound))
+        fence.check(connection, bearer(33), "stock")
         connection.commit()
-        FENCE.restore(connection)
+        fence.restore(connection)
         assert idle_bound(connection, server) == before
-    SqlFence(bound_idle=False).check(connection, "stock", bearer(33, remaining=1))
-    FENCE.check(connection, "stock", SimpleNamespace(token=33, id="holder of 33"))
+    SqlFence(bound_idle=False).check(connection, bearer(33), "stock")
     assert idle_bound(connection, server) == before
 
 
 @pytest.mark.parametrize(
-    ("bound", "remaining", "seconds"), [(True, None, 30), (60, None, 60), (60, 8.0, 8), (5, 8.0, 5), (5, None, 5)]
+    ("bound", "ttl", "seconds"),
+    [(True, None, 30), (True, 2.0, 30), (True, 60.0, 120), (60, None, 60), (5, 60.0, 5), (300, 2.0, 300)],
 )
-def test_credentials_bound_their_transaction_as_well(
-    connect: Connect, server: str, bound: Any, remaining: float | None, seconds: int
+def test_an_idle_transaction_is_bounded_by_30_s_or_twice_the_ttl(
+    connect: Connect, server: str, bound: Any, ttl: float | None, seconds: int
 ) -> None:
-    """What does not say how much is left of its lease is bounded all the same, by the default or by what was asked for."""
+    """The bound is the larger of the two, 30 s for credentials without a ttl, or what the caller has chosen."""
     connection = connect()
-    more = {} if remaining is None else {"remaining": remaining}
-    SqlFence(bound_idle=bound).check(connection, "stock", SimpleNamespace(token=34, id="a", **more))
+    more = {} if ttl is None else {"ttl": ttl}
+    SqlFence(bound_idle=bound).check(connection, SimpleNamespace(token=34, id="a", **more), "stock")
     assert idle_bound(connection, server) in (str(seconds), f"{seconds}s", f"{seconds // 60}min")
     connection.rollback()
+
+
+def test_a_transaction_outlives_what_was_left_of_its_lease_at_the_check(
+    connect: Connect, server: str, tmp_path: Path
+) -> None:
+    """The lease is renewed while the transaction is idle, so the server does not end it when the first ttl is over."""
+    connection = connect()
+    with fencelock.connect(f"sqlite:{tmp_path}/locks.db") as locks, locks.lock("stock", ttl=1.0) as lease:
+        FENCE.check(connection, lease)
+        assert not lease.lost.wait(2.5)  # no statement meanwhile: MariaDB counts whole seconds
+        lease.check()
+        run(connection, "UPDATE stock SET n = 95")
+        connection.commit()
+    assert stock(connection) == 95
 
 
 @pytest.mark.parametrize("bound", [0, -1, 0.05, float("nan"), float("inf")])
@@ -174,21 +191,21 @@ def test_collected_behind_a_floor(connect: Connect) -> None:
     """What was collected, or never seen, refuses tokens below the floor; a fence moved by hand goes its own way."""
     connection = connect()
     for resource, token in [("a", 10), ("b", 20), ("c", 30)]:
-        FENCE.check(connection, resource, bearer(token))
+        FENCE.check(connection, bearer(token), resource)
     assert FENCE.collect(connection, 25) == 2
     assert FENCE.collect(connection, 15) == 0
     connection.commit()
     for resource in ("a", "b", "never seen"):
         with pytest.raises(StaleToken) as caught:
-            FENCE.check(connection, resource, bearer(24))
+            FENCE.check(connection, bearer(24), resource)
         assert caught.value.seen == 25
         connection.rollback()
-        FENCE.check(connection, resource, bearer(25))
+        FENCE.check(connection, bearer(25), resource)
     with pytest.raises(StaleToken):
-        FENCE.check(connection, "c", bearer(29))
+        FENCE.check(connection, bearer(29), "c")
     connection.rollback()
     FENCE.rebase(connection, "d", 3, reason="another engine")
-    FENCE.check(connection, "d", bearer(3))
+    FENCE.check(connection, bearer(3), "d")
     connection.commit()
 
 
@@ -196,7 +213,7 @@ def test_collected_behind_a_floor(connect: Connect) -> None:
 def test_collected_while_a_stale_one_checks(connect: Connect, server: str, level: str) -> None:
     """A stale holder whose check waits for the collection of its mark, or has an older snapshot, is refused all the same."""
     old, broom = connect(), connect()
-    FENCE.check(broom, "stock", bearer(34))
+    FENCE.check(broom, bearer(34), "stock")
     broom.commit()
     run(
         old,
@@ -205,7 +222,7 @@ def test_collected_while_a_stale_one_checks(connect: Connect, server: str, level
     old.commit()
     stock(old)  # a snapshot, where there is one for the whole transaction
     FENCE.collect(broom, 100)
-    late = Beside(lambda: FENCE.check(old, "stock", bearer(33)))
+    late = Beside(lambda: FENCE.check(old, bearer(33), "stock"))
     late.waits()
     broom.commit()
     assert isinstance(late.result(), StaleToken | psycopg.errors.SerializationFailure)
@@ -217,7 +234,7 @@ def test_missing_table(connect: Connect) -> None:
     run(connection, "DROP TABLE fencelock_fence")
     connection.commit()
     with pytest.raises(FencelockError, match="fencelock schema --fence --apply") as caught:
-        FENCE.check(connection, "stock", bearer(33))
+        FENCE.check(connection, bearer(33), "stock")
     assert isinstance(caught.value.__cause__, psycopg.errors.UndefinedTable | pymysql.err.ProgrammingError)
 
 
@@ -225,11 +242,11 @@ def test_names_that_look_alike(connect: Connect) -> None:
     """Resources and owners are compared byte for byte: case, trailing spaces and accents make different ones."""
     connection = connect()
     for token, resource in enumerate(["a", "A", "a ", " ", "á", "a\u0301", "Å", "\u212b", "x" * 1024], start=1):
-        FENCE.check(connection, resource, bearer(100 - token))
-    FENCE.check(connection, "owner", bearer(34, "me"))
+        FENCE.check(connection, bearer(100 - token), resource)
+    FENCE.check(connection, bearer(34, "me"), "owner")
     for other in ("Me", "me ", "mé"):
         with pytest.raises(StaleToken):
-            FENCE.check(connection, "owner", bearer(34, other))
+            FENCE.check(connection, bearer(34, other), "owner")
     connection.rollback()
 
 
@@ -242,7 +259,7 @@ def test_the_column_form(connect: Connect, server: str) -> None:
         mine = column.clause(lease)
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE stock SET n = %(n)s, {mine.set} WHERE {mine.where}", {"n": n, **mine.named})
-            column.check(cursor.rowcount, "stock", lease)
+            column.check(cursor.rowcount, lease, "stock")
 
     for _ in range(2):
         write(95, bearer(34))
@@ -260,7 +277,7 @@ def test_first_checks_at_once(connect: Connect) -> None:
 
     def check(token: int, connection: Any) -> None:
         try:
-            FENCE.check(connection, "new", bearer(token))
+            FENCE.check(connection, bearer(token), "new")
         except StaleToken:
             connection.rollback()  # a refusal may have locked the row as well
             raise
@@ -281,14 +298,14 @@ def test_snapshot_isolation_of_newer_mariadb(connect: Connect) -> None:
     for one in (old, new, early):
         run(one, "SET SESSION innodb_snapshot_isolation = ON")
         one.commit()
-    FENCE.check(old, "stock", bearer(32))
+    FENCE.check(old, bearer(32), "stock")
     old.commit()
     stock(early)
-    FENCE.check(old, "stock", bearer(33))
+    FENCE.check(old, bearer(33), "stock")
     seen = stock(old)
 
     def buy() -> int:
-        FENCE.check(new, "stock", bearer(34))
+        FENCE.check(new, bearer(34), "stock")
         left = stock(new) - 5
         run(new, "UPDATE stock SET n = %s", left)
         new.commit()
@@ -300,4 +317,4 @@ def test_snapshot_isolation_of_newer_mariadb(connect: Connect) -> None:
     old.commit()
     assert newer.result() == 85
     with pytest.raises(pymysql.err.OperationalError, match="Record has changed since last read"):
-        FENCE.check(early, "stock", bearer(35))
+        FENCE.check(early, bearer(35), "stock")

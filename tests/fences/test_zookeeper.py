@@ -67,7 +67,7 @@ def test_may_not_write(client: Any) -> None:
     client.create(ROOT, acl=[make_acl("world", "anyone", read=True, admin=True)])
     fence = ZooKeeperFence(client, root=ROOT)
     try:
-        for work in (lambda: fence.enter("a", bearer(34)), lambda: fence.rebase("a", 5, reason="a test")):
+        for work in (lambda: fence.enter(bearer(34), "a"), lambda: fence.rebase("a", 5, reason="a test")):
             assert isinstance(outcome(work), NoAuthError)
     finally:
         client.set_acls(ROOT, OPEN_ACL_UNSAFE)
@@ -77,22 +77,22 @@ def test_root_goes_away(client: Any) -> None:
     """A root that is removed amid an entry is made anew."""
     fence = Interrupted(client, root=ROOT)
     fence.meanwhile = lambda: client.delete(ROOT, recursive=True)
-    assert outcome(lambda: fence.enter("a", bearer(34))) is None
+    assert outcome(lambda: fence.enter(bearer(34), "a")) is None
     assert fence.token("a") == 34
 
 
 def test_collected_and_made_anew_amid_an_entry(client: Any) -> None:
     """One that has looked at a mark that is then collected does not take the mark of a newer one for it."""
     fence, other = Interrupted(client, root=ROOT), ZooKeeperFence(client, root=ROOT)
-    other.enter("a", bearer(34))
+    other.enter(bearer(34), "a")
     client.set(ROOT, b"1000 ")  # somebody else has begun to collect
 
     def meanwhile() -> None:
         assert other.collect(1000) == 1
-        other.enter("a", bearer(1050))
+        other.enter(bearer(1050), "a")
 
     fence.meanwhile = meanwhile
     with pytest.raises(StaleToken) as caught:
-        fence.enter("a", bearer(40))
+        fence.enter(bearer(40), "a")
     assert caught.value.seen == 1050
     assert other.token("a") == 1050

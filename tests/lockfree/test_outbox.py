@@ -153,7 +153,7 @@ def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
         def deliver(message: Message) -> None:
             locks.force_release(name, reason="a test")
             with locks.lock(name) as newer, database.transaction() as connection:
-                fencelock.fences.sql.SqlFence().check(connection, name, newer)
+                fencelock.fences.sql.SqlFence().check(connection, newer, name)
 
         with pytest.raises((StaleToken, fencelock.LeaseLost)):
             Relay(outbox, database.connect, deliver, locks).drain()

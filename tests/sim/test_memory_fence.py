@@ -32,37 +32,37 @@ def test_examples(module: ModuleType) -> None:
 def test_it_starts_at_the_first_token_seen() -> None:
     """An unknown resource takes any token, and remembers it."""
     fence = MemoryFence()
-    fence.enter("a", holder(5))
+    fence.enter(holder(5), "a")
     assert (fence.token("a"), fence.token("b")) == (5, None)
 
 
 def test_an_older_token_is_refused() -> None:
     """An older token gets in nowhere, and the error names the resource and both tokens."""
     fence = MemoryFence()
-    fence.enter("a", holder(34))
+    fence.enter(holder(34), "a")
     for step in (fence.enter, fence.check):
         with pytest.raises(StaleToken, match=r"'a' refused token 33: a holder with token 34") as caught:
-            step("a", holder(33))
+            step(holder(33), "a")
         assert (caught.value.name, caught.value.token, caught.value.seen) == ("a", 33, 34)
-    fence.check("a", holder(34))
-    fence.check("b", holder(33))
+    fence.check(holder(34), "a")
+    fence.check(holder(33), "b")
 
 
 def test_an_equal_token_of_another_owner_is_refused() -> None:
     """Tokens that repeat after an engine lost its data are told apart by the claim's id."""
     fence = MemoryFence()
-    fence.enter("a", holder(7, "one"))
+    fence.enter(holder(7, "one"), "a")
     with pytest.raises(StaleToken, match="token 7 of another owner"):
-        fence.enter("a", holder(7, "other"))
-    fence.check("a", holder(7, "one"))
+        fence.enter(holder(7, "other"), "a")
+    fence.check(holder(7, "one"), "a")
 
 
 def test_a_refused_write_does_not_begin() -> None:
     """The block of a write is not entered by an older token."""
     fence = MemoryFence()
-    fence.enter("a", holder(2))
+    fence.enter(holder(2), "a")
     with pytest.raises(StaleToken):
-        with fence.write("a", holder(1)):
+        with fence.write(holder(1), "a"):
             pytest.fail("a stale write was let in")
 
 
@@ -72,11 +72,11 @@ def test_nobody_enters_during_a_write() -> None:
     entered = threading.Event()
 
     def enter() -> None:
-        fence.enter("a", holder(2))
+        fence.enter(holder(2), "a")
         entered.set()
 
     thread = threading.Thread(target=enter)
-    with fence.write("a", holder(1)):
+    with fence.write(holder(1), "a"):
         thread.start()
         assert not entered.wait(0.05)
     assert entered.wait(5)
@@ -86,12 +86,12 @@ def test_nobody_enters_during_a_write() -> None:
 def test_rebase_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A fence that is moved on purpose lets lower tokens in, once for each owner, and leaves a trace."""
     fence = MemoryFence()
-    fence.enter("a", holder(1000))
+    fence.enter(holder(1000), "a")
     with caplog.at_level(logging.WARNING, "fencelock.fences"):
         fence.rebase("a", 5, reason="another engine")
     assert "the fence of 'a' was moved from token 1000 to token 5: another engine" in caplog.text
     with pytest.raises(StaleToken):
-        fence.enter("a", holder(4))
-    fence.enter("a", holder(5, "one"))
+        fence.enter(holder(4), "a")
+    fence.enter(holder(5, "one"), "a")
     with pytest.raises(StaleToken):
-        fence.enter("a", holder(5, "other"))
+        fence.enter(holder(5, "other"), "a")

@@ -161,11 +161,11 @@ def fence_takes_equal_tokens() -> Iterator[None]:
     """The fence compares tokens and forgets the owners."""
     check = MemoryFence._pass
 
-    def lenient(self: MemoryFence, resource: str, lease: Fenced) -> None:
+    def lenient(self: MemoryFence, lease: Fenced, resource: str) -> str:
         mark = self._marks.get(resource)
         if mark is not None and mark.token == lease.token:
             self._marks[resource] = mark._replace(id=lease.id)
-        check(self, resource, lease)
+        return check(self, lease, resource)
 
     with patch.object(MemoryFence, "_pass", lenient):
         yield

@@ -60,12 +60,12 @@ class Worker:
         try:
             with self.transaction():
                 if self.fenced:
-                    SqlFence().check(self.database, "record", lease)
+                    SqlFence().check(self.database, lease, "record")
                 value = self.database.execute("SELECT value FROM record").fetchone()[0]
             time.sleep(self.random.random() * 0.02)
             with self.transaction():
                 if self.fenced:
-                    SqlFence().check(self.database, "record", lease)
+                    SqlFence().check(self.database, lease, "record")
                 self.database.execute("UPDATE record SET value = ?", (value + 1,))
                 self.database.execute(
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)", (self.name, lease.token, boottime(), value, value + 1)

@@ -201,13 +201,16 @@ def fenced(
     assert_type(SqlFence().token(bind, "x"), int | None)
     assert_type(SqlFence().token(session, "x"), int | None)
     assert_type(SqlFence().collect(db, 5), int)
-    SqlFence().check(db, "x", lease)
-    SqlFence().check("app.db", "x", lease)  # type: ignore[call-overload]
+    SqlFence().check(db, lease)
+    SqlFence().check(db, lease, "x")
+    SqlFence().check(db, lease, resource="x")
+    SqlFence().check(db, "x", lease)  # type: ignore[call-overload]
+    SqlFence().check("app.db", lease, "x")  # type: ignore[call-overload]
 
 
 def fenced_with_an_engine(engine: Engine, lease: fencelock.Lease) -> None:
     """What has no transaction is no connection."""
-    SqlFence().check(engine, "x", lease)  # type: ignore[call-overload]
+    SqlFence().check(engine, lease, "x")  # type: ignore[call-overload]
 
 
 async def fenced_awaited(
@@ -222,10 +225,10 @@ async def fenced_awaited(
     assert_type(await SqlFence().token(bind, "x"), int | None)
     assert_type(await SqlFence().token(lite, "x"), int | None)
     assert_type(await SqlFence().token(await lite.cursor(), "x"), int | None)
-    await SqlFence().check(connection, "x", lease)
-    SqlFence().check(connection, "x", lease)  # type: ignore[unused-coroutine]
-    SqlFence().check(connection.cursor(), "x", lease)  # type: ignore[unused-coroutine]
-    SqlFence().check(session, "x", lease)  # type: ignore[unused-coroutine]
+    await SqlFence().check(connection, lease, "x")
+    SqlFence().check(connection, lease, "x")  # type: ignore[unused-coroutine]
+    SqlFence().check(connection.cursor(), lease, "x")  # type: ignore[unused-coroutine]
+    SqlFence().check(session, lease, "x")  # type: ignore[unused-coroutine]
     SqlFence().rebase(connection, "x", 5, reason="why")  # type: ignore[unused-coroutine]
 
 
@@ -233,33 +236,35 @@ def fenced_redis(client: redis.Redis, lease: fencelock.Lease) -> None:
     """The fences that are made with a client have its colour."""
     fence = RedisFence(client)
     assert_type(fence, RedisFence[redis.Redis])
-    assert_type(fence.enter("x", lease), None)
+    assert_type(fence.enter(lease), None)
+    assert_type(fence.enter(lease, "x"), None)
     assert_type(fence.token("x"), int | None)
     assert_type(fence.collect(5), int)
     fence.rebase("x", 5, reason="why")
     with client.pipeline() as pipe:
-        assert_type(fence.enter("x", lease, on=pipe), Pipeline)
-    fence.enter("x", lease, on=client)  # type: ignore[call-overload]
+        assert_type(fence.enter(lease, "x", on=pipe), Pipeline)
+    fence.enter(lease, "x", on=client)  # type: ignore[call-overload]
 
 
 async def fenced_redis_awaited(client: redis.asyncio.Redis, lease: aio.Lease) -> None:
     """A forgotten `await` is seen, but not in a pipeline, which is to be executed."""
     fence = RedisFence(client)
-    await fence.enter("x", lease)
-    fence.enter("x", lease)  # type: ignore[unused-coroutine]
+    await fence.enter(lease, "x")
+    fence.enter(lease, "x")  # type: ignore[unused-coroutine]
     fence.rebase("x", 5, reason="why")  # type: ignore[unused-coroutine]
     assert_type(await fence.token("x"), int | None)
     assert_type(await fence.collect(5), int)
     async with client.pipeline() as pipe:
-        fence.enter("x", lease, on=pipe)
+        fence.enter(lease, "x", on=pipe)
 
 
 def fenced_etcd(client: etcd3gw.Etcd3Client, lease: fencelock.Lease) -> None:
     """etcd's, on a client that blocks."""
     fence = EtcdFence(client)
-    fence.enter("x", lease)
+    fence.enter(lease)
+    fence.enter(lease, "x")
     fence.rebase("x", 5, reason="why")
-    assert_type(fence.transaction("x", lease, {}), dict[str, Any])
+    assert_type(fence.transaction({}, lease, "x"), dict[str, Any])
     assert_type(fence.token("x"), int | None)
     assert_type(fence.collect(5), int)
 
@@ -275,10 +280,10 @@ class AwaitedEtcd:
 async def fenced_etcd_awaited(lease: aio.Lease) -> None:
     """The same, awaited."""
     fence = EtcdFence(AwaitedEtcd())
-    await fence.enter("x", lease)
-    fence.enter("x", lease)  # type: ignore[unused-coroutine]
-    fence.transaction("x", lease, {})  # type: ignore[unused-coroutine]
-    assert_type(await fence.transaction("x", lease, {}), dict[str, Any])
+    await fence.enter(lease, "x")
+    fence.enter(lease, "x")  # type: ignore[unused-coroutine]
+    fence.transaction({}, lease, "x")  # type: ignore[unused-coroutine]
+    assert_type(await fence.transaction({}, lease, "x"), dict[str, Any])
     assert_type(await fence.token("x"), int | None)
     assert_type(await fence.collect(5), int)
 
@@ -286,8 +291,8 @@ async def fenced_etcd_awaited(lease: aio.Lease) -> None:
 async def fenced_by_whatever(client: Any, on_redis: RedisFence, on_etcd: EtcdFence, lease: fencelock.Lease) -> None:
     """Of a client whose type is not known, or not told, nothing is known: it may be of either colour."""
     assert_type(RedisFence(client), RedisFence[Any])
-    assert_type(RedisFence(client).enter("x", lease), Any)
-    assert_type(EtcdFence(client).enter("x", lease), Any)
+    assert_type(RedisFence(client).enter(lease, "x"), Any)
+    assert_type(EtcdFence(client).enter(lease, "x"), Any)
     assert_type(on_redis.token("x"), Any)
     assert_type(on_etcd.token("x"), Any)
     on_redis.enter("x")  # type: ignore[call-overload]

@@ -15,6 +15,8 @@ __all__ = ["Credentials", "Fenced", "from_environ"]
 class Fenced(Protocol):
     """As much of a lease as a fence looks at: anything that has a token and an owner's id will do.
 
+    If it also has a `name` (str), that is the resource unless the caller names another.
+
     >>> from types import SimpleNamespace
     >>> other_service: Fenced = SimpleNamespace(token=34, id="worker-7")
     """
@@ -28,8 +30,8 @@ class Fenced(Protocol):
 def from_environ(environ: Mapping[str, str] | None = None) -> Credentials:
     """Return what `fencelock run` gave to this command, to be handed to a fence in place of a lease.
 
-    >>> from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "5f1d"})
-    Credentials(token=34, id='5f1d')
+    >>> from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "5f1d", "FENCELOCK_NAME": "report"})
+    Credentials(token=34, id='5f1d', name='report')
     """
     given = os.environ if environ is None else environ
     token, id_ = given.get("FENCELOCK_TOKEN", ""), given.get("FENCELOCK_ID", "")
@@ -39,4 +41,4 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Credentials:
         raise FencelockError(f"{those} not set: start this command with `fencelock run NAME -- COMMAND`")
     if not (token.isascii() and token.isdigit()):
         raise FencelockError(f"FENCELOCK_TOKEN is {token!r:.40} and not a number; leave it as `fencelock run` sets it")
-    return Credentials(int(token), id_)
+    return Credentials(int(token), id_, given.get("FENCELOCK_NAME") or None)

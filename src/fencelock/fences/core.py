@@ -16,14 +16,15 @@ ID_MAX = 255
 
 
 class Credentials(NamedTuple):
-    """A token and an owner's id, all that a fence needs of a lease.
+    """What a fence needs of a lease: its token, its id, and the lock's name, which is the default for the resource.
 
-    >>> Credentials(34, "worker-7").token
+    >>> Credentials(34, "worker-7", "order:42").token
     34
     """
 
     token: int
     id: str
+    name: str | None = None
 
 
 class Mark(NamedTuple):
@@ -46,7 +47,12 @@ class Mark(NamedTuple):
 
     def is_of(self, bearer: Credentials) -> bool:
         """Return whether this bearer was the last to pass."""
-        return tuple(self) == tuple(bearer)
+        return (self.token, self.id) == (bearer.token, bearer.id)
+
+    @classmethod
+    def of(cls, bearer: Credentials) -> Mark:
+        """Return the mark that a bearer leaves when it passes."""
+        return cls(bearer.token, bearer.id)
 
     @property
     def text(self) -> str:
@@ -83,7 +89,7 @@ def bearer(lease: object) -> Credentials:
 
     >>> from types import SimpleNamespace
     >>> bearer(SimpleNamespace(token=34, id="worker-7"))
-    Credentials(token=34, id='worker-7')
+    Credentials(token=34, id='worker-7', name=None)
     """
     token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
     if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
@@ -92,13 +98,29 @@ def bearer(lease: object) -> Credentials:
             f"not {kind}",
             "give it what acquire() or the `with` block returned, or fencelock.fences.from_environ()",
         )
-        if token is not None and id_ is not None:
+        if isinstance(lease, str):
+            do = "the lease comes before the resource"
+        elif token is not None and id_ is not None:
             what, do = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
         raise InvalidType(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {do}")
     _check_range(token)
     if not id_ or "\0" in id_ or len(id_.encode()) > ID_MAX:
         raise InvalidArgument(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
-    return Credentials(token, id_)
+    name = getattr(lease, "name", None)
+    return Credentials(token, id_, name if isinstance(name, str) else None)
+
+
+def resource_of(mine: Credentials, resource: object) -> str:
+    """Return the resource that a caller named, or else the name of its lease; raise InvalidType if there is neither.
+
+    >>> resource_of(Credentials(34, "worker-7", "order:42"), None)
+    'order:42'
+    """
+    if resource is None and mine.name is None:
+        raise InvalidType(
+            "a fence's resource must be given, as in resource='order:42': this lease has no name to take in its place"
+        )
+    return check_resource(mine.name if resource is None else resource)
 
 
 def check_resource(resource: object) -> str:

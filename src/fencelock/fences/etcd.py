@@ -23,6 +23,7 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     not_entered,
+    resource_of,
     tell_collected,
     tell_moved,
     token_of,
@@ -52,15 +53,17 @@ class EtcdFence(Generic[ClientT]):
 
     >>> def sell(client: Etcd3Client, lease: fencelock.Lease) -> None:
     ...     fence = EtcdFence(client)
-    ...     fence.enter("stock", lease)                                      # first, then read
+    ...     fence.enter(lease)                                               # first, then read
     ...     left = int(client.get("apples")[0]) - 5
     ...     put = {"request_put": {"key": coded("apples"), "value": coded(str(left))}}
-    ...     fence.transaction("stock", lease, {"success": [put]})            # StaleToken if somebody newer has entered
+    ...     fence.transaction({"success": [put]}, lease)                     # StaleToken if somebody newer has entered
     """
 
     def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
-        if not prefix:
-            raise InvalidArgument("the marks need a prefix of their own among etcd's keys")
+        if not prefix.endswith("/"):
+            raise InvalidArgument(
+                f"the prefix of the marks must end with a slash, as in 'fencelock-fence/', not {prefix!r:.60}"
+            )
         self._client: Any = client
         self._prefix = prefix
         self._awaited = _is_awaited(client)
@@ -68,50 +71,57 @@ class EtcdFence(Generic[ClientT]):
     # ------------------------------------------------------------------ what holders do
 
     @overload
-    def enter(self: EtcdFence[Never], resource: str, lease: Fenced) -> Any: ...
+    def enter(self: EtcdFence[Never], lease: Fenced, resource: str | None = None) -> Any: ...
     @overload
-    def enter(self: EtcdFence[Blocking], resource: str, lease: Fenced) -> None: ...
+    def enter(self: EtcdFence[Blocking], lease: Fenced, resource: str | None = None) -> None: ...
     @overload
-    def enter(self: EtcdFence[Awaited], resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
+    def enter(self: EtcdFence[Awaited], lease: Fenced, resource: str | None = None) -> Coroutine[Any, Any, None]: ...
 
-    def enter(self, resource: str, lease: Fenced) -> Any:
+    def enter(self, lease: Fenced, resource: str | None = None) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        return self._run(self._enter(check_resource(resource), bearer(lease)))
+        mine = bearer(lease)
+        return self._run(self._enter(resource_of(mine, resource), mine))
 
-    def compare(self, resource: str, lease: Fenced) -> Json:
+    def compare(self, lease: Fenced, resource: str | None = None) -> Json:
         """Return the compare for a transaction of your own: that nobody newer has entered since you did.
 
         >>> from types import SimpleNamespace
-        >>> compare = EtcdFence(SimpleNamespace(transaction=None)).compare("stock", SimpleNamespace(token=34, id="b"))
+        >>> compare = EtcdFence(SimpleNamespace(transaction=None)).compare(SimpleNamespace(token=34, id="b"), "stock")
         >>> compare["target"], compare["result"]
         ('VALUE', 'EQUAL')
         """
-        return _is(self.key(resource), "VALUE", value=coded(self.value(lease)))
+        return _is(self.key(resource_of(bearer(lease), resource)), "VALUE", value=coded(self.value(lease)))
 
-    @overload
-    def transaction(self: EtcdFence[Never], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any: ...
-    @overload
-    def transaction(self: EtcdFence[Blocking], resource: str, lease: Fenced, request: Mapping[str, Any]) -> Json: ...
     @overload
     def transaction(
-        self: EtcdFence[Awaited], resource: str, lease: Fenced, request: Mapping[str, Any]
+        self: EtcdFence[Never], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
+    ) -> Any: ...
+    @overload
+    def transaction(
+        self: EtcdFence[Blocking], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
+    ) -> Json: ...
+    @overload
+    def transaction(
+        self: EtcdFence[Awaited], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
     ) -> Coroutine[Any, Any, Json]: ...
 
-    def transaction(self, resource: str, lease: Fenced, request: Mapping[str, Any]) -> Any:
+    def transaction(self, request: Mapping[str, Any], lease: Fenced, resource: str | None = None) -> Any:
         """Send a transaction with the compare in it; return its answer, or raise StaleToken.
 
         An answer with `succeeded` missing or False is about compares of your own.
         """
-        return self._run(self._transaction(check_resource(resource), bearer(lease), request))
+        mine = bearer(lease)
+        return self._run(self._transaction(request, mine, resource_of(mine, resource)))
 
     def key(self, resource: str) -> str:
         """Return the key of a resource's mark.
 
         >>> from types import SimpleNamespace
-        >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock")
-        'fencelock-fence/stock'
+        >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock/apples")
+        'fencelock-fence/stock%2Fapples'
         """
-        return self._prefix + check_resource(resource)
+        # No slash after the prefix: a key with one belongs to a fence whose prefix begins with ours.
+        return self._prefix + check_resource(resource).replace("%", "%25").replace("/", "%2F")
 
     def value(self, lease: Fenced) -> str:
         """Return what the mark must be for this lease to pass.
@@ -120,7 +130,7 @@ class EtcdFence(Generic[ClientT]):
         >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
         '34 b'
         """
-        return Mark(*bearer(lease)).text
+        return Mark.of(bearer(lease)).text
 
     # ------------------------------------------------------------------ what keepers of the fence do
 
@@ -171,13 +181,13 @@ class EtcdFence(Generic[ClientT]):
             if mark is not None and mark.is_of(mine):
                 return
             unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
-            if await self._put(unchanged, key, Mark(*mine)):
+            if await self._put(unchanged, key, Mark.of(mine)):
                 return
 
-    async def _transaction(self, resource: str, mine: Credentials, request: Mapping[str, Any]) -> Json:
+    async def _transaction(self, request: Mapping[str, Any], mine: Credentials, resource: str) -> Json:
         key, looks = self.key(resource), [_range(self.key(resource)), _range(self._prefix)]
         fenced = {
-            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(Mark(*mine).text))],
+            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(Mark.of(mine).text))],
             "success": list(request.get("success", ())),
             "failure": [*request.get("failure", ()), *looks],
         }
@@ -214,7 +224,8 @@ class EtcdFence(Generic[ClientT]):
         count = 0
         for pair in answer["responses"][0]["response_range"].get("kvs", ()):
             name = b64decode(pair["key"]).decode()
-            if name != self._prefix and _parse(pair["value"]).token < floor:
+            is_mark = name != self._prefix and "/" not in name.removeprefix(self._prefix)
+            if is_mark and _parse(pair["value"]).token < floor:
                 gone = {"request_delete_range": {"key": pair["key"]}}
                 request = {"compare": [_at(name, int(pair["mod_revision"]))], "success": [gone]}
                 count += bool((await self._ask(request)).get("succeeded"))

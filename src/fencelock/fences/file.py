@@ -41,37 +41,37 @@ class FileFence:
     >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
     >>> path = os.path.join(tempfile.mkdtemp(), "stock")
     >>> fence = FileFence()
-    >>> fence.write(path, old, b"100")
-    >>> fence.enter(path, new)
+    >>> fence.write(old, path, b"100")
+    >>> fence.enter(new, path)
     >>> with open(path) as file:
     ...     left = int(file.read()) - 5
-    >>> fence.write(path, new, str(left).encode())
-    >>> fence.write(path, old, b"90")  # doctest: +ELLIPSIS
+    >>> fence.write(new, path, str(left).encode())
+    >>> fence.write(old, path, b"90")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fencelock.errors.StaleToken: ...stock' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
     """
 
-    def enter(self, path: Path, lease: Fenced) -> None:
+    def enter(self, lease: Fenced, path: Path) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        place = _Place.of(path)
+        mine, place = bearer(lease), _Place.of(path)
         with place.locked():
-            place.raise_mark(bearer(lease))
+            place.raise_mark(mine)
 
-    def write(self, path: Path, lease: Fenced, data: bytes) -> None:
+    def write(self, lease: Fenced, path: Path, data: bytes) -> None:
         """Replace the file by one with this content, unless the token is old. It is on disk when this returns."""
-        with self.replace(path, lease) as file:
+        with self.replace(lease, path) as file:
             file.write(data)
 
     @contextmanager
-    def replace(self, path: Path, lease: Fenced) -> Iterator[IO[bytes]]:
+    def replace(self, lease: Fenced, path: Path) -> Iterator[IO[bytes]]:
         """Give a file to write to, which takes the place of the other at the end of the block, unless the token is old.
 
         >>> import tempfile, types
         >>> path = os.path.join(tempfile.mkdtemp(), "report")
-        >>> with FileFence().replace(path, types.SimpleNamespace(token=7, id="me")) as file:
+        >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
         ...     _ = file.write(b"done")
         """
-        place, mine = _Place.of(path), bearer(lease)
+        mine, place = bearer(lease), _Place.of(path)
         with place.fresh() as (file, temporary):
             yield file
             _to_disk(file)
@@ -103,7 +103,7 @@ class FileFence:
 
         >>> import tempfile, types
         >>> folder, fence = tempfile.mkdtemp(), FileFence()
-        >>> fence.write(os.path.join(folder, "report"), types.SimpleNamespace(token=7, id="me"), b"done")
+        >>> fence.write(types.SimpleNamespace(token=7, id="me"), os.path.join(folder, "report"), b"done")
         >>> fence.collect(folder, floor=1000), fence.token(os.path.join(folder, "report"))
         (1, 1000)
         """
@@ -185,7 +185,7 @@ class _Place:
         mark = self.mark()
         admit(self.path, mine, mark)
         if mark is None or not mark.is_of(mine):
-            self.set_mark(Mark(*mine))
+            self.set_mark(Mark.of(mine))
 
     def set_mark(self, mark: Mark) -> None:
         with self.fresh(at_least=stat.S_IRUSR | stat.S_IWUSR) as (file, temporary):
@@ -197,11 +197,14 @@ class _Place:
     def fresh(self, at_least: int = 0) -> Iterator[tuple[IO[bytes], str]]:
         """Give a new file in the same folder, with owner and mode of the one to be replaced; gone at the end if not used."""
         temporary = f"{self._mark}-{os.urandom(8).hex()}"
-        file = open(temporary, "xb")  # noqa: SIM115
+        replaced = os.stat(self.path) if os.path.isfile(self.path) else None
+        # Only its owner may open it until it has the mode of the file that it replaces.
+        mode = 0o666 if replaced is None else 0o600
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            with file:
-                if os.path.isfile(self.path):
-                    _make_like(temporary, os.stat(self.path), at_least)
+            with open(descriptor, "wb") as file:
+                if replaced is not None:
+                    _make_like(temporary, replaced, at_least)
                 yield file, temporary
         finally:
             try:

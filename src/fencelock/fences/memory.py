@@ -15,6 +15,7 @@ from fencelock.fences.core import (
     check_reason,
     check_resource,
     check_token,
+    resource_of,
     tell_collected,
     tell_moved,
     token_of,
@@ -31,14 +32,14 @@ class MemoryFence:
     >>> fence, stock = MemoryFence(), {"apples": 100}
     >>> with fencelock.connect("memory://fence") as locks:
     ...     slow = locks.lock("apples", ttl=0.1, renew=False).acquire()
-    ...     fence.enter("apples", slow)                        # first, then read
+    ...     fence.enter(slow)                                  # first, then read
     ...     seen_by_slow = stock["apples"]
     ...     with locks.lock("apples") as lease:                # the slow one was stopped for longer than its ttl
-    ...         fence.enter("apples", lease)
-    ...         with fence.write("apples", lease):             # nobody gets in between check and write
+    ...         fence.enter(lease)
+    ...         with fence.write(lease):                       # nobody gets in between check and write
     ...             stock["apples"] -= 10
     ...     try:
-    ...         with fence.write("apples", slow):
+    ...         with fence.write(slow):
     ...             stock["apples"] = seen_by_slow - 5
     ...     except fencelock.StaleToken:
     ...         print("refused")
@@ -53,40 +54,40 @@ class MemoryFence:
         self._floor: Mark | None = None
         self._open: dict[str, list[Mark]] = {}
 
-    def enter(self, resource: str, lease: Fenced) -> None:
+    def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
         with self._mutex:
-            self._pass(resource, lease)
+            self._pass(lease, resource)
 
-    def check(self, resource: str, lease: Fenced) -> None:
+    def check(self, lease: Fenced, resource: str | None = None) -> None:
         """Raise StaleToken if a newer token, or an equal one of another owner, was here.
 
         Between this and a write that follows it another thread may enter: use `write` where that can be.
         """
         with self._mutex:
-            self._pass(resource, lease)
+            self._pass(lease, resource)
 
     @contextmanager
-    def write(self, resource: str, lease: Fenced) -> Iterator[None]:
+    def write(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
         """Check, and let nobody else enter until the block ends. Keep it short: it holds up every resource.
 
         In asyncio it must not await: tasks share a thread, and one that came amid the block gets an error.
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
-        >>> with fence.write("report", SimpleNamespace(token=7, id="me")):
+        >>> with fence.write(SimpleNamespace(token=7, id="me", name="report")):
         ...     report = "done"
         """
         with self._mutex:
-            self._pass(resource, lease)
-            mine, open_ = self._marks[resource], self._open.setdefault(resource, [])
+            name = self._pass(lease, resource)
+            mine, open_ = self._marks[name], self._open.setdefault(name, [])
             open_.append(mine)
             try:
                 yield
             finally:
                 open_.remove(mine)
                 if not open_:
-                    self._open.pop(resource, None)
+                    self._open.pop(name, None)
 
     def token(self, resource: str) -> int | None:
         """Return the lowest token that would be let in: the highest that was, or the floor, or None.
@@ -104,9 +105,9 @@ class MemoryFence:
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
-        >>> fence.enter("report", SimpleNamespace(token=1000, id="old"))
+        >>> fence.enter(SimpleNamespace(token=1000, id="old"), "report")
         >>> fence.rebase("report", 5, reason="another engine")
-        >>> fence.enter("report", SimpleNamespace(token=5, id="new"))
+        >>> fence.enter(SimpleNamespace(token=5, id="new"), "report")
         """
         mark = Mark(check_token(token), "")
         check_reason(check_resource(resource), reason)
@@ -122,7 +123,7 @@ class MemoryFence:
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
-        >>> fence.enter("report", SimpleNamespace(token=7, id="me"))
+        >>> fence.enter(SimpleNamespace(token=7, id="me"), "report")
         >>> fence.collect(1000), fence.token("report")
         (1, 1000)
         """
@@ -135,14 +136,16 @@ class MemoryFence:
         tell_collected(len(old), in_force)
         return len(old)
 
-    def _pass(self, resource: str, lease: Fenced) -> None:
+    def _pass(self, lease: Fenced, resource: str | None) -> str:
         mine = bearer(lease)
-        admit(resource, mine, self._marks.get(check_resource(resource), self._floor))
-        writing = self._open.get(resource)
+        name = resource_of(mine, resource)
+        admit(name, mine, self._marks.get(name, self._floor))
+        writing = self._open.get(name)
         if writing and not writing[0].is_of(mine):
             raise FencelockError(
-                f"{resource!r} is being written under token {writing[0].token} by another task of this thread: a block of "
+                f"{name!r} is being written under token {writing[0].token} by another task of this thread: a block of "
                 "MemoryFence.write must not await",
-                resource,
+                name,
             )
-        self._marks[resource] = Mark(*mine)
+        self._marks[name] = Mark.of(mine)
+        return name

@@ -65,7 +65,7 @@ class ObjectFence:
 
     >>> def sell(client: S3Client, lease: fencelock.Lease) -> None:
     ...     fence = ObjectFence(client, "shop")
-    ...     fence.update("apples", lease, lambda body: str(int(body) - 5).encode())
+    ...     fence.update(lease, "apples", lambda body: str(int(body) - 5).encode())
     """
 
     def __init__(
@@ -76,36 +76,36 @@ class ObjectFence:
         self._stamp = stamp
         self._obeyed = set[str]() if probe else {"IfMatch", "IfNoneMatch"}
 
-    def update(self, key: str, lease: Fenced, change: Callable[[bytes | None], bytes]) -> bytes:
+    def update(self, lease: Fenced, key: str, change: Callable[[bytes | None], bytes]) -> bytes:
         """Read an object, have it changed, and put it back; return what was put, or raise StaleToken.
 
         `change` takes the content, or None if there is none, and may be called more than once.
         """
         tried = 0
         while True:
-            seen = self.read(key, lease)
+            seen = self.read(lease, key)
             body = change(None if seen.etag is None else seen.body)
             if self._put(key, bearer(lease), body, seen):
                 return body
             tried = _again(key, tried)
 
-    def read(self, key: str, lease: Fenced) -> Stored:
+    def read(self, lease: Fenced, key: str) -> Stored:
         """Return an object as it is, or raise StaleToken if somebody newer has written it. No ETag: there is none."""
-        seen, mine = self._get(check_resource(key)), bearer(lease)
+        mine, seen = bearer(lease), self._get(check_resource(key))
         admit(key, mine, seen.mark)
         return seen
 
-    def write(self, key: str, lease: Fenced, body: bytes, seen: Stored | None = None) -> bool:
+    def write(self, lease: Fenced, key: str, body: bytes, seen: Stored | None = None) -> bool:
         """Put an object in place of the one that was read; return False if somebody older has changed it since: read again.
 
         Without `seen`, whatever an older one has written is replaced.
         """
         if seen is None:
-            self.update(key, lease, lambda _: body)
+            self.update(lease, key, lambda _: body)
             return True
         if self._put(key, bearer(lease), body, seen):
             return True
-        self.read(key, lease)
+        self.read(lease, key)
         return False
 
     def token(self, key: str) -> int | None:

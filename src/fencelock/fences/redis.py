@@ -24,6 +24,7 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     refusal,
+    resource_of,
     tell_collected,
     tell_moved,
 )
@@ -59,103 +60,119 @@ PipelineT = TypeVar("PipelineT", bound=Pipeline)
 class RedisFence(Generic[ClientT]):
     """Fenced SET, HSET and DEL, and scripts of your own, run fenced.
 
-    `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are keys that
-    begin with `prefix` and never expire; `collect` forgets old ones. With `on=pipeline` a write joins a pipeline instead.
+    `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are fields of
+    one hash, at `key`, which never expires; `collect` forgets old ones. With `on=pipeline` a write joins a pipeline instead.
 
     >>> import redis, types
     >>> fence = RedisFence(redis.Redis())
     >>> def sell(client: redis.Redis, lease: fencelock.Lease) -> None:
     ...     fence = RedisFence(client)
-    ...     fence.enter("stock", lease)                               # first, then read
+    ...     fence.enter(lease)                                        # first, then read
     ...     left = int(client.get("apples") or 0) - 5
-    ...     fence.set("stock", lease, "apples", left)                 # StaleToken if somebody newer has entered
+    ...     fence.set(lease, "apples", left)                          # StaleToken if somebody newer has entered
     """
 
-    def __init__(self, client: ClientT, *, prefix: str = "fencelock:fence:") -> None:
-        if not prefix:
-            raise InvalidArgument("the marks need a prefix of their own among Redis's keys")
+    def __init__(self, client: ClientT, *, key: str = "fencelock:fence") -> None:
+        if not key:
+            raise InvalidArgument("the marks need a key of their own in Redis, as in key='fencelock:fence'")
         self._client: Any = client
-        self._prefix = prefix
+        self._key = key
         self._awaited = is_awaited(client)
 
     # ------------------------------------------------------------------ what holders do
 
     @overload
-    def enter(self: RedisFence[Never], resource: str, lease: Fenced, *, on: Any = None) -> Any: ...
+    def enter(self: RedisFence[Never], lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any: ...
     @overload
     def enter(
-        self: RedisFence[Awaited], resource: str, lease: Fenced, *, on: None = None
+        self: RedisFence[Awaited], lease: Fenced, resource: str | None = None, *, on: None = None
     ) -> Coroutine[Any, Any, None]: ...
     @overload
-    def enter(self: RedisFence[Blocking], resource: str, lease: Fenced, *, on: None = None) -> None: ...
+    def enter(self: RedisFence[Blocking], lease: Fenced, resource: str | None = None, *, on: None = None) -> None: ...
     @overload
-    def enter(self, resource: str, lease: Fenced, *, on: PipelineT) -> PipelineT: ...
+    def enter(self, lease: Fenced, resource: str | None = None, *, on: PipelineT) -> PipelineT: ...
 
-    def enter(self, resource: str, lease: Fenced, *, on: Any = None) -> Any:
+    def enter(self, lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        return self.run(resource, lease, "return 1", on=on)  # a 1 that tells nothing: the types say None
+        return self.run(lease, "return 1", resource=resource, on=on)  # a 1 that tells nothing: the types say None
 
     # What is written has the server's own answer, which may be anything, in a pipeline, too: not told by types.
 
     def set(
-        self, resource: str, lease: Fenced, key: str | bytes, value: Any, *, px: int | None = None, on: Any = None
+        self,
+        lease: Fenced,
+        key: str | bytes,
+        value: Any,
+        *,
+        resource: str | None = None,
+        px: int | None = None,
+        on: Any = None,
     ) -> Any:
         """SET a key, fenced; `px` is its time to live in ms."""
         more = () if px is None else ("PX", px)
-        return self.run(resource, lease, _script("call").text, [key], ["SET", value, *more], on=on)
+        return self.run(lease, _script("call").text, [key], ["SET", value, *more], resource=resource, on=on)
 
     def hset(
-        self, resource: str, lease: Fenced, key: str | bytes, mapping: Mapping[Any, Any], *, on: Any = None
+        self,
+        lease: Fenced,
+        key: str | bytes,
+        mapping: Mapping[Any, Any],
+        *,
+        resource: str | None = None,
+        on: Any = None,
     ) -> Any:
         """HSET fields of a hash, fenced; return how many are new."""
         words = [word for pair in mapping.items() for word in pair]
-        return self.run(resource, lease, _script("call").text, [key], ["HSET", *words], on=on)
+        return self.run(lease, _script("call").text, [key], ["HSET", *words], resource=resource, on=on)
 
-    def delete(self, resource: str, lease: Fenced, *keys: str | bytes, on: Any = None) -> Any:
+    def delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None, on: Any = None) -> Any:
         """DEL keys, fenced; return how many there were."""
-        return self.run(resource, lease, _script("call").text, keys, ["DEL"], on=on)
+        return self.run(lease, _script("call").text, keys, ["DEL"], resource=resource, on=on)
 
     def run(
         self,
-        resource: str,
         lease: Fenced,
         script: str,
         keys: Iterable[str | bytes] = (),
         args: Iterable[Any] = (),
         *,
+        resource: str | None = None,
         on: Any = None,
     ) -> Any:
         """Run a Lua script of your own unless the token is old; it sees its own KEYS and ARGV and nothing of the fence.
 
         >>> more = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
         >>> def restock(fence: RedisFence, lease: fencelock.Lease) -> int:
-        ...     return fence.run("stock", lease, more, keys=["apples"], args=[10])
+        ...     return fence.run(lease, more, keys=["apples"], args=[10])
         """
-        name, mine = check_resource(resource), bearer(lease)
-        places = [*keys, self._prefix + name, self._prefix]
-        words = [*args, mine.token, mine.id]
+        mine = bearer(lease)
+        name = resource_of(mine, resource)
+        places = [*keys, self._key]
+        words = [*args, name, mine.token, mine.id]
         if on is not None:
             # By its text: redis-py would ask the server first which digests it knows, in a round trip of its own.
             return on.eval(_fenced(script).text, len(places), *places, *words)
         return self._run(self._write(_fenced(script), places, words, _Refusal(name, mine)))
 
     @contextmanager
-    def refusals(self, resource: str, lease: Fenced) -> Iterator[None]:
+    def refusals(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
         """Turn the error of a pipeline whose fenced write was refused into StaleToken.
 
         A pipeline is no transaction: what is not fenced in it is carried out all the same. Fence every write of it. With
         `execute(raise_on_error=False)` nothing is raised that could be turned: a refusal is then one of the results.
 
         >>> def sell(fence: RedisFence, client: redis.Redis, lease: fencelock.Lease) -> None:
-        ...     with client.pipeline() as pipe, fence.refusals("stock", lease):
-        ...         fence.set("stock", lease, "apples", 95, on=pipe)
-        ...         fence.hset("stock", lease, "sold", {"apples": 5}, on=pipe)
+        ...     with client.pipeline() as pipe, fence.refusals(lease):
+        ...         fence.set(lease, "apples", 95, on=pipe)
+        ...         fence.hset(lease, "sold", {"apples": 5}, on=pipe)
         ...         pipe.execute()
         """
+        mine = bearer(lease)
+        refused = _Refusal(resource_of(mine, resource), mine)
         try:
             yield
         except Exception as error:
-            _Refusal(check_resource(resource), bearer(lease)).raise_for(error)
+            refused.raise_for(error)
             raise
 
     # ------------------------------------------------------------------ what keepers of the fence do
@@ -200,18 +217,18 @@ class RedisFence(Generic[ClientT]):
     # ------------------------------------------------------------------ how
 
     async def _token(self, resource: str) -> int | None:
-        return _token_of(await self._ask(_script("seen"), [self._prefix + resource, self._prefix]))
+        return _token_of(await self._ask(_script("seen"), [self._key], [resource]))
 
     async def _rebase(self, resource: str, to: int, why: str) -> None:
-        before = await self._ask(_script("move"), [self._prefix + resource], [to])
+        before = await self._ask(_script("move"), [self._key], [resource, to])
         tell_moved(resource, _token_of(before), to, why)
 
     async def _collect(self, floor: int) -> int:
-        in_force = _token_of(await self._ask(_script("raise"), [self._prefix], [floor]))
-        found = self._client.scan_iter(match=_literal(self._prefix) + "?*", count=SCAN_COUNT)
+        in_force = _token_of(await self._ask(_script("raise"), [self._key], [floor]))
         count = 0
-        async for key in _each(found):
-            count += await self._ask(_script("forget"), [key], [floor])
+        async for resource, mark in _each(self._client.hscan_iter(self._key, count=SCAN_COUNT)):
+            if int(mark.split()[0]) < floor:  # never the floor's own field: it has been raised
+                count += await self._ask(_script("forget"), [self._key], [resource, floor])
         tell_collected(count, floor if in_force is None else in_force)
         return count
 
@@ -296,8 +313,3 @@ async def _each(found: Any) -> AsyncIterator[Any]:
 
 def _token_of(mark: Any) -> int | None:
     return None if mark is None else int(mark.split()[0])
-
-
-def _literal(text: str) -> str:
-    """Return a prefix as a pattern that matches only itself."""
-    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

@@ -20,10 +20,14 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     not_entered,
+    resource_of,
     tell_collected,
     tell_moved,
     token_of,
 )
+
+RESOURCE = "="
+"""What a resource's node begins with: a child of the root without it is not ours, such as the root of another fence."""
 
 
 class ZooKeeperFence:
@@ -33,11 +37,11 @@ class ZooKeeperFence:
 
     >>> def sell(client: KazooClient, lease: fencelock.Lease) -> None:
     ...     fence = ZooKeeperFence(client)
-    ...     fence.enter("stock", lease)                            # first, then read
+    ...     fence.enter(lease)                                     # first, then read
     ...     left = int(client.get("/apples")[0]) - 5
     ...     transaction = client.transaction()
     ...     transaction.set_data("/apples", str(left).encode())
-    ...     fence.commit(transaction, "stock", lease)              # StaleToken if somebody newer has entered
+    ...     fence.commit(transaction, lease)                       # StaleToken if somebody newer has entered
     """
 
     def __init__(self, client: Any, *, root: str = "/fencelock-fence") -> None:
@@ -46,9 +50,10 @@ class ZooKeeperFence:
 
     # ------------------------------------------------------------------ what holders do
 
-    def enter(self, resource: str, lease: Fenced) -> None:
+    def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        name, mine = check_resource(resource), bearer(lease)
+        mine = bearer(lease)
+        name = resource_of(mine, resource)
         while True:
             self._client.ensure_path(self._root)
             floor, floor_version = self._mark(self._root)
@@ -56,25 +61,27 @@ class ZooKeeperFence:
             admit(name, mine, mark or floor)
             if mark is not None and mark.is_of(mine) and self._client.exists(self._permit(name, mine)) is not None:
                 return
-            if self._replace(name, Mark(*mine), version, floor_version, permit=self._permit(name, mine)):
+            if self._replace(name, Mark.of(mine), version, floor_version, permit=self._permit(name, mine)):
                 return
 
-    def check(self, transaction: Any, resource: str, lease: Fenced) -> None:
+    def check(self, transaction: Any, lease: Fenced, resource: str | None = None) -> None:
         """Add the check to a transaction of your own: that nobody newer has entered since you did."""
-        transaction.check(self._permit(check_resource(resource), bearer(lease)), -1)
+        mine = bearer(lease)
+        transaction.check(self._permit(resource_of(mine, resource), mine), -1)
 
-    def commit(self, transaction: Any, resource: str, lease: Fenced) -> list[Any]:
+    def commit(self, transaction: Any, lease: Fenced, resource: str | None = None) -> list[Any]:
         """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
         from kazoo.exceptions import NoNodeError
 
-        self.check(transaction, resource, lease)
+        mine = bearer(lease)
+        name = resource_of(mine, resource)
+        self.check(transaction, mine, name)
         # First, so that a stale holder is told so, and not that something else is not as it expects.
         transaction.operations.insert(0, transaction.operations.pop())
         checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
-            mine = bearer(lease)
-            admit(resource, mine, self._seen(resource))
-            raise not_entered(resource, mine)
+            admit(name, mine, self._seen(name))
+            raise not_entered(name, mine)
         for result in (checked, *results):
             if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
@@ -118,6 +125,8 @@ class ZooKeeperFence:
                 continue
         count = 0
         for child in self._client.get_children(self._root):
+            if not child.startswith(RESOURCE):
+                continue
             place = f"{self._root}/{child}"
             mark, version = self._mark(place)
             if mark is not None and version is not None and mark.token < floor:
@@ -135,7 +144,7 @@ class ZooKeeperFence:
     # ------------------------------------------------------------------ how
 
     def _place(self, resource: str) -> str:
-        return f"{self._root}/{_escape(resource)}"
+        return f"{self._root}/{RESOURCE}{_escape(resource)}"
 
     def _permit(self, resource: str, mine: Credentials) -> str:
         return f"{self._place(resource)}/{mine.token}-{_escape(mine.id)}"

@@ -229,7 +229,7 @@ class Relay:
         try:
             lease.check()
             if first or done:
-                await settled(SqlFence().check(connection, self._resource, lease))
+                await settled(SqlFence().check(connection, lease, self._resource))
             if done:
                 await self._outbox.forget(to, done)
             messages = await self._outbox.next(to, lease.token, most, waiting) if most else []

@@ -38,7 +38,7 @@ class Resource:
     def read_step(self, lease: Fenced) -> int:
         """Enter and read, at the server."""
         if self._fence is not None:
-            self._fence.enter(self.label, lease)
+            self._fence.enter(lease, self.label)
         return self._value
 
     def write_step(self, owner: str, lease: Fenced, saw: int, value: int) -> None:
@@ -46,7 +46,7 @@ class Resource:
         at = self._network.scheduler.time
         try:
             if self._fence is not None:
-                self._fence.check(self.label, lease)
+                self._fence.check(lease, self.label)
         except StaleToken:
             self._log(Write(self.label, owner, lease.token, at, saw, value, accepted=False))
             raise

@@ -9,7 +9,7 @@ so that the application can check them once more in the transaction that writes.
 from __future__ import annotations
 
 from fencelock.fences.http.client import TokenAuth, raise_for_stale
-from fencelock.fences.http.service import WRITES, FencedAsgi, FencedWsgi
+from fencelock.fences.http.service import WRITES, FencedAsgi, FencedWsgi, path_of
 from fencelock.fences.http.wire import HEADER, STALE, BadHeader, header, parse
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "TokenAuth",
     "header",
     "parse",
+    "path_of",
     "raise_for_stale",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any
 
 from fencelock.errors import InvalidType, StaleToken
@@ -19,12 +19,17 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 class _Gate:
     """What both kinds of middleware do: find the credentials, ask the fence, and put a refusal into words."""
 
-    def __init__(self, fence: Any, methods: Iterable[str], required: bool) -> None:
+    def __init__(self, fence: Any, resource: Any, methods: Iterable[str], required: bool) -> None:
+        if not callable(resource):
+            raise InvalidType(
+                "resource is a function that takes the scope or environ of a request and returns the name of what is "
+                f"written, or None, as in resource=lambda request: 'stock', not {type(resource).__name__}"
+            )
         if isinstance(methods, str):
             raise InvalidType(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
         if not hasattr(fence, "enter") and not callable(fence):
             raise InvalidType(
-                "the middleware needs a fence with enter(resource, lease), such as MemoryFence or RedisFence, or a function "
+                "the middleware needs a fence with enter(lease, resource), such as MemoryFence or RedisFence, or a function "
                 f"that gives a connection to a database, such as lambda: psycopg.connect(…), not {type(fence).__name__}"
             )
         self.fence: Any = fence if hasattr(fence, "enter") else SqlDoor(fence)
@@ -66,14 +71,23 @@ def _problem(status: int, kind: str, detail: str, more: Mapping[str, Any] | None
 class FencedAsgi:
     """ASGI middleware: 409 and a problem+json body for an old token, 428 for none, 400 for one that cannot be read.
 
-    `fence` keeps the highest token of each resource: anything with `enter(resource, lease)`, blocking or awaited, such as
-    RedisFence or MemoryFence, or a function that connects to a database, for a SqlDoor. One that blocks is better called
-    in a thread: `run=asyncio.to_thread`. `resource` says from the scope what is written (default: the path, without a
-    slash at its end); None lets the request pass. The application finds the credentials in `scope["fencelock"]`.
+    `fence` keeps the highest token of each resource: anything with `enter(lease, resource)`, blocking or awaited, such as
+    RedisFence or MemoryFence, or a function that connects to a database, for a SqlDoor.
+
+    `resource` takes the scope and returns the name of what is written, or None to let the request pass. Each name that it
+    returns is stored: return only names of things that exist and that this caller may write, and put the middleware behind
+    the one that authenticates. `path_of(scope)` is the request's path.
+
+    The fence is called in a thread, so that one that blocks does not stop the event loop: `run` is `asyncio.to_thread`, or
+    what another event loop has in its place. What it returns is awaited on the loop if it has to be.
+
+    The application finds the credentials, with the resource as their name, in `scope["fencelock"]`.
 
     >>> import sqlite3
     >>> async def app(scope, receive, send): ...
-    >>> fenced = FencedAsgi(app, lambda: sqlite3.connect("fences.db"), run=asyncio.to_thread)
+    >>> def stock(scope):
+    ...     return "stock" if path_of(scope) == "/stock" else None
+    >>> fenced = FencedAsgi(app, lambda: sqlite3.connect("fences.db"), resource=stock)
     """
 
     def __init__(
@@ -81,15 +95,15 @@ class FencedAsgi:
         app: Callable[..., Awaitable[None]],
         fence: Any,
         *,
-        resource: Callable[[Mapping[str, Any]], str | None] = lambda scope: _place(scope["path"]),
+        resource: Callable[[Mapping[str, Any]], str | None],
         methods: Iterable[str] = WRITES,
         required: bool = True,
         run: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
         self._app = app
-        self._gate = _Gate(fence, methods, required)
+        self._gate = _Gate(fence, resource, methods, required)
         self._resource = resource
-        self._run = run
+        self._run = _in_thread if run is None else run
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Let a request in, or answer it."""
@@ -101,19 +115,25 @@ class FencedAsgi:
         mine = self._gate.credentials(scope["method"], resource, values)
         if isinstance(mine, Credentials):
             try:
-                await self._enter(resource, mine)
+                await self._enter(mine, resource)
             except StaleToken as stale:
                 return await _answer(send, *self._gate.refused(stale))
-            scope = {**scope, "fencelock": mine}
+            scope = {**scope, "fencelock": mine._replace(name=resource)}
         elif mine is not None:
             return await _answer(send, *mine)
         return await self._app(scope, receive, send)
 
-    async def _enter(self, resource: str, mine: Credentials) -> None:
+    async def _enter(self, mine: Credentials, resource: str) -> None:
         enter = self._gate.fence.enter
-        entered = enter(resource, mine) if self._run is None else await self._run(enter, resource, mine)
+        entered = enter(mine, resource) if iscoroutinefunction(enter) else await self._run(enter, mine, resource)
         if isawaitable(entered):
             await entered
+
+
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    from asyncio import to_thread  # not for those who only use WSGI
+
+    return await to_thread(work, *args)
 
 
 async def _answer(send: Any, status: int, problem: dict[str, Any]) -> None:
@@ -123,18 +143,22 @@ async def _answer(send: Any, status: int, problem: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _path(environ: Mapping[str, Any]) -> str:
-    """Return the path as ASGI has it; WSGI hands on its bytes as Latin-1."""
-    path: str = environ.get("PATH_INFO") or "/"
-    try:
-        path = path.encode("latin-1").decode()
-    except UnicodeError:
-        pass
-    return _place(path)
+def path_of(request: Mapping[str, Any]) -> str:
+    """Return the whole path of a request, the same for an ASGI scope and a WSGI environ.
 
+    It begins with where the application is mounted, and has no slash at its end: many applications take both for one thing.
 
-def _place(path: str) -> str:
-    """Return a path without slashes at its end, as many applications take both for one thing: better both are refused."""
+    >>> path_of({"type": "http", "path": "/shop/stock/"}), path_of({"SCRIPT_NAME": "/shop", "PATH_INFO": "/stock"})
+    ('/shop/stock', '/shop/stock')
+    """
+    if "path" in request:
+        path: str = request["path"]
+    else:
+        path = request.get("SCRIPT_NAME", "") + request.get("PATH_INFO", "")
+        try:
+            path = path.encode("latin-1").decode()  # WSGI hands on its bytes as Latin-1
+        except UnicodeError:
+            pass
     return path.rstrip("/") or "/"
 
 
@@ -143,7 +167,8 @@ class FencedWsgi:
 
     >>> from fencelock.fences.memory import MemoryFence
     >>> def app(environ, start_response): ...
-    >>> fenced = FencedWsgi(app, MemoryFence(), resource=lambda environ: environ["PATH_INFO"].split("/")[1])
+    >>> names = {"/stock": "stock", "/prices": "prices"}
+    >>> fenced = FencedWsgi(app, MemoryFence(), resource=lambda environ: names.get(path_of(environ)))
     """
 
     def __init__(
@@ -151,12 +176,12 @@ class FencedWsgi:
         app: Callable[..., Iterable[bytes]],
         fence: Any,
         *,
-        resource: Callable[[Mapping[str, Any]], str | None] = _path,
+        resource: Callable[[Mapping[str, Any]], str | None],
         methods: Iterable[str] = WRITES,
         required: bool = True,
     ) -> None:
         self._app = app
-        self._gate = _Gate(fence, methods, required)
+        self._gate = _Gate(fence, resource, methods, required)
         self._resource = resource
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -167,11 +192,11 @@ class FencedWsgi:
         problem = mine if not isinstance(mine, Credentials) else None
         if isinstance(mine, Credentials):
             try:
-                entered = self._gate.fence.enter(resource, mine)
+                entered = self._gate.fence.enter(mine, resource)
                 if isawaitable(entered):
                     getattr(entered, "close", lambda: None)()  # a coroutine would be missed
                     raise InvalidType("this fence is to be awaited, which WSGI cannot: give it one that blocks")
-                environ["fencelock"] = mine
+                environ["fencelock"] = mine._replace(name=resource)
             except StaleToken as stale:
                 problem = self._gate.refused(stale)
         if problem is None:

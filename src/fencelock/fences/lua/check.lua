@@ -1,10 +1,11 @@
 -- fencelock's fence: an old token ends here, with an error and nothing written; otherwise the script that follows writes. The last
--- two keys are the mark and the floor, the last two arguments the token and the owner's id: they are taken away, so that the
--- script sees only its own.
+-- key is the hash with the marks, whose empty field is the floor; the last three arguments are the resource, the token and the
+-- owner's id: they are taken away, so that the script sees only its own.
 do
-  local id, token = table.remove(ARGV), table.remove(ARGV)
-  local floor, mark = table.remove(KEYS), table.remove(KEYS)
-  local seen = redis.call('GET', mark) or redis.call('GET', floor)
+  local id, token, resource = table.remove(ARGV), table.remove(ARGV), table.remove(ARGV)
+  local marks = table.remove(KEYS)
+  local found = redis.call('HMGET', marks, resource, '')
+  local seen = found[1] or found[2]
   if seen then
     local seen_token, seen_id = string.match(seen, '^(%d+) (.*)$')
     local mine, theirs = tonumber(token), tonumber(seen_token)
@@ -13,5 +14,5 @@ do
     end
   end
   local now = token .. ' ' .. id
-  if seen ~= now then redis.call('SET', mark, now) end
+  if seen ~= now then redis.call('HSET', marks, resource, now) end
 end

@@ -1,2 +1,3 @@
 -- What a token is compared with: the mark, else the floor.
-return redis.call('GET', KEYS[1]) or redis.call('GET', KEYS[2])
+local found = redis.call('HMGET', KEYS[1], ARGV[1], '')
+return found[1] or found[2]

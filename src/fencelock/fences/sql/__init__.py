@@ -19,6 +19,7 @@ from fencelock.fences.core import (
     check_resource,
     check_token,
     refusal,
+    resource_of,
     tell_collected,
     tell_moved,
     token_of,
@@ -30,14 +31,11 @@ from fencelock.sqlio.promised import Promised
 
 __all__ = ["FenceColumn", "SqlFence", "schema"]
 
-SHORTEST_IDLE = 0.1
-"""Seconds that a transaction may be idle even if hardly anything is left of its lease: it is about to end, not to fail."""
+DEFAULT_IDLE = 30.0
+"""Seconds that any transaction may be idle; one under a lease of more than half of that, twice the lease's ttl."""
 
-IDLE_OF_CREDENTIALS = 30.0
-"""Seconds that a transaction may be idle whose bearer does not say how much is left of its lease: the default ttl."""
-
-LONGEST_IDLE = 86400.0
-"""As long as a lease of ours may be; servers take no number whatever."""
+SHORTEST_IDLE, LONGEST_IDLE = 0.1, 2 * 86400.0
+"""What a caller may choose. The longest is twice the longest ttl of a lease; servers do not take every number."""
 
 NOWHERE = Mark(0, "")
 """A floor that keeps nobody out, as every new table has it on MySQL."""
@@ -56,9 +54,9 @@ class SqlFence:
     >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
     >>> db = sqlite3.connect(":memory:")
     >>> with db:
-    ...     SqlFence().check(db, "order:42", new)
+    ...     SqlFence().check(db, new, "order:42")
     >>> with db:
-    ...     SqlFence().check(db, "order:42", old)
+    ...     SqlFence().check(db, old, "order:42")
     Traceback (most recent call last):
     fencelock.errors.StaleToken: 'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
     >>> db.close()
@@ -73,28 +71,28 @@ class SqlFence:
         self._bound_idle = bound_idle
 
     @overload
-    def check(self, connection: Blocking, resource: str, lease: Fenced) -> None: ...
+    def check(self, connection: Blocking, lease: Fenced, resource: str | None = None) -> None: ...
     @overload
-    def check(self, connection: Awaited, resource: str, lease: Fenced) -> Coroutine[Any, Any, None]: ...
+    def check(self, connection: Awaited, lease: Fenced, resource: str | None = None) -> Coroutine[Any, Any, None]: ...
 
-    def check(self, connection: Any, resource: str, lease: Fenced) -> Any:
-        """Raise StaleToken unless the lease is the newest that this resource has seen.
+    def check(self, connection: Any, lease: Fenced, resource: str | None = None) -> Any:
+        """Raise StaleToken unless the lease is the newest that this resource has seen; without one, its lock's name is it.
 
         Call it first in a transaction, before anything is read. On a connection that commits every statement by itself it
         is refused, as the lock on the fence would be gone before the write.
 
         A holder that is stopped inside its transaction holds up the next one. PostgreSQL and MariaDB therefore end a
-        transaction that is idle for longer than what is left of the lease, by its `remaining`. For credentials, which have
-        none (`from_environ`, what FencedAsgi hands on), that is 30 seconds. `SqlFence(bound_idle=5)` puts it at 5 seconds, or
-        what is left of the lease if that is less; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next
-        one waits.
+        transaction, and its connection, once it has been idle for 30 seconds or twice the lease's ttl, whichever is more:
+        the driver raises its own error at the next statement (docs/fences/sql.md shows them). `SqlFence(bound_idle=5)` makes
+        that 5 seconds; `bound_idle=False` leaves transactions alone. On MySQL and SQLite the next one waits.
 
         The fence compares tokens and knows nothing of locks. It notices a holder that comes after a newer one was here, for
         whatever reason. It does not notice that a lease has run out or was released as long as nobody newer has been here:
         then nobody is harmed either, and the next one's token closes the door. It does not notice two resources mixed up,
         writes that go past it, or reads before it: `lease.check()` and the order of statements are the caller's.
         """
-        to, name, mine = link(connection), check_resource(resource), bearer(lease)
+        to, mine = link(connection), bearer(lease)
+        name = resource_of(mine, resource)
         work = _check(to, name, mine, self._idle(lease))
         return Promised(work, to, f"the check of {name!r}") if to.awaited else run(to, work)
 
@@ -126,7 +124,7 @@ class SqlFence:
         >>> import sqlite3, types
         >>> with sqlite3.connect(":memory:") as db:
         ...     SqlFence().rebase(db, "order:42", 5, reason="the locks have moved to another server")
-        ...     SqlFence().check(db, "order:42", types.SimpleNamespace(token=5, id="new"))
+        ...     SqlFence().check(db, types.SimpleNamespace(token=5, id="new"), "order:42")
         """
         to = link(connection)
         return run(to, _rebase(to, check_resource(resource), check_token(token), check_reason(resource, reason)))
@@ -141,12 +139,14 @@ class SqlFence:
 
         A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on, so that nothing
         stale comes in because its mark was collected. Choose a floor below every token that may still be at work. Tokens
-        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`. It waits for the transactions
-        that have checked, and new checks wait for its commit: commit soon.
+        count on the scale of the clock: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+
+        One call forgets them all: there is nothing to repeat. It waits for the transactions that have checked, and every
+        check waits for its commit, on SQLite every other writer: commit at once, also if it returns 0.
 
         >>> import sqlite3, types
-        >>> with sqlite3.connect(":memory:") as db:
-        ...     SqlFence().check(db, "order:42", types.SimpleNamespace(token=34, id="a"))
+        >>> with sqlite3.connect(":memory:") as db:  # commits at its end
+        ...     SqlFence().check(db, types.SimpleNamespace(token=34, id="a"), "order:42")
         ...     SqlFence().collect(db, floor=1000)
         1
         """
@@ -185,15 +185,18 @@ class SqlFence:
         return run(to, _restore(to))
 
     def _idle(self, lease: object) -> float | None:
-        """Return for how long a transaction under this lease may be idle, or None if it is to be left alone."""
+        """Return for how many seconds a transaction under this lease may be idle, or None for no bound.
+
+        Not what is left of the lease: it may be renewed meanwhile, and then its transaction must not be ended.
+        """
         if self._bound_idle is False:
             return None
-        left = getattr(lease, "remaining", None)
-        known = isinstance(left, int | float) and not isinstance(left, bool) and left == left
-        bounds = [float(left)] if known else []  # type: ignore[arg-type]
         if self._bound_idle is not True:
-            bounds.append(self._bound_idle)
-        return min(max(min(bounds, default=IDLE_OF_CREDENTIALS), SHORTEST_IDLE), LONGEST_IDLE)
+            return self._bound_idle
+        ttl = getattr(lease, "ttl", None)  # credentials have none, and another service's lease may have anything there
+        if not isinstance(ttl, int | float) or ttl != ttl:
+            return DEFAULT_IDLE
+        return min(max(DEFAULT_IDLE, 2 * ttl), LONGEST_IDLE)
 
 
 async def _check(to: Link, resource: str, mine: Credentials, idle: float | None) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType, StaleToken
 from fencelock.fences import Fenced
-from fencelock.fences.core import bearer, check_resource
+from fencelock.fences.core import bearer, resource_of
 
 _PLACES = {"qmark": "?", "format": "%s", "numeric_dollar": "", "named": ":{}", "pyformat": "%({})s"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
@@ -32,7 +32,7 @@ class FenceColumn:
     writes lets an older one write between its read and its write.
 
     >>> import sqlite3, types
-    >>> lease = types.SimpleNamespace(token=34, id="b")
+    >>> lease = types.SimpleNamespace(token=34, id="b", name="apple")
     >>> db = sqlite3.connect(":memory:")
     >>> _ = db.execute("CREATE TABLE stock (sku TEXT, n INTEGER, fence INTEGER DEFAULT 0, fence_id TEXT DEFAULT '')")
     >>> _ = db.execute("INSERT INTO stock (sku, n) VALUES ('apple', 100)")
@@ -41,10 +41,10 @@ class FenceColumn:
     >>> mine.set, mine.where
     ('fence = ?, fence_id = ?', "(fence IS NULL OR fence < ? OR (fence = ? AND fence_id IN (?, '')))")
     >>> enter = f"UPDATE stock SET {mine.set} WHERE sku = ? AND {mine.where}"
-    >>> column.check(db.execute(enter, (*mine.set_args, "apple", *mine.where_args)).rowcount, "apple", lease)
+    >>> column.check(db.execute(enter, (*mine.set_args, "apple", *mine.where_args)).rowcount, lease)
     >>> n, = db.execute("SELECT n FROM stock WHERE sku = 'apple'").fetchone()
     >>> write = f"UPDATE stock SET n = ?, {mine.set} WHERE sku = ? AND {mine.where}"
-    >>> column.check(db.execute(write, (n - 5, *mine.set_args, "apple", *mine.where_args)).rowcount, "apple", lease)
+    >>> column.check(db.execute(write, (n - 5, *mine.set_args, "apple", *mine.where_args)).rowcount, lease)
     >>> FenceColumn("fence", "fence_id", paramstyle="pyformat").clause(lease).set
     'fence = %(fence_token)s, fence_id = %(fence_owner)s'
     >>> db.close()
@@ -77,7 +77,7 @@ class FenceColumn:
             {"fence_token": mine.token, "fence_owner": mine.id},
         )
 
-    def check(self, rowcount: int, resource: str, lease: Fenced) -> None:
+    def check(self, rowcount: int, lease: Fenced, resource: str | None = None) -> None:
         """Raise StaleToken if the UPDATE found no row: a newer holder has been there, or the row is missing.
 
         `rowcount` is the cursor's, of an UPDATE that names one row by its key: anything but 0 and 1 is refused, too, as
@@ -86,7 +86,8 @@ class FenceColumn:
         MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
         SQLAlchemy and Django set by themselves.
         """
-        name, mine = check_resource(resource), bearer(lease)
+        mine = bearer(lease)
+        name = resource_of(mine, resource)
         given: object = rowcount  # not everybody has types checked
         if given is None or (type(given) is int and given < 0):
             raise FencelockError(

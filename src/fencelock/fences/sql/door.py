@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from fencelock.fences import Fenced
+from fencelock.fences.core import bearer, resource_of
 from fencelock.fences.sql import SqlFence
 from fencelock.sqlio import finish, settled
 from fencelock.sqlio.lent import check_connect, is_awaited, lent
@@ -24,8 +25,8 @@ class SqlDoor:
     >>> import sqlite3, tempfile, types
     >>> door = SqlDoor(lambda: sqlite3.connect(f"{folder}/fences.db"))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     door.enter("printer", types.SimpleNamespace(token=34, id="b"))
-    ...     door.enter("printer", types.SimpleNamespace(token=33, id="a"))
+    ...     door.enter(types.SimpleNamespace(token=34, id="b"), "printer")
+    ...     door.enter(types.SimpleNamespace(token=33, id="a"), "printer")
     Traceback (most recent call last):
     fencelock.errors.StaleToken: 'printer' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
     """
@@ -34,16 +35,17 @@ class SqlDoor:
         self._connect = check_connect(connect, "SqlDoor")
         self._fence = fence or SqlFence()
 
-    def enter(self, resource: str, lease: Fenced) -> Any:
+    def enter(self, lease: Fenced, resource: str | None = None) -> Any:
         """Keep older tokens out from now on, or raise StaleToken."""
+        name = resource_of(bearer(lease), resource)
         given = self._connect()
-        work = self._enter(given, resource, lease)
+        work = self._enter(given, lease, name)
         return work if is_awaited(given) else finish(work)
 
-    async def _enter(self, given: Any, resource: str, lease: Fenced) -> None:
+    async def _enter(self, given: Any, lease: Fenced, resource: str) -> None:
         async with lent(given) as connection:
             try:
-                await settled(self._fence.check(connection, resource, lease))
+                await settled(self._fence.check(connection, lease, resource))
                 await settled(connection.commit())
             finally:
                 with suppress(Exception):  # it may be what failed

@@ -1,0 +1,164 @@
+"""The resource of a fence is the lease's name unless the caller names another; the lease always comes before it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+import fencelock
+from fencelock import StaleToken
+from fencelock.fences.etcd import EtcdFence
+from fencelock.fences.memory import MemoryFence
+from fencelock.fences.redis import RedisFence
+from fencelock.fences.sql import FenceColumn, SqlFence
+from fencelock.fences.sql.door import SqlDoor
+from fencelock.fences.zookeeper import ZooKeeperFence
+from tests.fences.places import kinds
+
+
+class Fence(NamedTuple):
+    """A fence: how to enter, how to write, and what it remembers."""
+
+    enter: Callable[..., Any]
+    write: Callable[..., Any]
+    token: Callable[[str], int | None]
+
+
+def _memory(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    fence = MemoryFence()
+    return Fence(fence.enter, fence.check, fence.token)
+
+
+def _sqlite(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    database = sqlite3.connect(folder / "app.db")
+    stack.callback(database.close)
+    fence = SqlFence()
+
+    def check(*args: Any, **options: Any) -> None:
+        with database:
+            fence.check(database, *args, **options)
+
+    return Fence(check, check, lambda resource: fence.token(database, resource))
+
+
+def _door(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    fence = _sqlite(engines, folder, stack)
+    door = SqlDoor(lambda: sqlite3.connect(folder / "app.db"))
+    return Fence(door.enter, door.enter, fence.token)
+
+
+def _redis(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    import redis
+
+    client = redis.Redis.from_url(f"redis://{engines.get('redis').address}/9996")
+    stack.callback(client.close)
+    client.flushdb()
+    fence = RedisFence(client)
+
+    def write(lease: Any, *resource: str, **options: Any) -> None:
+        named = {"resource": resource[0]} if resource else options
+        fence.set(lease, "apples", 95, **named)
+        fence.hset(lease, "sold", {"apples": 5}, **named)
+        fence.delete(lease, "sold", **named)
+        with client.pipeline() as pipe, fence.refusals(lease, *resource, **options):
+            fence.set(lease, "apples", 95, on=pipe, **named)
+            pipe.execute()
+
+    return Fence(fence.enter, write, fence.token)
+
+
+def _etcd(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    import etcd3gw
+
+    server = engines.get("etcd")
+    client = etcd3gw.client(host=server.host, port=server.port, api_path="/v3/")
+    client.delete_prefix("test-resource/")
+    fence = EtcdFence(client, prefix="test-resource/")
+
+    def write(*args: Any, **options: Any) -> None:
+        assert client.transaction({"compare": [fence.compare(*args, **options)]})["succeeded"]
+        fence.transaction({}, *args, **options)
+
+    return Fence(fence.enter, write, fence.token)
+
+
+def _zookeeper(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+    from kazoo.client import KazooClient
+
+    client = KazooClient(engines.get("zookeeper").address)
+    client.start(timeout=30)
+    stack.callback(client.close)
+    stack.callback(client.stop)
+    client.delete("/test-resource", recursive=True)
+    fence = ZooKeeperFence(client, root="/test-resource")
+
+    def write(*args: Any, **options: Any) -> None:
+        transaction = client.transaction()
+        fence.check(transaction, *args, **options)
+        assert transaction.commit() == [True]
+        fence.commit(client.transaction(), *args, **options)
+
+    return Fence(fence.enter, write, fence.token)
+
+
+MAKE = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "door": _door,
+    "redis": _redis,
+    "etcd": _etcd,
+    "zookeeper": _zookeeper,
+}
+
+
+@pytest.fixture
+def fence(kind: str, engines: Any, tmp_path: Path) -> Iterator[Fence]:
+    """An empty fence of the kind."""
+    with ExitStack() as stack:
+        yield MAKE[kind](engines, tmp_path, stack)
+
+
+@pytest.mark.parametrize("kind", kinds(*MAKE))
+def test_resource_defaults_to_the_name_of_the_lease(fence: Fence, kind: str) -> None:
+    """Without a resource the lease's name is it; one that is named comes after the lease, by its place or by keyword."""
+    with fencelock.connect(f"memory://resource-{kind}") as locks:
+        with locks.lock("order:42") as old:
+            fence.enter(old)
+            fence.write(old)
+            fence.enter(old, "stock")
+            fence.write(old, resource="stock")
+            assert fence.token("order:42") == fence.token("stock") == old.token
+        with locks.lock("order:42") as new:
+            fence.enter(new)
+            fence.write(new)
+            with pytest.raises(StaleToken, match="'order:42' refused token"):
+                fence.enter(old)
+            fence.write(old, "stock")  # nobody newer has been there
+            assert (fence.token("order:42"), fence.token("stock")) == (new.token, old.token)
+
+
+@pytest.mark.parametrize("kind", kinds(*MAKE))
+def test_a_lease_without_a_name_needs_a_resource(fence: Fence) -> None:
+    """Nothing is taken for the resource that nobody has named, and a resource in the lease's place is refused in words."""
+    for step in (fence.enter, fence.write):
+        with pytest.raises(TypeError, match=r"a fence's resource must be given, as in resource='order:42'"):
+            step(SimpleNamespace(token=34, id="a"))
+        with pytest.raises(TypeError, match=r"not str: the lease comes before the resource"):
+            step("order:42", SimpleNamespace(token=34, id="a"))
+    fence.enter(SimpleNamespace(token=34, id="a"), "order:42")
+
+
+def test_column_takes_the_name_of_the_lease_as_well() -> None:
+    """The column form names the lock in its refusal unless the caller names a resource."""
+    column = FenceColumn(paramstyle="qmark")
+    lease = SimpleNamespace(token=34, id="a", name="order:42")
+    with pytest.raises(StaleToken, match="'order:42' refused token 34"):
+        column.check(0, lease)
+    with pytest.raises(StaleToken, match="'stock' refused token 34"):
+        column.check(0, lease, "stock")
