@@ -40,6 +40,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "VersionConflict",
         "EngineUnavailable",
         "Unanswered",
+        "ReleaseFailed",
         "GuaranteeUnavailable",
         "LimitMismatch",
         "InvalidArgument",

@@ -15,6 +15,7 @@ BUILTINS: dict[str, type[BaseException]] = {
     "LockTimeout": TimeoutError,
     "EngineUnavailable": ConnectionError,
     "Unanswered": ConnectionError,
+    "ReleaseFailed": ConnectionError,
     "InvalidArgument": ValueError,
     "InvalidType": TypeError,
     "InvalidName": ValueError,
