@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.backend import GRACE, Backend, Watchful
+from fencelock.core.backend import GRACE, Backend, Watchful, never_repeated
 from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper
@@ -124,7 +124,7 @@ class Client(Generic[L]):
         check_name(name)
         if not reason.strip():
             raise ValueError(f"a forced release of {name!r} needs a reason that others can read later")
-        with naming(name):
+        with naming(name), never_repeated("the forced release", "Look with inspect()", name):
             dropped = await self.backend.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"

@@ -63,11 +63,17 @@ class Asking:
         """Ask what may be asked twice."""
         return self.run(lambda link, left: link.call(method, body, left), seconds)
 
-    async def run(self, work: Callable[[Link, float], Awaitable[bytes]], seconds: float) -> bytes:
-        """Have something asked that may be asked twice."""
+    def ask_once(self, method: str, body: bytes) -> Coroutine[Any, Any, bytes]:
+        """Ask what must not be carried out twice; raise Unanswered if the answer is lost."""
+        return self.run(lambda link, left: link.call(method, body, left), LONGEST, repeat=False)
+
+    async def run(
+        self, work: Callable[[Link, float], Awaitable[bytes]], seconds: float, *, repeat: bool = True
+    ) -> bytes:
+        """Have something asked, once or, if `repeat`, again when the answer was lost."""
         self.check_open()
         try:
-            return await self._links.run(work, seconds)
+            return await self._links.run(work, seconds, repeat=repeat)
         except Refused as refusal:
             raise self.told(refusal) from refusal
 

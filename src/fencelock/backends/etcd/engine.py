@@ -56,8 +56,8 @@ class EtcdBackend:
         self._leaving = Leaving(world, links, layout, keys, claims, sessions, asking)
         self._taking = Taking(world, layout, self._namespace, claims, sessions, asking, self._leaving)
         self._line = Line(world, links, sessions, layout)
-        self._looks = Looks(links, layout, asking.ask)
-        self.records = EtcdRecords(layout, asking.ask, self._namespace.read)
+        self._looks = Looks(links, layout, asking.ask, asking.ask_once)
+        self.records = EtcdRecords(layout, asking.ask, asking.ask_once, self._namespace.read)
 
     @staticmethod
     def on_gone(id: str) -> None:

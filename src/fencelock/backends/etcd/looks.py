@@ -40,13 +40,17 @@ FORCED_AT_ONCE = 60
 """Holders that are dropped in one transaction: etcd allows 128 steps."""
 
 
+Ask = Callable[[str, bytes], Coroutine[Any, Any, bytes]]
+
+
 class Looks:
     """What `inspect`, `names`, `force_release` and `doctor` do on etcd."""
 
-    def __init__(self, links: Links, layout: Layout, ask: Callable[[str, bytes], Coroutine[Any, Any, bytes]]) -> None:
+    def __init__(self, links: Links, layout: Layout, ask: Ask, ask_once: Ask) -> None:
         self._links = links
         self._layout = layout
         self._ask = ask
+        self._ask_once = ask_once
 
     async def inspect(self, name: str) -> Snapshot:
         """Look at the line, and ask how long each session has left."""
@@ -106,7 +110,7 @@ class Looks:
                 return 0
             keys = [data(place.id) for place in holders]
             compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
-            answer = read_txn(await self._ask(TXN, txn(compares, [do_delete(key) for key in keys])))
+            answer = read_txn(await self._ask_once(TXN, txn(compares, [do_delete(key) for key in keys])))
             if answer.succeeded:
                 return len(holders)
 

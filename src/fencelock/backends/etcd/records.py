@@ -26,6 +26,7 @@ from fencelock.backends.etcd.messages import (
     txn,
     unchanged,
 )
+from fencelock.core.backend import never_repeated
 from fencelock.core.records import Entry, Record, Written
 from fencelock.errors import EngineUnavailable
 
@@ -41,10 +42,12 @@ class EtcdRecords:
         self,
         layout: Layout,
         ask: Callable[[str, bytes], Coroutine[Any, Any, bytes]],
+        ask_once: Callable[[str, bytes], Coroutine[Any, Any, bytes]],
         about: Callable[[], Coroutine[Any, Any, About]],
     ) -> None:
         self._layout = layout
         self._ask = ask
+        self._ask_once = ask_once
         self._about = about
 
     async def read(self, key: str) -> Record | None:
@@ -66,7 +69,8 @@ class EtcdRecords:
             lease = int.from_bytes(urandom(8), "big") >> 1 or 1
             _, left = read_lease(await self._ask(GRANT, grant(lease, ceil(ttl))))
             compares = [unchanged(at, changed), created(self._layout.about, EQUAL, about.revision)]
-            answer = read_txn(await self._ask(TXN, txn(compares, [do_put(put(at, content, lease))])))
+            with never_repeated("the write", "Read it", key):
+                answer = read_txn(await self._ask_once(TXN, txn(compares, [do_put(put(at, content, lease))])))
             if answer.succeeded:
                 return Written(True, Entry(value, token, about.token(answer.header.revision), float(left)).seen(0))
         raise EngineUnavailable(f"the record {key!r} is written by so many that there is no getting through")
