@@ -82,3 +82,12 @@ def test_api_page() -> None:
     named = {name for names in api_page.CHAPTERS.values() for name in names}
     assert named == set(fencelock.__all__)
     assert api_page.PAGE.read_text("utf-8") == api_page.page(), "make docs"
+
+
+def test_files_that_the_docs_name_exist() -> None:
+    """Every source file that the README or a page names is there, at the end of the path that it gives."""
+    folders = ("src", "tests", "bench", "demo", "scripts")
+    files = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.*")]
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"`([\w/]+\.(?:py|lua|sql))(?:::\w+)?`", page.read_text("utf-8")):
+            assert any(file.endswith(f"/{name}") for file in files), f"{page.name} names {name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from tests.engines.server import Server
@@ -17,6 +17,8 @@ class Forwarder:
         self._epoch = 0
         self.swallows = False
         """Whether connections are accepted from now on and nothing passes on them, for ever."""
+        self.swallows_reply_to: Callable[[bytes], bool] | None = None
+        """Selects a request, by the bytes that a client sends: from then on nothing comes back on its connection."""
         self.accepted = 0
         self.address = ""
         self._open: list[asyncio.StreamWriter] = []
@@ -48,14 +50,26 @@ class Forwarder:
         there_reader, there_writer = await asyncio.open_connection(self._server.host, self._server.port)
         self._open += [writer, there_writer]
         epoch = self._epoch
-        await asyncio.gather(self._pump(reader, there_writer, epoch), self._pump(there_reader, writer, epoch))
+        mute = asyncio.Event()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, epoch: int) -> None:
+        def sent(data: bytes) -> bool:
+            if self.swallows_reply_to is not None and self.swallows_reply_to(data):
+                mute.set()
+            return self._epoch == epoch
+
+        def replied(_: bytes) -> bool:
+            return self._epoch == epoch and not mute.is_set()
+
+        await asyncio.gather(self._pump(reader, there_writer, sent), self._pump(there_reader, writer, replied))
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passes: Callable[[bytes], bool]
+    ) -> None:
         with suppress(ConnectionError):
             while data := await source.read(65536):
-                if self._epoch == epoch:
+                if passes(data):
                     sink.write(data)
-            if self._epoch == epoch:
+            if passes(b""):
                 sink.close()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.world import Soon
+from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
 GRACE = 0.5
@@ -42,11 +44,22 @@ def time_to_answer(limit: Deadline, seconds: float) -> float:
     return max(limit.at_most(seconds), min(seconds, GRACE))
 
 
+@contextmanager
+def never_repeated(step: str, look: str, name: str) -> Iterator[None]:
+    """Say in the error of a step that must not run twice what its caller can do when the reply was lost."""
+    try:
+        yield
+    except Unanswered as error:
+        message = f"{step} of {name!r} may or may not have happened: {error}. {look} before you repeat it"
+        raise Unanswered(message, name) from error
+
+
 class Backend(Protocol):
     """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
 
     A method that raises `Unanswered` may or may not have been carried out; any other FencelockError means that it was
-    not. Every method may be repeated with the same claim or grant without doing more than it did the first time.
+    not. Every method but `force_release` may be repeated with the same claim or grant without doing more than it did the
+    first time.
     """
 
     @property
@@ -94,7 +107,8 @@ class Backend(Protocol):
     async def force_release(self, name: str) -> int:
         """Drop whoever holds the name and let the next in; every later token is above every earlier one.
 
-        Return how many holders were dropped.
+        Return how many holders were dropped. It runs once: if the reply is lost, raise Unanswered. A repetition would drop
+        the next holder.
         """
         ...
 

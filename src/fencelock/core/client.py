@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.backend import GRACE, Backend, Configured, Watchful
+from fencelock.core.backend import GRACE, Backend, Configured, Watchful, never_repeated
 from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.keeper import Keeper
@@ -132,7 +132,7 @@ class Client(Generic[L]):
         self._check_open(name)
         check_name(name)
         reason = check_reason(reason, name)
-        with naming(name):
+        with naming(name), never_repeated("the forced release", "Look with inspect()", name):
             dropped = await self.backend.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"

@@ -69,8 +69,11 @@ class Links:
 
         return await self.run(work, patience)
 
-    async def run(self, work: Callable[[Link, float], Awaitable[T]], patience: float) -> T:
-        """Have something done that may be done twice, by the next member where one cannot do it."""
+    async def run(self, work: Callable[[Link, float], Awaitable[T]], patience: float, *, repeat: bool = True) -> T:
+        """Have something done, by the next member where one cannot do it.
+
+        Without `repeat` it is done once at most: raise Unanswered as soon as it may have happened.
+        """
         now = self._world.now
         until = now() + patience
         tries, maybe, logins = 0, False, 0
@@ -83,6 +86,8 @@ class Links:
                 failure: FencelockError = error
                 maybe = True
                 self.forsake(link, began)
+                if not repeat:
+                    raise
             except Refused as refusal:
                 if refusal.stranger and self._place.user and logins < LOGINS:
                     logins += 1
@@ -98,6 +103,8 @@ class Links:
                 failure.__cause__ = refusal
                 maybe = maybe or refusal.maybe
                 self._turn(link)
+                if maybe and not repeat:
+                    raise failure from refusal
             finally:
                 self.give(link)
             tries += 1

@@ -245,11 +245,16 @@ class Links:
         return answers
 
     async def run(
-        self, *asked: str, check: bool = True, patience: float = LONGEST, limit: Deadline = PATIENT
+        self,
+        *asked: str,
+        check: bool = True,
+        patience: float = LONGEST,
+        limit: Deadline = PATIENT,
+        repeat: bool = True,
     ) -> list[Any]:
-        """Ask what may be repeated, on any link, which has to be there within the limit."""
+        """Ask on any link, which has to be there within the limit; unless `repeat` is false, again if the link broke."""
         link = await self.take(limit=limit)
-        again = link.pooled
+        again = link.pooled and repeat
         try:
             return await self.ask(link, asked, time_to_answer(limit, patience), check=check)
         except Unanswered:

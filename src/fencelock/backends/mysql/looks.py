@@ -60,7 +60,8 @@ class Looks:
         ((connection,),) = rows_of(found)
         if connection is None:
             return 0
-        (answer,) = await self._links.run(sql.kill(int(connection)), check=False)
+        # Not repeated: if the server was restarted, the number may belong to another session.
+        (answer,) = await self._links.run(sql.kill(int(connection)), check=False, repeat=False)
         if isinstance(answer, ServerError):
             if answer.code == sql.NOT_THE_OWNER:
                 raise EngineUnavailable(

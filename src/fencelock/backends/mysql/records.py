@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from fencelock.backends.mysql import statements as sql
 from fencelock.backends.mysql.links import Links, rows_of
 from fencelock.backends.mysql.packets import Ok, ServerError
+from fencelock.core.backend import never_repeated
 from fencelock.core.records import Entry, Record, Written
 
 
@@ -30,13 +31,14 @@ class MysqlRecords:
         version = await self._links.mint()
         while True:
             there, now = await self._find(name)
-            if there is not None and there.version == version:  # an answer was lost, and asked for again
+            if there is not None and there.version == version:  # written, and yet the server said that it broke it off
                 return Written(True, there.seen(now))
             if expect if there is None else not there.allows(now, token, expect):
                 return Written(False, None if there is None else there.seen(now))
             line = sql.Line(name, key, value, token, version, ttl)
             statement = line.insert() if there is None else line.update(there.version, alive=there.ends > now)
-            (answer,) = await self._links.run(statement, check=False)
+            with never_repeated("the write", "Read it", key):
+                (answer,) = await self._links.run(statement, check=False, repeat=False)
             if isinstance(answer, ServerError) and answer.code not in sql.INTERRUPTED:
                 self._links.check(answer)
             if isinstance(answer, Ok) and answer.affected:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fencelock.backends.postgres.link import Row, Statement
 from fencelock.backends.postgres.links import Links
+from fencelock.core.backend import never_repeated
 from fencelock.core.records import Record, Written
 
 PATIENCE = 5.0
@@ -27,9 +28,10 @@ class PostgresRecords:
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Run the step. It is not repeated when it is not answered: whoever asked has to see what became of it."""
+        """Write the record if the token and the expected version allow it, in one statement that runs once."""
         words = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
-        _, ((done, *found),) = await self._links.timed(WRITE, words, PATIENCE)
+        with never_repeated("the write", "Read it", key):
+            _, ((done, *found),) = await self._links.timed(WRITE, words, PATIENCE)
         return Written(done == b"t", _record(tuple(found)))
 
 

@@ -157,7 +157,9 @@ except ImportError:  # redis-py before 7
 
 
 def _settings(given: Mapping[str, Any], retry: Any, seconds: float = DIAL_SECONDS) -> dict[str, Any]:
-    settings = {**given, **_OURS, "retry": retry, "retry_on_error": []}
+    # Without redis-py's maintenance notifications: only its own connections know what to do about them.
+    settings = {name: value for name, value in given.items() if "maint_notifications" not in name}
+    settings |= {**_OURS, "retry": retry, "retry_on_error": []}
     for name in ("socket_connect_timeout", "socket_timeout"):
         if settings.get(name) is None:
             settings[name] = seconds

@@ -381,8 +381,9 @@ class RedisBackend:
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders."""
-        return int(await self._links.run(FORCE, FORCE.call((self._base(name),), (name,)), LONGEST))
+        """Drop the holders, and let the next ones in."""
+        await self.inspect(name)  # may be repeated: a connection that the server has closed is replaced here
+        return int(await self._links.run_once(FORCE, FORCE.call((self._base(name),), (name,)), LONGEST))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""

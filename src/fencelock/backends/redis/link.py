@@ -72,14 +72,16 @@ class Link:
         self.wire: Wire
 
     def heard(self, push: Any) -> bool:
-        """Take a call in: `id:token:round`. That we subscribed is the answer to SUBSCRIBE, but not again: see `after_you`."""
-        kind, _, call = push
-        if kind == b"subscribe":
+        """Take in a push: a call on our channel, `id:token:round`, or the answer to the first SUBSCRIBE (see `after_you`).
+
+        Any other is ignored, whatever its form: servers push more than we ask for, such as maintenance notifications.
+        """
+        if push[:1] == [b"subscribe"]:
             listened, self._listens = self._listens, True
             return not listened
-        if kind != b"message":
+        if push[:1] != [b"message"] or len(push) != 3 or type(push[2]) is not bytes:
             return False
-        id, _, called = call.decode().partition(":")
+        id, _, called = push[2].decode(errors="replace").partition(":")
         if (bell := self.bells.get(id)) is not None:
             bell.set()
         elif len(self.calls) >= EARLY_KEPT:

@@ -219,6 +219,24 @@ class Links:
             finally:
                 self.give(link)
 
+    async def run_once(self, script: Script, command: bytes, patience: float) -> Any:
+        """Run a script that must not run twice; raise Unanswered if its reply is lost."""
+        link = self.idle(patience)
+        if link is not None and not link.wire.alive():  # whatever its age: nothing was sent, so another may be used
+            self.drop(link)
+            link = None
+        link = link or await self.make()
+        try:
+            answer = await link.wire.ask(command, patience)
+            if type(answer) is ServerError:  # NOSCRIPT: it did not run
+                answer = await self.mend(link, script, command, patience, answer)
+            return answer
+        except Unanswered:
+            self.doubt(link)
+            raise
+        finally:
+            self.give(link)
+
     async def run_many(self, script: Script, calls: Sequence[bytes], patience: float, silent: float) -> list[Any]:
         """Run a script several times, all sent at once; otherwise like `run`."""
         if len(calls) == 1:

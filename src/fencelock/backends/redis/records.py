@@ -9,6 +9,7 @@ from typing import Any
 
 from fencelock.backends.redis.links import Links
 from fencelock.backends.redis.scripts import load
+from fencelock.core.backend import never_repeated
 from fencelock.core.records import Record, Written
 
 PATIENCE = 5.0
@@ -31,10 +32,11 @@ class RedisRecords:
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Run the script."""
+        """Write the record if the token and the expected version allow it, in one script that runs once."""
         text = "" if value is None else f"={b64encode(value).decode()}"  # words are text
         args = (key, text, token, ceil(ttl * 1000), "" if expect is None else expect)
-        done, found = await self._links.run(RECORD, RECORD.call((self._base(key),), args), PATIENCE)
+        with never_repeated("the write", "Read it", key):
+            done, found = await self._links.run_once(RECORD, RECORD.call((self._base(key),), args), PATIENCE)
         return Written(bool(done), _record(found))
 
 

@@ -15,6 +15,7 @@ from kazoo.protocol.serialization import Create2, Delete, GetData, SetData, Sync
 from fencelock.backends.zookeeper.layout import Paths, escape
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.sessions import Sessions
+from fencelock.core.backend import never_repeated
 from fencelock.core.clock import wall_us
 from fencelock.core.records import Entry, Record, Written
 from fencelock.errors import EngineUnavailable
@@ -52,7 +53,8 @@ class ZooKeeperRecords:
             text = None if value is None else b64encode(value).decode()
             content = json.dumps([text, token, now + ttl]).encode()
             if version is None:
-                (answer,) = await link.ask(Create2(path, content, link.acl, 0), patience=PATIENCE)
+                with never_repeated("the write", "Read it", key):
+                    (answer,) = await link.ask(Create2(path, content, link.acl, 0), patience=PATIENCE)
                 if answer.missing:
                     (made,) = await link.ask(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
                     if made.missing:
@@ -61,7 +63,8 @@ class ZooKeeperRecords:
                         made.get()
                     continue
             else:
-                (answer,) = await link.ask(SetData(path, content, version), patience=PATIENCE)
+                with never_repeated("the write", "Read it", key):
+                    (answer,) = await link.ask(SetData(path, content, version), patience=PATIENCE)
             if answer.existed or answer.missing or isinstance(answer.error, BadVersionError):
                 continue
             stat = answer.get()[1] if version is None else answer.get()

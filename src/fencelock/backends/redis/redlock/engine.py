@@ -228,10 +228,16 @@ class RedlockBackend:
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Free all nodes."""
-        answers = await self._nodes.most(FORCE, FORCE.call(self._base, (name,)), LONGEST)
-        had = Counter(answer for answer in answers if isinstance(answer, bytes))
-        return int(any(nodes >= self._nodes.majority for nodes in had.values()))
+        """Free all nodes; whoever had a majority of them was dropped."""
+        await self.inspect(name)  # may be repeated: connections that nodes have closed are replaced here
+        answers = await self._nodes.most(FORCE, FORCE.call(self._base, (name,)), LONGEST, repeat=False)
+        held = Counter(answer for answer in answers if isinstance(answer, bytes))
+        most = max(held.values(), default=0)
+        if most >= self._nodes.majority:
+            return 1
+        if most and most + sum(not is_answer(answer) for answer in answers) >= self._nodes.majority:
+            raise Unanswered(f"{name!r}: too few Redlock nodes said whether somebody held it", name)
+        return 0
 
     async def close(self) -> None:
         """Close all connections; whoever still waits learns of it."""

@@ -128,6 +128,7 @@ class Nodes:
         enough: Enough,
         owe: bytes | None = None,
         certain: bool = False,
+        repeat: bool = True,
         limit: Deadline = PATIENT,
     ) -> list[Any]:
         """Run a script on every node that has a link, with a call for each; one answer for each node.
@@ -135,10 +136,11 @@ class Nodes:
         Where a connection turns out to be broken, asked again over a new one, which takes its place in `links`: a server
         hangs up on the idle, and what it had done before it broke must not be left there. With `owe`, a node that could
         not be reached, or refused, or has not answered when its connection breaks, is asked that as soon as it is back.
-        With `certain`, 0 from a node that was asked again counts as no answer: it may have done it the first time.
+        With `certain`, 0 from a node that was asked again counts as no answer: it may have done it the first time. Without
+        `repeat` no node is asked again.
         """
         answers = await self._fan_once(script, calls, links, patience, enough)
-        if not enough(answers):
+        if repeat and not enough(answers):
             again: list[Link | None] = [None] * len(links)
             dialling = self._share(patience, limit)
             for place, (node, link) in enumerate(zip(self._nodes, links, strict=True)):
@@ -188,6 +190,7 @@ class Nodes:
         *,
         owe: bool = False,
         certain: bool = False,
+        repeat: bool = True,
         limit: Deadline = PATIENT,
     ) -> list[Any]:
         """Run a script on all nodes; raise unless a majority answered. They are waited for as long as it is not `enough`.
@@ -197,7 +200,7 @@ class Nodes:
         links = await self.take(patience, limit)
         try:
             calls, undo = [call] * len(links), call if owe else None
-            answers = await self.fan(script, calls, links, patience, enough or never, undo, certain, limit)
+            answers = await self.fan(script, calls, links, patience, enough or never, undo, certain, repeat, limit)
         finally:
             self.give(links)
         reached = sum(map(is_answer, answers))
