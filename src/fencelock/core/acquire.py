@@ -42,6 +42,7 @@ async def acquire(
     )
     while True:
         refused = False  # the engine refused, or could not be reached at all: there is nothing to abandon
+        enqueued = timeout != 0  # or it may be, by an attempt without a reply
         try:
             sent = world.now()
             outcome: Grant | Busy | None
@@ -49,9 +50,10 @@ async def acquire(
                 left = None if timeout is None else deadline.at_most(inf)
                 outcome = await had(backend.attempt(claim, queue=timeout != 0, patience=left))
             except Unanswered:
-                if deadline.passed or first not in under_way:
-                    raise  # there is no time left to ask again, or the claim is not ours
-                outcome = None
+                late = timeout is not None and world.now() - sent >= max(timeout, GRACE)
+                if late or first not in under_way:
+                    raise  # the engine hangs, and there is no time left to ask again; or the claim is not ours
+                outcome, enqueued = None, True
             except FencelockError:
                 refused = True
                 raise
@@ -60,7 +62,7 @@ async def acquire(
                     world, backend, claim, deadline, outcome, sent, lambda: first in under_way
                 )
             if outcome is None:
-                if timeout != 0:
+                if enqueued:
                     await leftovers.discard(claim, answer_by.at_most(GRACE))
                 return None
             if world.now() - outcome.since > outcome.claim.ttl / 3:
