@@ -17,6 +17,7 @@ from tests.interrupts import interrupted_at
 
 STARTING: list[Callable[..., Any]] = [
     Keeper.add,
+    Keeper.look_at,
     BlockingWorld.spawn,
     threading.Thread.start,
     threading.Event.wait,

@@ -70,15 +70,15 @@ class Client(Generic[L]):
         """Return a lease that the keeper renews, or None if the lock was not free in time."""
         # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
         self.under_way[claim.id] = claim
+        leftovers = self.keeper.leftovers
+        grant: Grant | None = None
         try:
             self._check_open(claim.name)
-            leftovers = self.keeper.leftovers
             grant = await acquire(self.world, self.backend, claim, timeout, self.under_way, leftovers, self._connected)
             self._connected = True
-            if grant is None:
-                return None
-            lease = self._make_lease(self, renew, max_hold)
-            try:
+            lease: L | None = None
+            if grant is not None:
+                lease = self._make_lease(self, renew, max_hold)
                 lease._begin(grant)
                 self.keeper.add(lease)
                 if claim.id not in self.under_way:
@@ -86,14 +86,14 @@ class Client(Generic[L]):
                 if self.closed:
                     lease._lose(Reason.CLOSED)
                     self._check_open(claim.name)
-            except BaseException:  # no thread for the keeper, say
-                self.keeper.drop(grant.claim.id)
-                if claim.id in self.under_way:
-                    await leftovers.clean_up(grant.claim)
-                raise
+            del self.under_way[claim.id]  # not by a call: an interrupt comes before this, or after we have returned
             return lease
-        finally:
+        except BaseException:
+            if grant is not None and claim.id in self.under_way:
+                self.keeper.drop(grant.claim.id)
+                await leftovers.clean_up(grant.claim)
             self.under_way.pop(claim.id, None)
+            raise
 
     async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
         """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""

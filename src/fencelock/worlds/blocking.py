@@ -305,9 +305,9 @@ class BlockingWorld:
         try:
             thread.start()
         except RuntimeError as error:
-            work.close()
             # Where Ctrl-C comes as `start` takes its lock again, to let go of that fails, and hides the Ctrl-C.
             if isinstance(interrupt := error.__context__, Exception | None):
+                work.close()
                 raise
             raise interrupt from None
 
