@@ -146,6 +146,7 @@ def _exit(code: int) -> NoReturn:
 
 def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Signals) -> int:
     from fencelock.cli.waiting import GaveUp, WaitingWorld
+    from fencelock.core import log
     from fencelock.core.client import Client
     from fencelock.core.lease import LeaseCore
     from fencelock.core.names import check_name
@@ -157,6 +158,11 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
     def told(*_: object) -> None:
         signals.poke()
 
+    def show(logger: str, level: int, message: str) -> None:
+        if level >= log.WARNING and logger != "lease" and not options.quiet:  # a loss gets words of its own
+            say(message)
+
+    log.sink = show
     world = WaitingWorld(signals)
     url = engine_url(options)
     backend = open_backend(world, url, check_name(options.namespace, "a namespace"))

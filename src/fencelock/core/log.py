@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 INFO, WARNING, ERROR = 20, 30, 40  # as in logging, which costs a tenth of the start of `fencelock run`
 
+sink: Callable[[str, int, str], None] | None = None
+"""Takes the logger, level and message instead of `logging`: the command line writes to stderr itself."""
+
 
 def log(logger: str, level: int, message: str, *, error: BaseException | None = None, **fields: Any) -> None:
-    """Log a message that nobody is there to be returned. `fields` become attributes of the record."""
+    """Log what no caller is there to receive. `fields` become attributes of the record."""
+    if sink is not None:
+        sink(logger, level, message)
+        return
     import logging
 
     logging.getLogger(f"fencelock.{logger}").log(level, "%s", message, exc_info=error, extra=fields)
