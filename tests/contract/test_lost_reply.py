@@ -158,8 +158,11 @@ async def test_write_whose_reply_is_lost_is_not_repeated(
 
                 await eventually(written, "the record is there")
                 between.reset()
-                with pytest.raises(Unanswered, match="may or may not"):
-                    await writing
+                if engine.id == "etcd":  # the record's lease tells a repeated write from somebody else's
+                    assert (await writing).done
+                else:
+                    with pytest.raises(Unanswered, match="may or may not"):
+                        await writing
             found = await run(colour, records.read("x"))
             assert found.value == b"1"
             assert (await run(colour, writer.write("x", b"2", token=1, ttl=60, expect=found.version))).done
