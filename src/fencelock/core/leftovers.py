@@ -149,5 +149,5 @@ class Leftovers:
             return True
         self._pause = min(self._pause * 2, MAX_PAUSE)
         if (leftover := self._table.get(claim.id)) is not None:
-            self._table[claim.id] = leftover._replace(due=client.world.now() + self._pause)
+            self._table[claim.id] = leftover._replace(due=client.world.now() + min(self._pause, claim.ttl / 10))
         return False

@@ -56,7 +56,7 @@ class SimLease(LeaseCore):
             op.ended(Outcome.UNKNOWN)
             raise
         op.ended(Outcome.OK if ours else Outcome.FAILED)
-        if ours:
+        if ours and self.id not in self._client.keeper.leftovers:  # else the engine has not confirmed its clean-up
             self._recorder.given_back(self)
         return ours
 

@@ -85,9 +85,7 @@ class Recorder:
         self.scheduler.after(self._settled, partial(self._look, lease, self.scheduler.time))
 
     def _look(self, lease: SimLease, since: float) -> None:
-        claim = lease._grant.claim
-        # What the client still knows as a leftover is not forgotten: the check after the end of the run covers it.
-        if claim.id not in lease._client.keeper.leftovers and self.engine.has(claim):
+        if self.engine.has(lease._grant.claim):
             self.history.add(Left(lease.name, lease.owner, "claim", self.scheduler.time, since))
 
     def note(self, who: str, what: str) -> None:
