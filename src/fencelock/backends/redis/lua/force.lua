@@ -1,9 +1,6 @@
 -- Drop whoever holds the name, raise the token past theirs, hand over. Returns how many were dropped.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local clock = time[1] .. string.sub('00000' .. time[2], -6)
-local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
 local dropped = redis.call('EXISTS', LOCK)
 for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do

@@ -2,9 +2,6 @@
 -- holder, {ms left, mode, owner} of each waiter, in order.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local clock = time[1] .. string.sub('00000' .. time[2], -6)
-local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
 local holders, waiters = {}, {}
 local token, owner = string.match(redis.call('GET', LOCK) or '', '^[^:]*:(%d+):%d+:(.*)$')

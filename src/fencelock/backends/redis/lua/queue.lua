@@ -7,13 +7,21 @@
 -- base:waiters:N  hash    id -> "ends:ttl:mode:channel:round:owner"  the same, in full; a call names the round, so that
 --                         one for an earlier place in line, which has run out since, is not taken for one for this
 -- base:gone:ID    string  this claim was abandoned: its stragglers come too late
--- Times are in ms by this server's clock; a ttl is one more than what its client counts on. `clock` is the time in µs, for tokens.
--- Numbers stay strings where they can: to turn one into the other costs as much as a command. mode: x (exclusive), s (shared), or a number (one of so many permits).
--- All keys of a name share the hash tag in `base`.
+-- Times are in ms by this server's clock; a ttl is one more than what its client counts on. mode: x (exclusive), s (shared), or a number
+-- (one of so many permits). All keys of a name share the hash tag in `base`.
 local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
 local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 
 -- include mint.lua
+local now = tonumber(string.sub(clock, 1, -4))
+
+-- Return the token of a claim that holds the name.
+local function token_of(id)
+  local holder = redis.call('GET', LOCK)
+  if holder then return string.sub(holder, 1, #id) == id and string.match(holder, '^[^:]*:(%d+)') or nil end
+  local ends, token = string.match(redis.call('HGET', HOLDERS, id) or '', '^(%d+):(%d+)')
+  return ends and tonumber(ends) > now and token or nil
+end
 
 local function hold(id, token, ttl, mode, owner)
   if mode == 'x' then
@@ -22,6 +30,15 @@ local function hold(id, token, ttl, mode, owner)
     redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
     if redis.call('PTTL', HOLDERS) < tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl) end
   end
+end
+
+-- End a claim's hold. Returns whether it held the name until now. Deleting is the first write of a script that releases: a server
+-- that is out of memory allows that, and then whatever else the same script writes.
+local function drop(id)
+  local held = token_of(id) ~= nil
+  if held and redis.call('DEL', LOCK) == 1 then return true end
+  redis.call('HDEL', HOLDERS, id)
+  return held
 end
 
 -- Take a place in line, or show a sign of life there.
