@@ -33,7 +33,7 @@ def no_tombstone() -> Iterator[None]:
 @contextmanager
 def release_without_owner() -> Iterator[None]:
     """A release frees whoever holds the name."""
-    with script("RELEASE", "local held = token_of(id) ~= nil", "local held = redis.call('EXISTS', LOCK) == 1"):
+    with script("RELEASE", "local ours = token_of(id) ~= nil", "local ours = exclusive and true or false"):
         yield
 
 

@@ -70,12 +70,32 @@ class SocketWire:
 
     async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the answer is there."""
-        answers = [NO_ANSWER]
-        self.post(command, answers, 0)
-        until = boottime() + timeout
-        while answers[0] is NO_ANSWER and self.open and (left := until - boottime()) > 0:
-            if self.readable(left):
-                self.take_in()
+        data = command if isinstance(command, bytes) else self._pack(command)
+        answers: list[Any] = [NO_ANSWER]
+        users = self._users
+        try:
+            users.append(None)  # in here: the next interrupt may come right after it
+            if self.open:
+                sent = boottime()
+                self.owed.append((sent, answers, 0))
+                self._send_all(data)
+                while answers[0] is NO_ANSWER:
+                    # Once more at the end: if the process was stopped meanwhile, the answer is there.
+                    left = sent + timeout - boottime()
+                    if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
+                        if not self._receive():
+                            break
+                    elif left <= 0:
+                        break
+        except BaseException as error:
+            # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
+            self._broken()
+            if not isinstance(error, OSError | ValueError):
+                raise
+        finally:
+            users.pop()
+            if not self.open:
+                self._give_back()
         if answers[0] is NO_ANSWER:
             self.check_forked()
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
@@ -95,9 +115,7 @@ class SocketWire:
             if self.open:
                 if debt is not None:
                     self.owed.append(debt)
-                sent = self._send(data)
-                if sent != len(data):
-                    self._send_rest(data, sent)
+                self._send_all(data)
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
@@ -107,8 +125,10 @@ class SocketWire:
             if not self.open:
                 self._give_back()
 
-    def _send_rest(self, data: bytes, sent: int) -> None:
-        """Wait until there is room for what is left."""
+    def _send_all(self, data: bytes) -> None:
+        """Send it all, and wait until there is room for what does not fit."""
+        if (sent := self._send(data)) == len(data):
+            return
         room = select.poll()
         room.register(self._sock.fileno(), select.POLLOUT)
         until = boottime() + SEND_SECONDS
@@ -154,23 +174,8 @@ class SocketWire:
         users = self._users
         try:
             users.append(None)
-            if not self.open:
-                return
-            data = self._sock.recv(CHUNK)
-            if not data:
-                self._broken()
-                return
-            self._feed(data)
-            gets = self._gets
-            while (answer := gets()) is not NO_ANSWER:
-                if isinstance(answer, self._pushes) and not self._on_push(answer):
-                    continue
-                if self.owed:
-                    sent, answers, place = self.owed.popleft()
-                    self.pace = boottime() - sent
-                    answers[place] = answer
-        except (BlockingIOError, SSLWantReadError):
-            pass
+            if self.open:
+                self._receive()
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
@@ -179,6 +184,25 @@ class SocketWire:
             users.pop()
             if not self.open:
                 self._give_back()
+
+    def _receive(self) -> bool:
+        """Take in what is there; return False if that is the end."""
+        try:
+            data = self._sock.recv(CHUNK)
+        except (BlockingIOError, SSLWantReadError):
+            return True
+        if not data:
+            self._broken()
+            return False
+        self._feed(data)
+        while (answer := self._gets()) is not NO_ANSWER:
+            if isinstance(answer, self._pushes) and not self._on_push(answer):
+                continue
+            if self.owed:
+                sent, answers, place = self.owed.popleft()
+                self.pace = boottime() - sent
+                answers[place] = answer
+        return True
 
     def hold(self) -> None:
         """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""

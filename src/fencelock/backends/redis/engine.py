@@ -14,7 +14,7 @@ from fencelock.backends.redis.dial import RedisDialer, ServerError
 from fencelock.backends.redis.link import Link
 from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
-from fencelock.backends.redis.scripts import load, ms, packed
+from fencelock.backends.redis.scripts import load, ms
 from fencelock.backends.redis.trouble import leads_elsewhere
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
 from fencelock.core.world import Event, World
@@ -109,7 +109,7 @@ class RedisBackend:
         busy = False
         try:
             place = f"{link.channel}:{round}" if queue else ""
-            command = f"{form.attempt}{packed(id, place)}".encode()
+            command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
             answer = await link.wire.ask(command, within)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
@@ -205,8 +205,9 @@ class RedisBackend:
 
     async def _release(self, grant: Grant, link: Link | None) -> bool:
         form: Form = grant.handle
-        command = f"{form.release}{packed(grant.claim.id)}".encode()
-        link = link or await self._links.take(form.patience)
+        id = grant.claim.id
+        command = f"{form.release}${len(id)}\r\n{id}\r\n".encode()
+        link = link or self._links.idle(form.patience) or await self._links.make()
         try:
             answer = await link.wire.ask(command, form.patience)
             if type(answer) is ServerError:

@@ -2,11 +2,12 @@
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 -- include queue.lua
-local dropped = redis.call('EXISTS', LOCK)
-for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do
-  if tonumber(string.match(holder, '^%d+')) > now then dropped = dropped + 1 end
+local dropped = exclusive and 1 or 0
+for i = 2, #sharing, 2 do
+  if tonumber(string.match(sharing[i], '^%d+')) > now then dropped = dropped + 1 end
 end
 mint()
 redis.call('DEL', LOCK, HOLDERS)
+exclusive, sharing = false, {}
 settle()
 return dropped
