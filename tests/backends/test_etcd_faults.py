@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fencelock import EngineUnavailable, GuaranteeUnavailable, LockTimeout
-from fencelock.core.world import had
 from fencelock.model import Reason
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import compact, counted, keys, own_prefix
@@ -67,12 +66,12 @@ async def test_restored_from_a_backup(
     backend = clients.on(server.url).backend()
     from fencelock.model import Claim, Grant
 
-    grant = await had(backend.attempt(Claim("x", 30), queue=True))
+    grant = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(grant, Grant)
     facts = backend.facts  # type: ignore[attr-defined]
     facts.revision += 1000  # as if it had seen what the backup does not have
     with caplog.at_level(logging.WARNING, "fencelock"):
-        await had(backend.release(grant))
+        await backend.release(grant)
     assert any("went back from revision" in record.getMessage() for record in caplog.records)
     assert len(facts.notes) == 1
     (status,) = await backend.health()  # type: ignore[attr-defined]

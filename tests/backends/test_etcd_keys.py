@@ -9,7 +9,6 @@ import pytest
 
 from fencelock.backends.etcd.engine import EtcdBackend
 from fencelock.backends.etcd.leaving import Leaving
-from fencelock.core.world import had
 from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant
 from tests.backends.conftest import Clients
@@ -48,16 +47,16 @@ async def test_one_after_another(etcd1: Etcd, url: str, clients: Clients) -> Non
 async def test_two_at_once(etcd1: Etcd, url: str, clients: Clients) -> None:
     """Claims that are there at the same time have keys of their own, and giving one back leaves the others alone."""
     backend = clients.on(url).backend()
-    first = await had(backend.attempt(Claim("x", 30), queue=True))
+    first = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(first, Grant)
     others = [Claim("x", 30) for _ in range(3)]
     for claim in others:
-        assert isinstance(await had(backend.attempt(claim, queue=True)), Busy)
+        assert isinstance(await backend.attempt(claim, queue=True), Busy)
     assert len(claims(etcd1, url)) == 4
-    assert await had(backend.release(first)) is True
+    assert await backend.release(first) is True
     again = Claim("x", 30)
-    assert isinstance(await had(backend.attempt(again, queue=True)), Busy)
-    assert await had(backend.release(first)) is False, "its key is another claim's by now"
+    assert isinstance(await backend.attempt(again, queue=True), Busy)
+    assert await backend.release(first) is False, "its key is another claim's by now"
     await backend.abandon(first.claim)
     assert len(claims(etcd1, url)) == 4
     for claim in (*others, again):
@@ -119,32 +118,32 @@ async def test_attempt_that_may_come_late(etcd1: Etcd, proxy: Callable[..., Prox
 async def test_key_that_another_claim_has_is_left_alone(etcd1: Etcd, url: str, clients: Clients) -> None:
     """A key that comes back, as with a restored backup, is neither taken nor deleted: a claim gets another and waits."""
     backend = clients.on(url).backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=True))
+    grant = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(grant, Grant)
-    assert await had(backend.release(grant)) is True
+    assert await backend.release(grant) is True
     etcd1.put(grant.handle.key, "x somebody\n" + grant.claim.id)
     claim = Claim("x", 30)
-    later = await had(backend.attempt(claim, queue=True))
+    later = await backend.attempt(claim, queue=True)
     assert isinstance(later, Busy)
     assert set(claims(etcd1, url)) == {grant.handle.key, later.handle.key}
     await backend.abandon(claim)
     assert claims(etcd1, url) == [grant.handle.key]
-    assert await had(backend.release(grant)) is False, "it was created later than the claim that was released"
+    assert await backend.release(grant) is False, "it was created later than the claim that was released"
     assert claims(etcd1, url) == [grant.handle.key]
 
 
 async def test_after_the_session(etcd1: Etcd, url: str, clients: Clients) -> None:
     """After its session was ended by an operator, a client goes on with another, and nothing is left of the first."""
     backend = clients.on(url).backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=True))
+    grant = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(grant, Grant)
     revoke(etcd1, str(grant.handle.session.handle))
-    later = await had(backend.attempt(Claim("x", 30), queue=True))
+    later = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(later, Grant)
     assert later.token > grant.token
-    assert await had(backend.release(grant)) is False
+    assert await backend.release(grant) is False
     assert claims(etcd1, url) == [later.handle.key]
-    assert await had(backend.release(later)) is True
+    assert await backend.release(later) is True
 
 
 async def test_key_that_is_used_again_at_once(
@@ -191,7 +190,7 @@ async def test_abandon_that_is_interrupted(
     """A claim whose removal was interrupted, as by a second Ctrl-C, goes with whatever its client does next."""
     backend = clients.on(url).backend()
     claim = Claim("x", 30)
-    assert isinstance(await had(backend.attempt(claim, queue=True)), Grant)
+    assert isinstance(await backend.attempt(claim, queue=True), Grant)
 
     async def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
@@ -205,7 +204,7 @@ async def test_abandon_that_is_interrupted(
         else:
             pytest.fail("it was not interrupted")
     assert len(claims(etcd1, url)) == 1
-    other = await had(backend.attempt(Claim("y", 30), queue=True))
+    other = await backend.attempt(Claim("y", 30), queue=True)
     assert isinstance(other, Grant)
     assert claims(etcd1, url) == []
-    assert await had(backend.release(other)) is True
+    assert await backend.release(other) is True

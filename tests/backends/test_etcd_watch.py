@@ -12,7 +12,6 @@ from fencelock import EngineUnavailable
 from fencelock.backends.etcd import held, watch
 from fencelock.backends.etcd.watch import Watcher, Watches
 from fencelock.core.backend import Backend
-from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Reason
 from tests.backends.conftest import Clients
 from tests.backends.etcd_server import counted, own_prefix
@@ -68,14 +67,14 @@ async def test_first_in_line_for_a_permit(own_etcd: Callable[..., Etcd], clients
     limit = 3
     holders = [await _grant(backend, limit) for _ in range(limit)]
     shared = Claim("x", 30, shared=True, limit=limit)
-    lines: list[Grant | Busy] = [await had(backend.attempt(shared.again(), queue=True)) for _ in range(4)]
+    lines: list[Grant | Busy] = [await backend.attempt(shared.again(), queue=True) for _ in range(4)]
     assert all(isinstance(busy, Busy) for busy in lines)
     first, *rest = lines
     assert isinstance(first, Busy)
     watchers = [len(busy.handle.blocked.by) for busy in lines]
     assert watchers == [limit, 1, 1, 1]
     assert isinstance(await backend.wait(first, 0.05), Busy)
-    await had(backend.release(holders[1]))
+    await backend.release(holders[1])
     granted = await backend.wait(first, SOON)
     assert isinstance(granted, Grant)
     for busy in rest:
@@ -88,31 +87,31 @@ async def test_many_permits(etcd1: Etcd, clients: Clients) -> None:
     backend = clients.on(own_prefix(etcd1.url)).backend()
     limit = 40
     holders = [await _grant(backend, limit) for _ in range(limit)]
-    busy = await had(backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True))
+    busy = await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True)
     assert isinstance(busy, Busy)
     other = clients.on(own_prefix(etcd1.url)).backend()
     assert other is not backend
 
     async def leave() -> None:
         await asyncio.sleep(0.1)
-        await had(backend.release(holders[17]))
+        await backend.release(holders[17])
 
     if clients.colour == "aio":
         async with background(leave()):
             assert isinstance(await backend.wait(busy, SOON), Grant)
     else:
-        await had(backend.release(holders[17]))
+        await backend.release(holders[17])
         assert isinstance(await backend.wait(busy, SOON), Grant)
 
 
 async def test_what_happened_before_the_watch(etcd1: Etcd, clients: Clients) -> None:
     """A release between the look and the watch is not missed: the watch begins where the look ended."""
     backend = clients.on(own_prefix(etcd1.url)).backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=True))
-    busy = await had(backend.attempt(Claim("x", 30), queue=True))
+    grant = await backend.attempt(Claim("x", 30), queue=True)
+    busy = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(grant, Grant)
     assert isinstance(busy, Busy)
-    await had(backend.release(grant))
+    await backend.release(grant)
     assert isinstance(await backend.wait(busy, 10), Grant)
 
 
@@ -144,9 +143,9 @@ async def test_watch_ends_and_begins_again(etcd1: Etcd, clients: Clients) -> Non
 async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: int) -> None:
     """A waiter that leaves the line lets the one behind watch whoever is ahead then."""
     backend = clients.on(own_prefix(etcd1.url)).backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=True))
+    grant = await backend.attempt(Claim("x", 30), queue=True)
     claims = [Claim("x", 30) for _ in range(number)]
-    lines = [await had(backend.attempt(claim, queue=True)) for claim in claims]
+    lines = [await backend.attempt(claim, queue=True) for claim in claims]
     await backend.abandon(claims[0])
     await backend.abandon(claims[1])
     last = lines[2]
@@ -155,7 +154,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
     assert isinstance(moved, Busy)
     assert isinstance(grant, Grant)
     assert moved.handle.blocked.by == (grant.handle.key,)
-    await had(backend.release(grant))
+    await backend.release(grant)
 
     async def granted() -> bool:
         return isinstance(await backend.wait(moved, SOON), Grant)
@@ -164,7 +163,7 @@ async def test_abandoned_in_the_middle(etcd1: Etcd, clients: Clients, number: in
 
 
 async def _grant(backend: Backend, limit: int) -> Grant:
-    grant = await had(backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True))
+    grant = await backend.attempt(Claim("x", 30, shared=True, limit=limit), queue=True)
     assert isinstance(grant, Grant)
     return grant
 

@@ -12,7 +12,6 @@ import pytest
 from fencelock import EngineUnavailable, InvalidURL
 from fencelock.backends.mysql.links import Links
 from fencelock.backends.mysql.place import Place, parse
-from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Reason
 from fencelock.worlds.blocking import BlockingWorld
 from tests.backends.conftest import Clients
@@ -245,19 +244,19 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     way = proxy(mariadb)
     near = way.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]
     backend, other = clients.on(near).backend(), clients.on(direct).backend()
-    warm = await had(backend.attempt(Claim("warm", 3), queue=False))
+    warm = await backend.attempt(Claim("warm", 3), queue=False)
     assert isinstance(warm, Grant)
-    await had(backend.release(warm))
+    await backend.release(warm)
     claim = Claim("x", 3)
     way.drop("to_client")
     with pytest.raises(EngineUnavailable):
-        await had(backend.attempt(claim, queue=True))
-    assert isinstance(await had(other.attempt(Claim("x", 60), queue=False)), Busy), "it was granted, and nobody knows"
+        await backend.attempt(claim, queue=True)
+    assert isinstance(await other.attempt(Claim("x", 60), queue=False), Busy), "it was granted, and nobody knows"
     way.heal()
     await backend.abandon(claim)
-    got = await had(other.attempt(Claim("x", 60), queue=False))
+    got = await other.attempt(Claim("x", 60), queue=False)
     assert isinstance(got, Grant)
-    await had(other.release(got))
+    await other.release(got)
 
 
 async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:

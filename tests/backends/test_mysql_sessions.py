@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 
 from fencelock import Reason
-from fencelock.core.world import had
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.backends.conftest import Clients
@@ -113,9 +112,8 @@ async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: C
 async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: Clients) -> None:
     """The server ends a session that holds a lock and is silent for its ttl, although its connection stays open."""
     url = own_database(mariadb)
-    grant = await had(
-        clients.on(url).backend().attempt(Claim("x", 1), queue=False)
-    )  # no client that abandons it in time
+    # No client that abandons it in time.
+    grant = await clients.on(url).backend().attempt(Claim("x", 1), queue=False)
     assert isinstance(grant, Grant)
     session = holder_of(mariadb, url, "x")
     async with clients.connect(url).lock("x", timeout=SOON) as successor:
@@ -161,17 +159,17 @@ async def test_place_in_line_is_kept(mariadb: MariaDB, clients: Clients) -> None
     """However often a waiter looks, it is one statement that waits: the place in line is never given up."""
     url = own_database(mariadb)
     backend, other = clients.on(url).backend(), clients.on(url).backend()
-    held = await had(other.attempt(Claim("x", 30), queue=True))
+    held = await other.attempt(Claim("x", 30), queue=True)
     assert isinstance(held, Grant)
     first, second = Claim("x", 9), Claim("x", 9)
-    waits = [await had(backend.attempt(claim, queue=True)) for claim in (first, second)]
+    waits = [await backend.attempt(claim, queue=True) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
         for place, busy in enumerate(waits):
             assert isinstance(busy, Busy)
             waits[place] = await backend.wait(busy, 0.1)
     assert waiters_of(mariadb, url, "x") == before
-    assert await had(other.release(held))
+    assert await other.release(held)
     busy = waits[0]
     assert isinstance(busy, Busy)
     got = await backend.wait(busy, SOON)
@@ -203,7 +201,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
     async with forwarding(mariadb) as path:
         backend = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).backend()
         claims = [Claim("kept", 60), Claim("ended", 3)]
-        grants = [await clients.run(had(backend.attempt(claim, queue=False))) for claim in claims]
+        grants = [await clients.run(backend.attempt(claim, queue=False)) for claim in claims]
         held = [grant for grant in grants if isinstance(grant, Grant)]
         assert len(held) == 2
         path.freeze()
@@ -215,7 +213,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
             return answer is Renewal.LOST
 
         await eventually(lost, "the lookup finds that the session has ended")
-        assert await clients.run(had(backend.release(held[1]))) is False
+        assert await clients.run(backend.release(held[1])) is False
         assert holder_of(mariadb, direct, "kept") == str(held[0].handle.link.id)
         assert held[0].handle.link.open
 
@@ -298,7 +296,7 @@ async def test_silent_reconnect_is_noticed(mariadb: MariaDB, clients: Clients) -
     """A lock that is another session's is not ours, even if that session is the one that answers."""
     url = own_database(mariadb)
     backend = clients.on(url).backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=False))
+    grant = await backend.attempt(Claim("x", 30), queue=False)
     assert isinstance(grant, Grant)
     grant.handle.link.id += 1_000_000  # as if something in between had connected us anew
     assert await backend.renew([grant]) == [Renewal.LOST]

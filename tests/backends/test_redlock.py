@@ -12,7 +12,6 @@ import pytest
 from fencelock import EngineUnavailable, InvalidURL, LeaseLost, LockTimeout, Reason
 from fencelock.backends.redis.redlock.engine import RedlockBackend
 from fencelock.core.clock import boottime
-from fencelock.core.world import had
 from fencelock.model import Claim, Grant, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.redis_server import tell
@@ -98,7 +97,7 @@ async def test_renewal_beside_a_node_that_hangs(
     took = []
     for turn in range(5):  # a busy machine may keep one of them waiting, and not all
         backend = clients.on("redlock://" + ",".join(proxy.address for proxy in through.members)).backend()
-        grant = await had(backend.attempt(Claim(f"turn {turn}", 60.0), queue=False))
+        grant = await backend.attempt(Claim(f"turn {turn}", 60.0), queue=False)
         assert isinstance(grant, Grant)
         await eventually(_on_all(nodes, f"turn {turn}"), "all nodes have the lease")
         for proxy in through.members:
@@ -125,7 +124,7 @@ async def test_many_leases_and_a_node_that_hangs(
     backend = clients.on(nodes.url).backend()
     grants = []
     for number in range(40):
-        grant = await had(backend.attempt(Claim(f"held {number}", 3.0), queue=False))
+        grant = await backend.attempt(Claim(f"held {number}", 3.0), queue=False)
         assert isinstance(grant, Grant)
         grants.append(grant)
     await eventually(_on_all(nodes, "held 39"), "all nodes have the leases")

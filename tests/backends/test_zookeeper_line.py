@@ -14,7 +14,6 @@ import fencelock
 from fencelock.backends.zookeeper.engine import ZooKeeperBackend
 from fencelock.backends.zookeeper.place import Place
 from fencelock.backends.zookeeper.places import Places
-from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
@@ -40,11 +39,11 @@ async def test_called_for_a_place_that_it_has_lost(
         work = backend.wait(busy, timeout)
         return await (work if clients.colour == "aio" else subject.call(drive, work))
 
-    first = await had(other.attempt(Claim("x", 30), queue=True))
+    first = await other.attempt(Claim("x", 30), queue=True)
     assert isinstance(first, Grant)
     waiter = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(waiter, Busy)
-    behind = await had(other.attempt(Claim("x", 30), queue=True))
+    behind = await other.attempt(Claim("x", 30), queue=True)
     assert isinstance(behind, Busy)
     await backend.inspect("x")  # by now it watches the first
     way.cut("to_client")

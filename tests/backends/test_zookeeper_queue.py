@@ -23,7 +23,6 @@ from kazoo.protocol.serialization import (
 from fencelock.backends.zookeeper.driver import CreateContainer, Driver
 from fencelock.backends.zookeeper.link import Link
 from fencelock.backends.zookeeper.messages import SET_WATCHES
-from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Renewal
 from fencelock.worlds.blocking import drive
 from tests.backends.conftest import Clients
@@ -59,7 +58,7 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
     subject = clients.on(chroot(zookeeper1))
     backend = subject.backend()
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
-    outcomes: list[Grant | Busy] = [await had(backend.attempt(claim, queue=True)) for claim in claims]
+    outcomes: list[Grant | Busy] = [await backend.attempt(claim, queue=True) for claim in claims]
     assert isinstance(outcomes[0], Grant)
     holder: Grant = outcomes[0]
 
@@ -75,7 +74,7 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
         tokens = [holder.token]
         for task in tasks[:20]:
             before = asked["fired"]
-            assert await had(backend.release(holder)) is True
+            assert await backend.release(holder) is True
             holder = await asyncio.wait_for(task, SOON)
             assert asked["fired"] == before + 1
             tokens.append(holder.token)
@@ -119,7 +118,7 @@ async def test_many_leases_are_one_renewal(zookeeper1: ZooKeeper, clients: Clien
     number, at_once = (10_000, 500) if clients.colour == "aio" else (1_000, 1)
     while len(grants) < number:
         claims = [Claim(f"n{(len(grants) + more) % 100}", 300, shared=True) for more in range(at_once)]
-        outcomes = await asyncio.gather(*(had(backend.attempt(claim, queue=False)) for claim in claims))
+        outcomes = await asyncio.gather(*(backend.attempt(claim, queue=False) for claim in claims))
         grants += [outcome for outcome in outcomes if isinstance(outcome, Grant)]
     await backend.renew(grants)  # the first sets the watches
     asked.clear()
@@ -211,39 +210,39 @@ async def test_waiter_that_leaves_does_not_let_the_next_in(zookeeper1: ZooKeeper
     subject = clients.on(chroot(zookeeper1))
     first, second, third = subject.backend(), subject.backend(), subject.backend()
     claim, late = Claim("x", 30), Claim("x", 30)
-    lost = await had(first.attempt(claim, queue=True))
+    lost = await first.attempt(claim, queue=True)
     assert isinstance(lost, Grant)
     with bare(zookeeper1) as kazoo:
         kazoo.delete(lost.handle.path)
-    holder = await had(second.attempt(Claim("x", 30), queue=True))
+    holder = await second.attempt(Claim("x", 30), queue=True)
     assert isinstance(holder, Grant)
-    assert isinstance(await had(first.attempt(claim, queue=True)), Busy)
-    busy = await had(third.attempt(late, queue=True))
+    assert isinstance(await first.attempt(claim, queue=True), Busy)
+    busy = await third.attempt(late, queue=True)
     assert isinstance(busy, Busy)
     await first.abandon(claim)
     again = await third.wait(busy, 1)
     assert isinstance(again, Busy)
-    assert await had(second.release(holder)) is True
+    assert await second.release(holder) is True
     grant = await third.wait(again, SOON)
     assert isinstance(grant, Grant)
     assert grant.token > holder.token
-    assert await had(third.release(grant)) is True
-    assert await had(third.release(grant)) is False
+    assert await third.release(grant) is True
+    assert await third.release(grant) is False
 
 
 async def test_reader_behind_readers_and_a_writer(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """What a writer passes on goes to all readers behind it, and what one reader gives back not to the writer behind two."""
     backend = clients.on(chroot(zookeeper1)).backend()
-    writer = await had(backend.attempt(Claim("x", 30), queue=True))
-    readers = [await had(backend.attempt(Claim("x", 30, shared=True), queue=True)) for _ in range(2)]
-    last = await had(backend.attempt(Claim("x", 30), queue=True))
+    writer = await backend.attempt(Claim("x", 30), queue=True)
+    readers = [await backend.attempt(Claim("x", 30, shared=True), queue=True) for _ in range(2)]
+    last = await backend.attempt(Claim("x", 30), queue=True)
     assert isinstance(writer, Grant)
     assert isinstance(last, Busy)
-    await had(backend.release(writer))
+    await backend.release(writer)
     grants = [await backend.wait(busy, SOON) for busy in readers if isinstance(busy, Busy)]
     first, second = (grant for grant in grants if isinstance(grant, Grant))
-    await had(backend.release(second))
+    await backend.release(second)
     last = await backend.wait(last, 1)
     assert isinstance(last, Busy)
-    await had(backend.release(first))
+    await backend.release(first)
     assert isinstance(await backend.wait(last, SOON), Grant)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from fencelock import EngineUnavailable, Reason
-from fencelock.core.world import had
 from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.backends.conftest import Clients
 from tests.backends.zookeeper_server import backend_of, bare, chroot, expire, link_of
@@ -164,12 +163,12 @@ async def test_old_node_of_an_earlier_session(zookeeper1: ZooKeeper, clients: Cl
     """A claim whose session was lost with its answer finds its old node, sees whose it is, and makes a new one."""
     backend = clients.on(chroot(zookeeper1)).backend()
     claim = Claim("x", 30)
-    first = await had(backend.attempt(claim, queue=True))
+    first = await backend.attempt(claim, queue=True)
     assert isinstance(first, Grant)
     first.handle.session.handle.end(tell=False)
     assert await backend.renew([first]) == [Renewal.UNKNOWN]
     # As if the answer had been lost, too: a new attempt knows nothing of the old node but its id.
-    again = await had(backend.attempt(claim, queue=True))
+    again = await backend.attempt(claim, queue=True)
     assert isinstance(again, Grant)
     assert again.token > first.token
     assert again.handle.session is not first.handle.session
@@ -208,7 +207,7 @@ async def test_session_that_hangs_does_not_cost_another_its_leases(zookeeper1: Z
     """Leases of two sessions are renewed together; if one does not answer, the other's are renewed all the same."""
     backend = clients.on(chroot(zookeeper1)).backend()
     short, long = Claim("short", 20), Claim("long", 60)
-    grants: list[Grant | Busy] = [await had(backend.attempt(claim, queue=False)) for claim in (long, short)]
+    grants: list[Grant | Busy] = [await backend.attempt(claim, queue=False) for claim in (long, short)]
     assert all(isinstance(grant, Grant) for grant in grants)
     link = grants[0].handle.session.handle
     link.connected = False  # as if it were being made anew

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from fencelock.core.backend import Backend
-from fencelock.core.world import World, had
+from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot
 from tests.contract.colours import client_of
@@ -76,7 +76,7 @@ class Faulty:
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         async def attempt() -> Grant | Busy:
-            return await had(self.inner.attempt(claim, queue=queue, patience=patience))
+            return await self.inner.attempt(claim, queue=queue, patience=patience)
 
         return await self._through("attempt", attempt())
 
@@ -91,7 +91,7 @@ class Faulty:
 
     async def release(self, grant: Grant) -> bool:
         async def release() -> bool:
-            return await had(self.inner.release(grant))
+            return await self.inner.release(grant)
 
         return await self._through("release", release())
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout, Reason, ReleaseFailed
-from fencelock.core.world import had
 from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal
 from tests.contract.colours import LocksView
@@ -446,26 +445,26 @@ async def test_attempt_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
     backend = subject.backend()
     claim = Claim("x", 30)
-    first = await had(backend.attempt(claim, queue=True))
-    again = await had(backend.attempt(claim, queue=True))
+    first = await backend.attempt(claim, queue=True)
+    again = await backend.attempt(claim, queue=True)
     assert isinstance(first, Grant)
     assert isinstance(again, Grant)
     assert first.token == again.token
     assert again.since > first.since
     assert len((await backend.inspect("x")).holders) == 1
-    assert await had(backend.release(again)) is True
-    assert await had(backend.release(first)) is False
+    assert await backend.release(again) is True
+    assert await backend.release(first) is False
 
 
 async def test_wait_in_line_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice while it is busy takes one place in line."""
     backend = subject.backend()
     holder, claim = Claim("x", 30), Claim("x", 30)
-    assert isinstance(await had(backend.attempt(holder, queue=True)), Grant)
+    assert isinstance(await backend.attempt(holder, queue=True), Grant)
     for _ in range(2):
-        assert isinstance(await had(backend.attempt(claim, queue=True)), Busy)
+        assert isinstance(await backend.attempt(claim, queue=True), Busy)
     assert len((await backend.inspect("x")).waiters) == 1
-    assert isinstance(await had(backend.attempt(claim, queue=False)), Busy)
+    assert isinstance(await backend.attempt(claim, queue=False), Busy)
     assert (await backend.inspect("x")).waiters == ()
     await backend.abandon(holder)
 
@@ -476,14 +475,14 @@ async def test_abandon(subject: Subject) -> None:
     holder, waiter = Claim("x", 30), Claim("x", 30)
     await backend.abandon(holder)
     held = Claim("x", 30)
-    assert isinstance(await had(backend.attempt(held, queue=True)), Grant)
-    assert isinstance(await had(backend.attempt(waiter, queue=True)), Busy)
+    assert isinstance(await backend.attempt(held, queue=True), Grant)
+    assert isinstance(await backend.attempt(waiter, queue=True), Busy)
     for _ in range(2):
         await backend.abandon(waiter)
     assert (await backend.inspect("x")).waiters == ()
     for _ in range(2):
         await backend.abandon(held)
-    assert isinstance(await had(backend.attempt(Claim("x", 30), queue=False)), Grant)
+    assert isinstance(await backend.attempt(Claim("x", 30), queue=False), Grant)
     await backend.abandon(held)
     assert len((await backend.inspect("x")).holders) == 1
 
@@ -516,10 +515,10 @@ async def test_release_that_a_close_overtakes(subject: Subject) -> None:
 async def test_release_of_somebody_else(subject: Subject) -> None:
     """On the engine itself: a release or a renewal under another id does nothing."""
     backend = subject.backend()
-    grant = await had(backend.attempt(Claim("x", 30), queue=False))
+    grant = await backend.attempt(Claim("x", 30), queue=False)
     assert isinstance(grant, Grant)
     stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.handle)
-    assert await had(backend.release(stranger)) is False
+    assert await backend.release(stranger) is False
     assert await backend.renew([stranger, grant]) == [Renewal.LOST, Renewal.RENEWED]
     assert len((await backend.inspect("x")).holders) == 1
 

@@ -10,7 +10,6 @@ import pytest
 
 from fencelock import GuaranteeUnavailable, LimitMismatch
 from fencelock.core.backend import Backend
-from fencelock.core.world import had
 from fencelock.model import Admitted, Busy, Claim, Grant, admit
 from tests.contract.colours import LocksView
 from tests.contract.engines import Engine
@@ -31,11 +30,11 @@ async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) 
         (permit(3), backend.traits.limit, "permits"),
     ):
         if can:
-            assert isinstance(await had(backend.attempt(claim, queue=False)), Grant)
+            assert isinstance(await backend.attempt(claim, queue=False), Grant)
             await backend.abandon(claim)
         else:
             with pytest.raises(GuaranteeUnavailable, match=what):
-                await had(backend.attempt(claim, queue=False))
+                await backend.attempt(claim, queue=False)
     assert (await backend.inspect("x")).holders == ()
 
 
@@ -166,24 +165,24 @@ def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
 async def test_readers_share(subject: Subject) -> None:
     """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
     backend = subject.backend()
-    readers = [await had(backend.attempt(reader(), queue=True)) for _ in range(3)]
+    readers = [await backend.attempt(reader(), queue=True) for _ in range(3)]
     assert all(isinstance(grant, Grant) for grant in readers)
     writer = Claim("x", 60)
-    assert isinstance(await had(backend.attempt(writer, queue=True)), Busy)
+    assert isinstance(await backend.attempt(writer, queue=True), Busy)
     late = reader()
-    assert isinstance(await had(backend.attempt(late, queue=True)), Busy)
+    assert isinstance(await backend.attempt(late, queue=True), Busy)
     for grant in readers[:-1]:
         assert isinstance(grant, Grant)
-        await had(backend.release(grant))
-    assert isinstance(await had(backend.attempt(writer, queue=True)), Busy)
+        await backend.release(grant)
+    assert isinstance(await backend.attempt(writer, queue=True), Busy)
     last = readers[-1]
     assert isinstance(last, Grant)
-    await had(backend.release(last))
-    writing = await had(backend.attempt(writer, queue=True))
+    await backend.release(last)
+    writing = await backend.attempt(writer, queue=True)
     assert isinstance(writing, Grant)
-    assert isinstance(await had(backend.attempt(late, queue=True)), Busy)
-    await had(backend.release(writing))
-    assert isinstance(await had(backend.attempt(late, queue=True)), Grant)
+    assert isinstance(await backend.attempt(late, queue=True), Busy)
+    await backend.release(writing)
+    assert isinstance(await backend.attempt(late, queue=True), Grant)
 
 
 @pytest.mark.limit
@@ -191,13 +190,13 @@ async def test_permits(subject: Subject) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
     backend = subject.backend()
     claims = [permit(3) for _ in range(5)]
-    outcomes = [await had(backend.attempt(claim, queue=True)) for claim in claims]
+    outcomes = [await backend.attempt(claim, queue=True) for claim in claims]
     assert [isinstance(outcome, Grant) for outcome in outcomes] == [True, True, True, False, False]
     second = outcomes[1]
     assert isinstance(second, Grant)
-    await had(backend.release(second))
-    assert isinstance(await had(backend.attempt(claims[3], queue=True)), Grant)
-    assert isinstance(await had(backend.attempt(claims[4], queue=True)), Busy)
+    await backend.release(second)
+    assert isinstance(await backend.attempt(claims[3], queue=True), Grant)
+    assert isinstance(await backend.attempt(claims[4], queue=True), Busy)
     snapshot = await backend.inspect("x")
     assert [holder.limit for holder in snapshot.holders] == [3, 3, 3]
     assert all(holder.shared for holder in snapshot.holders)
@@ -208,15 +207,15 @@ async def test_permits(subject: Subject) -> None:
 async def test_limit_that_contradicts(subject: Subject, other: Claim) -> None:
     """Who uses a name with another limit is told, with both numbers, and leaves nothing behind."""
     backend = subject.backend()
-    grant = await had(backend.attempt(permit(3), queue=True))
+    grant = await backend.attempt(permit(3), queue=True)
     assert isinstance(grant, Grant)
     with pytest.raises(LimitMismatch, match="3 permits") as caught:
-        await had(backend.attempt(other, queue=True))
+        await backend.attempt(other, queue=True)
     assert caught.value.name == "x"
     snapshot = await backend.inspect("x")
     assert (len(snapshot.holders), len(snapshot.waiters)) == (1, 0)
-    await had(backend.release(grant))
-    assert isinstance(await had(backend.attempt(other, queue=True)), Grant)
+    await backend.release(grant)
+    assert isinstance(await backend.attempt(other, queue=True), Grant)
 
 
 @dataclass
@@ -278,7 +277,7 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             member = Member(claim, engine)
             model.queue.append(member)
             model.settle()
-            outcome = await had(engine.attempt(claim, queue=queue))
+            outcome = await engine.attempt(claim, queue=queue)
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 granted[claim.id] = outcome
@@ -290,7 +289,7 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             member = chance.choice(model.queue)
             model.queue.remove(member)
             if member.claim.id in granted and chance.random() < 0.7:
-                assert await had(engine.release(granted.pop(member.claim.id))) is True
+                assert await engine.release(granted.pop(member.claim.id)) is True
             else:
                 await engine.abandon(member.claim)
                 granted.pop(member.claim.id, None)
@@ -302,7 +301,7 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             member = chance.choice(model.queue)
             if engine.traits.session:
                 engine = member.engine  # a claim hangs on its client's session, and nobody else's can keep it
-            outcome = await had(engine.attempt(member.claim, queue=True))  # a sign of life; the place in line stays
+            outcome = await engine.attempt(member.claim, queue=True)  # a sign of life; the place in line stays
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 known = granted.setdefault(member.claim.id, outcome)

@@ -6,7 +6,6 @@ import pytest
 
 import fencelock
 from fencelock import Reason
-from fencelock.core.world import had
 from fencelock.model import Grant
 
 
@@ -21,7 +20,7 @@ def test_overtaken_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
             client.closed = True  # as close() does, step by step, in another thread
             for claim in list(client.under_way.values()):
                 await client.backend.abandon(claim)
-            return await had(release(grant))
+            return await release(grant)
 
         monkeypatch.setattr(client.backend, "release", overtaken)
         with locks.lock("x") as lease:

@@ -10,7 +10,7 @@ from fencelock.core.backend import FIRST_CONTACT, GRACE, Backend
 from fencelock.core.clock import Deadline
 from fencelock.core.inherited import FORKED, Forked
 from fencelock.core.leftovers import Leftovers
-from fencelock.core.world import World, had
+from fencelock.core.world import World
 from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal
 
@@ -48,7 +48,7 @@ async def acquire(
             outcome: Grant | Busy | None
             try:
                 left = None if timeout is None else deadline.at_most(inf)
-                outcome = await had(backend.attempt(claim, queue=timeout != 0, patience=left))
+                outcome = await backend.attempt(claim, queue=timeout != 0, patience=left)
             except Unanswered:
                 late = timeout is not None and world.now() - sent >= max(timeout, GRACE)
                 if late or first not in under_way:
@@ -129,7 +129,7 @@ async def _wait_in_line(
         try:
             if busy is None:
                 left = None if deadline.at is None else deadline.at_most(claim.ttl)
-                outcome = await had(backend.attempt(claim, queue=queue, patience=left))
+                outcome = await backend.attempt(claim, queue=queue, patience=left)
             else:
                 outcome = await backend.wait(busy, deadline.at_most(busy.claim.ttl / 3))
         except EngineUnavailable as error:

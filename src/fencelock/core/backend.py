@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from fencelock.core.clock import PATIENT, Deadline
-from fencelock.core.world import Soon
 from fencelock.errors import Unanswered
 from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot, Traits
 
@@ -65,7 +64,7 @@ class Backend(Protocol):
     @property
     def traits(self) -> Traits: ...
 
-    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Soon[Grant | Busy]:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
         """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
 
         `patience` is how many seconds the caller has left: an answer that comes later is of no use to it.
@@ -90,7 +89,7 @@ class Backend(Protocol):
         """Count the ttl of each anew, from this call; one answer for each."""
         ...
 
-    def release(self, grant: Grant) -> Soon[bool]:
+    async def release(self, grant: Grant) -> bool:
         """Give back the lock and let the next in; return whether it was still this grant's.
 
         False is certain: the holder is told that it had lost its lock. Where an answer got lost, raise Unanswered, and do not

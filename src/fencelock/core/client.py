@@ -18,7 +18,7 @@ from fencelock.core.keeper import Keeper
 from fencelock.core.lease import LeaseCore
 from fencelock.core.log import ERROR, WARNING, log
 from fencelock.core.names import check_name, check_purpose, check_reason, check_ttl
-from fencelock.core.world import World, had
+from fencelock.core.world import World
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
 from fencelock.model import Claim, Grant, Holder, Reason, Snapshot
 
@@ -161,7 +161,7 @@ class Client(Generic[L]):
             while self._left and not deadline.passed:
                 grant = self._left[-1]
                 try:
-                    await had(self.backend.release(grant))
+                    await self.backend.release(grant)
                 except Exception:
                     leftovers.add(grant.claim, 0.0)
                 self._left.pop()

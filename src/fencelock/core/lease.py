@@ -10,7 +10,6 @@ from fencelock.core.acquire import FIRST_PAUSE, naming
 from fencelock.core.backend import GRACE
 from fencelock.core.log import WARNING, log
 from fencelock.core.names import check_seconds
-from fencelock.core.world import had
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, ReleaseFailed, Unanswered
 from fencelock.model import Grant, Reason, Renewal, drift
 
@@ -309,7 +308,7 @@ class LeaseCore:
         try:
             while ours is None:
                 try:
-                    ours = await had(client.backend.release(grant))
+                    ours = await client.backend.release(grant)
                 except Unanswered:
                     if client.world.now() + pause >= until:
                         raise

@@ -8,28 +8,13 @@ in the caller's own thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, Sized
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from ssl import SSLContext  # a tenth of the start of a command that needs no server
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-Soon: TypeAlias = T | Coroutine[Any, Any, T]
-"""What could be had at once, or the coroutine that gets it: where others wait for us, each coroutine less is time gained."""
-
-
-async def had(soon: Soon[T]) -> T:
-    """Return it, or await it first."""
-    return await soon if isinstance(soon, CoroutineType) else soon  # type: ignore[return-value]
-
-
-async def fail(error: BaseException) -> NoReturn:
-    """Raise what came up before there was a coroutine to raise it in, where it is dealt with."""
-    raise error
-
 
 Command = tuple[str | int, ...]
 """What a server is asked: words, in its own protocol's order."""

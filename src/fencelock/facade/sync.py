@@ -17,7 +17,7 @@ from fencelock.model import Reason, Snapshot, Traits
 from fencelock.primitives.habits import no_attribute, no_keyword
 from fencelock.primitives.locked import check_template, naming
 from fencelock.primitives.mutex import UNSET, LockOptions, Mutex, Unset
-from fencelock.worlds.blocking import BlockingWorld, drive, each, finish
+from fencelock.worlds.blocking import BlockingWorld, drive, each
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -74,7 +74,7 @@ class Lease(LeaseCore):
 
     def renew(self) -> None:
         """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
-        finish(self._renew_now())
+        drive(self._renew_now())
 
     def release(self) -> bool:
         """Release; return True if it was still ours. Safe to call again."""
@@ -87,7 +87,7 @@ class Lease(LeaseCore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        finish(self._leave(error))
+        drive(self._leave(error))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
@@ -132,7 +132,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        finish(self._mutex.leaving()._leave(error))
+        drive(self._mutex.leaving()._leave(error))
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -235,7 +235,7 @@ class Locks:
 
     def close(self) -> None:
         """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
-        finish(self._client.close())
+        drive(self._client.close())
 
     def __enter__(self) -> Locks:
         return self
@@ -290,7 +290,7 @@ def _close_all() -> None:
     ours = [client for client in clients() if isinstance(client.world, BlockingWorld)]
     waited = any(client.under_way for client in ours)
     for client in ours:
-        finish(client.close())
+        drive(client.close())
     if waited:
         # Threads that waited say why they no longer do; one that still writes when the interpreter goes would abort it.
         until = time.monotonic() + 0.5
