@@ -116,9 +116,7 @@ class Bare:
 
     def __init__(self, url: str) -> None:
         from fencelock.backends.redis.engine import ATTEMPT, RELEASE
-        from fencelock.backends.redis.link import Link
         from fencelock.backends.redis.scripts import packed
-        from fencelock.backends.redis.silence import SILENCE
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"
@@ -128,16 +126,17 @@ class Bare:
             self._sock.sendall(f"*{len(words)}\r\n{packed(*words)}".encode())
             self._sock.recv(65536)
         keys = ("bare:{0}",)
-        # Told when it is its turn, but not that it has to wait; others are told first when it is theirs.
-        self._attempt = SILENCE + ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 3)
-        self._release = Link(self._channel).after_you + RELEASE.begin(keys, ("bare",), 1)
+        self._attempt = ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 2)
+        self._release = RELEASE.begin(keys, ("bare",), 1)
         self._id = packed(ID)
-        self._seat = packed(f"{self._channel}:1", 1)
+        self._seat = packed(f"{self._channel}:1")
 
     def __enter__(self) -> None:
         self._id = f"$32\r\n{os.urandom(16).hex()}\r\n"
         self._sock.sendall(f"{self._attempt}{self._id}{self._seat}".encode())
-        self._sock.recv(4096)
+        answer = self._sock.recv(4096)
+        if answer.startswith(b":-") and b">" not in answer:
+            self._sock.recv(4096)  # the wake-up, once it is its turn
 
     def __exit__(self, *_: object) -> None:
         self._sock.sendall(f"{self._release}{self._id}".encode())

@@ -6,9 +6,9 @@ hold the name now. A claim that may is a `Grant`; what the user gets to hold is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from os import urandom
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -79,10 +79,6 @@ class Grant(NamedTuple):
     def deadline(self) -> float:
         """When the holder must stop, by its own clock: always before the engine lets anybody else in."""
         return self.since + self.claim.ttl - drift(self.claim.ttl)
-
-
-make_grant: Callable[[tuple[Claim, int, float, Any, bool]], Grant] = partial(tuple.__new__, Grant)
-"""Makes one of all that it has, and saves a call of Python's: for engines that others wait for meanwhile."""
 
 
 class Busy(NamedTuple):

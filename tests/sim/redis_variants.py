@@ -33,9 +33,7 @@ def no_tombstone() -> Iterator[None]:
 @contextmanager
 def release_without_owner() -> Iterator[None]:
     """A release frees whoever holds the name."""
-    with script(
-        "RELEASE", "if string.sub(redis.call('GET', lock) or '', 1, #id) == id then", "if redis.call('GET', lock) then"
-    ):
+    with script("RELEASE", "local ours = token_of(id) ~= nil", "local ours = exclusive and true or false"):
         yield
 
 

@@ -144,6 +144,7 @@ def any_command(chance: Random) -> Command:
         lambda: ("LRANGE", lst, number(), number()),
         lambda: ("LINDEX", lst, number()),
         lambda: ("LPOS", lst, word()),
+        lambda: ("LPOS", lst, word(), "RANK", -1),
         lambda: ("LREM", lst, 1, word()),
         lambda: ("EVAL", chance.choice(SCRIPTS), 2, anything, chance.choice(KEYS), word(), number()),
         lambda: ("PUBLISH", "nobody", word()),

@@ -8,7 +8,6 @@ in the caller's own thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, Sized
-from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
@@ -134,20 +133,6 @@ class Parser(Protocol):
         ...
 
 
-class Likely(NamedTuple):
-    """What a server will most likely say, as it will look: then it need not be taken apart to be known."""
-
-    size: int
-    ends: bytes
-    """Its last bytes, which no other of that size has."""
-    pushed: bool
-    """Whether the server does not answer at all, and this is called out to us instead."""
-
-
-make_likely: Callable[[tuple[int, bytes, bool]], Likely] = partial(tuple.__new__, Likely)
-"""Makes one of all that it has, and saves a call of Python's: see `fencelock.model.make_grant`."""
-
-
 class Wire(Protocol):
     """A connection to a server that answers in the order in which it is asked, and may push what nobody asked for.
 
@@ -184,15 +169,6 @@ class Wire(Protocol):
         connection broke.
 
         Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
-        """
-        ...
-
-    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Soon[Any]:
-        """Ask, and expect that answer. Only where wires are not shared, and while nothing is owed.
-
-        If what comes looks as is `likely`, and nothing comes with it, its bytes may be returned, as they came. If that is
-        `pushed`, nothing else is waited for: NO_ANSWER if it does not come in time, or `on_push` got something before,
-        perhaps just that.
         """
         ...
 

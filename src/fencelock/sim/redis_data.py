@@ -422,9 +422,15 @@ class Data:
         return there[at] if 0 <= at < len(there) else None
 
     def _do_lpos(self, words: Words) -> int | None:
-        key, item = words
+        key, item, *rank = words
         there: Words = self._find(key, list) or []
-        return there.index(item) if item in there else None
+        if item not in there:
+            return None
+        if not rank:
+            return there.index(item)
+        if rank != [b"RANK", b"-1"]:
+            raise NotImplementedError("here LPOS finds the first one, or with RANK -1 the last")
+        return len(there) - 1 - there[::-1].index(item)
 
     def _do_lrem(self, words: Words) -> int:
         key, count, item = words

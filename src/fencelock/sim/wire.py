@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Likely, OnPush
+from fencelock.core.world import NO_ANSWER, Command, Dialer, OnPush
 from fencelock.errors import EngineUnavailable, Unanswered
 from fencelock.sim.host import Host
 from fencelock.sim.lua import Refused
@@ -93,7 +93,6 @@ class SimWire:
         self.owed: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._inbox: deque[tuple[bool, Any]] = deque()
         self._dialled = Parked(process)
-        self._awaiting: Parked | None = None
         self._ended = False
 
     # ------------------------------------------------------------------ the client's end
@@ -140,25 +139,6 @@ class SimWire:
             raise Unanswered(f"{self._dialer.address}: {why}")
         return answer
 
-    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Coroutine[Any, Any, Any]:
-        """Send, and wait for what is likely: there are no bytes here that it could be known by."""
-        return self._ask_for_push(command, timeout) if likely.pushed else self.ask(command, timeout)
-
-    async def _ask_for_push(self, command: Command | bytes, timeout: float) -> Any:
-        """Send, and wait until something is pushed."""
-        self._awaiting = parked = Parked(self._process)
-        if self.open:
-            self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
-            timer = self._process.timer(timeout, parked.wake)
-            try:
-                await parked
-            finally:
-                self._awaiting = None
-                timer.cancel()
-        if not self.open:
-            raise Unanswered(f"{self._dialer.address}: the connection broke before the answer came")
-        return NO_ANSWER
-
     def close(self) -> None:
         """Close it. What was sent before may still arrive, unless it was held back by an outage."""
         if self._ended:
@@ -181,8 +161,6 @@ class SimWire:
         self._ended, was_open, self.open = True, self.open, False
         while self.owed:
             self.owed.popleft()[1](NO_ANSWER)
-        if self._awaiting is not None:
-            self._awaiting.wake()
         if was_open:
             self._on_end()
         else:
@@ -192,9 +170,8 @@ class SimWire:
         while self._inbox and self.open:
             pushed, answer = self._inbox.popleft()
             if pushed and not self._on_push(answer):
-                if self._awaiting is not None:
-                    self._awaiting.wake()
-            elif self.owed:
+                continue
+            if self.owed:
                 sent, take = self.owed.popleft()
                 self.pace = self._process.clock.now() - sent
                 take(answer)

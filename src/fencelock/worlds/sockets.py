@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from ssl import SSLWantReadError, SSLWantWriteError
-from struct import pack
 from typing import Any
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import FORKED, Forked, silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, Likely, OnPush
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Event, Host, OnPush
 from fencelock.errors import Unanswered
 
 CHUNK = 65536
-BRIEF = 472
-"""Bytes that are read at first: for so many Python has room at hand, and most answers have less than a hundred."""
 SEND_SECONDS = 5.0
 """How long a server may leave us with full buffers before it counts as gone."""
-PROMPT = 0.005
-"""Seconds for which a read or write waits by itself, which spares a call of the system where that is enough. Who waits for
-longer does it in a poll: what signals interrupt waits anew each time, but a poll knows how much is left."""
-
-UNKNOWN = Likely(-1, b"", pushed=False)
-"""For whoever cannot say what the server will."""
-
-
-pulse = partial(signal.getitimer, signal.ITIMER_REAL)
-"""Tells, second, how often a timer of this process sends signals again, perhaps more often than that: profilers do."""
 
 
 class SocketWire:
-    """`fencelock.core.world.Wire` over a socket. Past its methods where it is not encrypted: they poll before each call."""
+    """`fencelock.core.world.Wire` over a socket that never blocks: who waits for it does so in a poll."""
 
     __slots__ = (
         "_address",
-        "_asked",
-        "_at_once",
         "_feed",
         "_forgotten",
         "_gets",
+        "_held",
         "_on_end",
         "_on_push",
         "_pack",
         "_poll",
         "_pushes",
-        "_read",
         "_sock",
         "_users",
-        "_write",
         "open",
         "owed",
         "pace",
@@ -66,24 +47,16 @@ class SocketWire:
         parser = dialer.parser()
         self._sock = sock
         self.tls = hasattr(sock, "pending")
-        self._at_once = 0 if self.tls else socket.MSG_DONTWAIT
         self._address = dialer.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, dialer.pack, dialer.pushes
         self._on_push, self._on_end = on_push, on_end
-        # Only by whoever is among the users: the number of a descriptor may be another's as soon as it is closed.
-        self._read: Callable[[int], bytes] = sock.recv if self.tls else partial(os.read, sock.fileno())
-        self._write: Callable[[bytes | memoryview], int] = (
-            self._write_tls if self.tls else partial(os.write, sock.fileno())
-        )
-        sock.setblocking(not self.tls)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, option, pack("ll", 0, int(PROMPT * 1_000_000)))
+        sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
-        # Who uses the descriptor at this moment, in whatever thread: the last of them gives it back, if the wire was closed
-        # meanwhile. One at a time has it to itself, in `exchange` or `fan`; everybody else is in the list, which grows and
-        # shrinks in one step.
-        self._asked = False
+        # Who uses the descriptor at this moment, in whatever thread: the last of them closes it, if the wire was closed
+        # meanwhile, as its number may belong to another file right after that. `fan` holds it; everybody else is in the list,
+        # which grows and shrinks in one step.
+        self._held = False
         self._users: list[None] = []
         self._forgotten = False
         self.owed: deque[tuple[float, list[Any], int]] = deque()
@@ -97,73 +70,32 @@ class SocketWire:
 
     async def ask(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the answer is there."""
-        if self.owed:
-            return self._ask_behind(command, timeout)
-        return self.exchange(command if isinstance(command, bytes) else self._pack(command), timeout, UNKNOWN)
-
-    def exchange(self, data: bytes, timeout: float, likely: Likely) -> Any:
-        """Send, and read until the answer is there."""
-        expected, ends, pushed = likely
-        self._asked = True
+        data = command if isinstance(command, bytes) else self._pack(command)
+        answers: list[Any] = [NO_ANSWER]
+        users = self._users
         try:
-            if not self.open:
-                raise Unanswered(f"{self._address}: the connection is closed")
-            try:
-                sent = self._write(data)
-            except BlockingIOError:
-                sent = 0
-            if sent != len(data):
-                self._send_rest(data, sent)
-            read = self._read_now if pulse()[1] else self._read
-            until: float | None = None
-            size = BRIEF
-            while True:
-                try:
-                    data = read(size)
-                except (BlockingIOError, SSLWantReadError):
-                    if until is None:
-                        until = boottime() + timeout
-                    left = until - boottime()
-                    if left > 0 and self._poll.poll(left * 1000):
-                        continue
-                    if pushed:
-                        return NO_ANSWER
-                    self.owed.append((boottime() - timeout, [None], 0))
-                    raise Unanswered(f"{self._address}: no answer within {timeout:g} s") from None
-                if len(data) == expected and data.endswith(ends):
-                    return data
-                if not data:
-                    raise ConnectionResetError("the server closed the connection")
-                answer, gets = NO_ANSWER, self._gets
-                self._feed(data)
-                while (found := gets()) is not NO_ANSWER:
-                    if (not isinstance(found, self._pushes) or self._on_push(found)) and answer is NO_ANSWER:
-                        answer = found
-                if pushed or answer is not NO_ANSWER:
-                    return answer
-                size = CHUNK
-        except Unanswered:
-            raise
+            users.append(None)  # in here: the next interrupt may come right after it
+            if self.open:
+                sent = boottime()
+                self.owed.append((sent, answers, 0))
+                self._send_all(data)
+                while answers[0] is NO_ANSWER:
+                    # Once more at the end: if the process was stopped meanwhile, the answer is there.
+                    left = sent + timeout - boottime()
+                    if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
+                        if not self._receive():
+                            break
+                    elif left <= 0:
+                        break
         except BaseException as error:
             # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
             self._broken()
-            if isinstance(error, OSError | ValueError):
-                self.check_forked()
-                raise Unanswered(f"{self._address}: the connection broke before the answer came: {error}") from error
-            raise
+            if not isinstance(error, OSError | ValueError):
+                raise
         finally:
-            self._asked = False
+            users.pop()
             if not self.open:
                 self._give_back()
-
-    def _ask_behind(self, command: Command | bytes, timeout: float) -> Any:
-        """Ask a server that still owes answers to others who gave up on them."""
-        answers = [NO_ANSWER]
-        self.post(command, answers, 0)
-        until = boottime() + timeout
-        while answers[0] is NO_ANSWER and self.open and (left := until - boottime()) > 0:
-            if self.readable(left):
-                self.take_in()
         if answers[0] is NO_ANSWER:
             self.check_forked()
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
@@ -183,12 +115,7 @@ class SocketWire:
             if self.open:
                 if debt is not None:
                     self.owed.append(debt)
-                try:
-                    sent = self._write(data)
-                except BlockingIOError:
-                    sent = 0
-                if sent != len(data):
-                    self._send_rest(data, sent)
+                self._send_all(data)
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
@@ -198,8 +125,10 @@ class SocketWire:
             if not self.open:
                 self._give_back()
 
-    def _send_rest(self, data: bytes, sent: int) -> None:
-        """Wait until there is room for what is left."""
+    def _send_all(self, data: bytes) -> None:
+        """Send it all, and wait until there is room for what does not fit."""
+        if (sent := self._send(data)) == len(data):
+            return
         room = select.poll()
         room.register(self._sock.fileno(), select.POLLOUT)
         until = boottime() + SEND_SECONDS
@@ -207,16 +136,13 @@ class SocketWire:
             left = until - boottime()
             if left <= 0 or not room.poll(left * 1000):
                 raise TimeoutError(f"the server has not read what it was sent for {SEND_SECONDS:g} s")
-            with suppress(BlockingIOError):
-                sent += self._write(memoryview(data)[sent:])
+            sent += self._send(memoryview(data)[sent:])
 
-    def _read_now(self, size: int) -> bytes:
-        return bytes(self._sock.recv(size, self._at_once))
-
-    def _write_tls(self, data: bytes | memoryview) -> int:
+    def _send(self, data: bytes | memoryview) -> int:
+        """Send as much as there is room for; return how much that was."""
         try:
             return int(self._sock.send(data))
-        except SSLWantWriteError:
+        except (BlockingIOError, SSLWantWriteError):
             return 0
 
     def fileno(self) -> int:
@@ -248,26 +174,8 @@ class SocketWire:
         users = self._users
         try:
             users.append(None)
-            if not self.open:
-                return
-            data = self._sock.recv(BRIEF, self._at_once)
-            if len(data) == BRIEF:
-                with suppress(OSError):  # there is no more for now, or ever: then the next read tells
-                    data += self._sock.recv(CHUNK, self._at_once)
-            if not data:
-                self._broken()
-                return
-            self._feed(data)
-            gets = self._gets
-            while (answer := gets()) is not NO_ANSWER:
-                if isinstance(answer, self._pushes) and not self._on_push(answer):
-                    continue
-                if self.owed:
-                    sent, answers, place = self.owed.popleft()
-                    self.pace = boottime() - sent
-                    answers[place] = answer
-        except (BlockingIOError, SSLWantReadError):
-            pass
+            if self.open:
+                self._receive()
         except BaseException as error:
             self._broken()
             if not isinstance(error, OSError | ValueError):
@@ -277,13 +185,32 @@ class SocketWire:
             if not self.open:
                 self._give_back()
 
+    def _receive(self) -> bool:
+        """Take in what is there; return False if that is the end."""
+        try:
+            data = self._sock.recv(CHUNK)
+        except (BlockingIOError, SSLWantReadError):
+            return True
+        if not data:
+            self._broken()
+            return False
+        self._feed(data)
+        while (answer := self._gets()) is not NO_ANSWER:
+            if isinstance(answer, self._pushes) and not self._on_push(answer):
+                continue
+            if self.owed:
+                sent, answers, place = self.owed.popleft()
+                self.pace = boottime() - sent
+                answers[place] = answer
+        return True
+
     def hold(self) -> None:
         """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
-        self._asked = True
+        self._held = True
 
     def let_go(self) -> None:
         """End it."""
-        self._asked = False
+        self._held = False
         if not self.open:
             self._give_back()
 
@@ -302,7 +229,7 @@ class SocketWire:
 
     def _give_back(self) -> None:
         """Give back the descriptor of a wire that is closed, unless somebody still uses it."""
-        if not self._asked and not self._users:
+        if not self._held and not self._users:
             self._sock.close()
 
     def check_forked(self) -> None:

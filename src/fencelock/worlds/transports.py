@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
 from fencelock.core.inherited import silence
-from fencelock.core.world import NO_ANSWER, Command, Dialer, Host, Likely, OnPush
+from fencelock.core.world import NO_ANSWER, Command, Dialer, Host, OnPush
 from fencelock.errors import Unanswered
 
 if TYPE_CHECKING:
@@ -115,10 +115,6 @@ class TransportWire(asyncio.Protocol):
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise Unanswered(f"{self._address}: {why}")
         return found
-
-    def exchange(self, command: bytes, timeout: float, likely: Likely) -> Any:
-        """Refuse: there is nothing that would be likely on a wire that others use, too."""
-        raise NotImplementedError("who shares a wire waits for what is pushed by `listen`")
 
     def tell(self, data: bytes) -> None:
         """Send bytes as they are; the loop tells if that breaks."""

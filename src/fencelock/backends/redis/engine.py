@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.backends.redis.dial import RedisDialer, ServerError
-from fencelock.backends.redis.link import FIRST_ROUND, HANDED_OVER, TOKEN_CALLED, Link
-from fencelock.backends.redis.links import IDLE_SECONDS, Links, literally
+from fencelock.backends.redis.link import Link
+from fencelock.backends.redis.links import Links, literally
 from fencelock.backends.redis.records import RedisRecords
 from fencelock.backends.redis.scripts import load, ms
-from fencelock.backends.redis.silence import HUSH, SILENCE, in_step, try_silence
 from fencelock.backends.redis.trouble import leads_elsewhere
 from fencelock.core.backend import FIRST_CONTACT, GRACE, LONGEST, answer_time
-from fencelock.core.world import NO_ANSWER, Event, Soon, World, fail, had, make_likely
-from fencelock.errors import EngineUnavailable, FencelockError, LimitMismatch, Unanswered
+from fencelock.core.world import Event, World
+from fencelock.errors import EngineUnavailable, LimitMismatch, Unanswered
 from fencelock.model import (
     Busy,
     Claim,
@@ -32,7 +30,6 @@ from fencelock.model import (
     Traits,
     Waiter,
     held_for,
-    make_grant,
 )
 
 TRAITS = Traits(engine="redis", strength=Strength.CLOCKED, fair=True, push=True, loss_pushed=False)
@@ -51,17 +48,12 @@ ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
 )
 
 
-NOT_HELD = b"not held"
-
-
 class Form(NamedTuple):
     """What all claims of a kind have in common: the commands about them, but for the last words, and how long to wait."""
 
     attempt: str
-    line_up: str
     release: str
     patience: float
-    hush: float
 
 
 class Seat(NamedTuple):
@@ -85,120 +77,23 @@ class RedisBackend:
         self._prefix = quote(namespace, safe="")
         self._links = Links(world, dialer, self._prefix)
         self._seats: dict[str, Seat] = {}
-        self._rounds = count(FIRST_ROUND)
-        self._contended = False
-        """Whether others were there a moment ago, so that it is likely that we have to wait."""
-        self._hushes = not world.shares_wires
-        """Whether we may do without an answer, and no server has answered all the same."""
+        self._rounds = count(1)
         self._form = lru_cache(BUCKETS)(self._make_form)
         self._base = lru_cache(BUCKETS)(self._make_base)
         self.records = RedisRecords(self._links, self._base)
 
     # ------------------------------------------------------------------ the protocol
 
-    def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Soon[Grant | Busy]:
-        """Take the lock or a place in line.
-
-        Without an answer where others are: the best that the server can say then is nothing, until it is our turn. Who waits
-        is woken once instead of twice, and the server, which others wait for too, writes once instead of twice.
-        """
-        name, ttl, owner, shared, limit, id = claim
-        if not self._contended or not queue or not self._hushes or shared or id in self._seats:
-            return self._attempt(claim, queue, patience)
-        form, links = self._form(name, ttl, owner, shared, limit), self._links
-        sent = self._world.now()
-        try:
-            link = links.pop()
-        except IndexError:
-            return self._attempt(claim, True, patience)
-        if not link.silent or not link.wire.open or sent - link.used >= IDLE_SECONDS or link.wire.owed or links.owed:
-            links.put(link)
-            return self._line_up_first(claim, patience)
-        round, heard = str(next(self._rounds)), b""
-        call: Soon[Any]
-        try:
-            # Until it is known again: whoever is interrupted must not leave a link that is out of step.
-            link.silent, link.used = False, sent
-            place = f"{link.channel}:{round}"
-            command = f"{form.line_up}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n$1\r\n1\r\n".encode()
-            link.release = id, f"{link.after_you}{form.release}${len(id)}\r\n{id}\r\n".encode()
-            ends = f":{round}\r\n".encode()
-            likely = make_likely((link.call_size, ends, True))
-            call = link.wire.exchange(command, form.hush if patience is None else min(form.hush, patience), likely)
-            if type(call) is bytes and call.endswith(ends):
-                heard = call
-        except BaseException as error:
-            call = fail(error)
-        if heard:
-            link.silent = True
-            links.put(link)  # not in the block before: whoever is interrupted there gives it back, too
-            return make_grant((claim, int(heard[TOKEN_CALLED]), sent, form, False))
-        return self._lined_up(claim, patience, link, round, sent, call)
-
-    async def _line_up_first(self, claim: Claim, patience: float | None) -> Grant | Busy:
-        """Line up on a link that has to be looked at before: whether it still works, and whether its server can be silent."""
-        begun, form = self._world.now(), self._form(*claim[:5])
-        link = self._links.idle(form.patience)
-        if link is None or link.silent or link.wire.owed or self._links.owed:
-            return await self._attempt(claim, True, patience, link)
-        try:  # at once: nobody else knows of the link now, if an interrupt comes
-            await try_silence(link, form.patience if patience is None else min(form.patience, max(patience, GRACE)))
-            self._hushes = link.silent
-        except Unanswered:
-            self._links.doubt(link)
-            raise
-        finally:
-            if link.silent:
-                self._links.give(link)
-            else:
-                self._links.drop(link)
-        left = None if patience is None else patience - (self._world.now() - begun)
-        return await had(self.attempt(claim, queue=True, patience=left))
-
-    async def _lined_up(
-        self, claim: Claim, patience: float | None, link: Link, round: str, sent: float, call: Soon[Any]
-    ) -> Grant | Busy:
-        """Go on with what was heard after lining up, if it is not just the call."""
-        form = self._form(*claim[:5])
-        try:
-            within = form.patience if patience is None else min(form.patience, max(patience, GRACE))
-            link.silent = await had(call) is NO_ANSWER and (
-                claim.id in link.calls or await in_step(link, round, within)
-            )
-            token, _, called = link.calls.pop(claim.id, "").partition(":")
-            if link.silent and called == round:
-                return make_grant((claim, int(token), sent, form, False))
-            self._hushes = link.silent
-        except Unanswered:
-            self._links.doubt(link)
-            raise
-        finally:
-            # If the server only hangs, the undoing waits until it is reached again.
-            if link.silent:
-                self._links.give(link)
-            else:
-                self._links.drop(link)
-        try:
-            return await self._attempt(claim, True, None if patience is None else patience - (self._world.now() - sent))
-        except Unanswered:
-            raise
-        except FencelockError:
-            # Refused, and all the same in line by now, or the holder: whoever is refused need not undo anything.
-            with suppress(EngineUnavailable):
-                await self.abandon(claim)
-            raise
-
-    async def _attempt(
-        self, claim: Claim, queue: bool, patience: float | None, link: Link | None = None
-    ) -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
+        """Take the lock or a place in line, in one script."""
         name, ttl, owner, shared, limit, id = claim
         form = self._form(name, ttl, owner, shared, limit)
         within = form.patience
-        seat = self._seats.pop(id, None) if self._seats else None
+        seat = self._seats.pop(id, None)
         if seat is not None and not self._links.usable(seat.link, within):
             self._rise(claim, seat)
             seat = None
-        link = seat.link if seat is not None else link or self._links.idle(within) or await self._make(patience)
+        link = seat.link if seat is not None else self._links.idle(within) or await self._make(patience)
         if patience is not None:
             within = min(within, max(patience, GRACE))
         if self._links.owed:
@@ -219,10 +114,10 @@ class RedisBackend:
             answer = await link.wire.ask(command, within)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
-            busy = self._contended = queue and type(answer) is int and answer < 0
-            if busy and link.calls:
+            busy = queue and type(answer) is int and answer < 0
+            if busy:
                 token, _, called = link.calls.pop(id, "").partition(":")
-                if called == round:  # by the way: the call came with the answer
+                if called == round:  # the call arrived together with the answer
                     busy, answer = False, int(token)
         except Unanswered:
             self._links.doubt(link)
@@ -238,7 +133,7 @@ class RedisBackend:
             others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
         if answer > 0:
-            return make_grant((claim, answer, sent, form, False))
+            return Grant(claim, answer, sent, form)
         return Busy(claim, sent, None if answer == -1 else (-1 - answer) / 1000, form)
 
     async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
@@ -258,9 +153,9 @@ class RedisBackend:
             token, _, round = seat.link.calls.get(claim.id, "").partition(":")
             if round == seat.round:
                 self._rise(claim, seat)
-                return make_grant((claim, int(token), busy.since, busy.handle, False))
+                return Grant(claim, int(token), busy.since, busy.handle)
             self._seats[claim.id] = seat
-        return await self._attempt(claim, True, None if until is None else until - self._world.now())
+        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._world.now())
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""
@@ -296,65 +191,34 @@ class RedisBackend:
         answers = await self._links.run_many(RENEW, calls, answer_time(shortest, SHORTEST), dial)
         return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
 
-    def release(self, grant: Grant) -> Soon[bool]:
-        """Give back the lock; the script hands it over."""
-        if not self._contended or not self._hushes:
-            return self._release(grant)
-        patience, id, links, now = grant.handle.patience, grant.claim.id, self._links, self._world.now()
-        try:
-            link = links.pop()
-        except IndexError:
-            return self._release(grant)
-        if not link.silent or not link.wire.open or now - link.used >= IDLE_SECONDS or link.wire.owed:
-            links.put(link)
-            return self._release(grant)
-        answer: Soon[Any]
-        try:
-            link.used = now
-            prepared, command = link.release
-            if prepared != id:  # it was called for on another link
-                command = f"{link.after_you}{grant.handle.release}${len(id)}\r\n{id}\r\n".encode()
-            answer = link.wire.exchange(command, patience, link.handed_over)
-        except BaseException as error:
-            answer = fail(error)
-        if answer == link.handed_over.ends:
-            links.give(link)
-            return True
-        return self._release(grant, link, answer)
-
-    async def _release(self, grant: Grant, link: Link | None = None, said: Soon[Any] | None = None) -> bool:
-        """Ask for it, or go on with what was said to it when others were to be called first."""
+    async def release(self, grant: Grant) -> bool:
+        """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
         try:
             try:
-                return await self._ask_release(grant, link, said)
+                return await self._release(grant, None)
             except EngineUnavailable as error:
                 if not leads_elsewhere(error):
                     raise
-            return await self._ask_release(grant, await self._links.make(max(grant.handle.patience, GRACE)))
+            return await self._release(grant, await self._links.make(max(grant.handle.patience, GRACE)))
         except EngineUnavailable:
             self._undo_later(grant.claim)
             raise
 
-    async def _ask_release(self, grant: Grant, link: Link | None, said: Soon[Any] | None = None) -> bool:
-        _, _, begin, patience, _ = grant.handle
+    async def _release(self, grant: Grant, link: Link | None) -> bool:
+        form: Form = grant.handle
         id = grant.claim.id
-        command = f"{begin}${len(id)}\r\n{id}\r\n".encode()
-        link = link or self._links.idle(patience) or await self._links.make()
+        command = f"{form.release}${len(id)}\r\n{id}\r\n".encode()
+        link = link or self._links.idle(form.patience) or await self._links.make()
         try:
-            answer = await (link.wire.ask(command, patience) if said is None else had(said))
+            answer = await link.wire.ask(command, form.patience)
             if type(answer) is ServerError:
-                if said is not None and answer.kind != "NOSCRIPT":
-                    self._links.drop(link)  # if that was refused and not the release, the link is out of step
-                answer = await self._links.mend(link, RELEASE, command, patience, answer)
+                answer = await self._links.mend(link, RELEASE, command, form.patience, answer)
         except Unanswered:
             self._links.doubt(link)
-            if said is not None:
-                self._links.drop(link)  # the server owes one answer, or two if it will refuse that
             raise
         finally:
             self._links.give(link)
-        self._contended = answer == HANDED_OVER
-        return bool(answer != NOT_HELD)
+        return bool(answer)
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
@@ -429,9 +293,8 @@ class RedisBackend:
     def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
         mode = "x" if not shared else "s" if limit is None else limit
         keys = (self._base(name),)
-        words = (name, ms(ttl), mode, owner)
-        attempt, line_up = ATTEMPT.begin(keys, words, 2), SILENCE + ATTEMPT.begin(keys, words, 3)
-        return Form(attempt, line_up, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST), min(HUSH, ttl / 30))
+        attempt = ATTEMPT.begin(keys, (name, ms(ttl), mode, owner), 2)
+        return Form(attempt, RELEASE.begin(keys, (name,), 1), answer_time(ttl, SHORTEST))
 
     def _make_base(self, name: str) -> str:
         """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from os import urandom
@@ -47,10 +47,6 @@ class Links:
         self._dialer = dialer
         self._namespace = namespace
         self._idle: list[Link] = []
-        self.pop: Callable[[], Link] = self._idle.pop
-        """Takes the link that was given back last; raises IndexError. Where wires are not shared, by who looks at it."""
-        self.put: Callable[[Link], None] = self._idle.append
-        """Gives one back that was taken so, and was answered as it should be."""
         self._all: set[Link] = set()
         self._dialling = Dialling(world, f"Redis at {self.address}", self.dial)
         self._closed = False
@@ -109,10 +105,6 @@ class Links:
                 link = self._idle[-1] if self._shared else self._idle.pop()
             except IndexError:
                 break
-            now, wire = self._now(), link.wire
-            if now - link.used < IDLE_SECONDS and wire.open and not wire.owed:
-                link.used = now  # the ordinary case of `usable`
-                return link
             if self.usable(link, patience):
                 return link
             self.drop(link)

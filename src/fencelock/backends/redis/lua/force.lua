@@ -1,15 +1,13 @@
 -- Drop whoever holds the name, raise the token past theirs, hand over. Returns how many were dropped.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local clock = time[1] .. string.sub('00000' .. time[2], -6)
-local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
-local dropped = redis.call('EXISTS', LOCK)
-for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do
-  if tonumber(string.match(holder, '^%d+')) > now then dropped = dropped + 1 end
+local dropped = exclusive and 1 or 0
+for i = 2, #sharing, 2 do
+  if tonumber(string.match(sharing[i], '^%d+')) > now then dropped = dropped + 1 end
 end
 mint()
 redis.call('DEL', LOCK, HOLDERS)
+exclusive, sharing = false, {}
 settle()
 return dropped

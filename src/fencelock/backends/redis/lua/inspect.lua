@@ -2,15 +2,12 @@
 -- holder, {ms left, mode, owner} of each waiter, in order; and the clock in µs, to tell how long ago a token was minted.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local clock = time[1] .. string.sub('00000' .. time[2], -6)
-local now = tonumber(string.sub(clock, 1, -4))
 -- include queue.lua
 local holders, waiters = {}, {}
-local token, owner = string.match(redis.call('GET', LOCK) or '', '^[^:]*:(%d+):%d+:(.*)$')
+local token, owner = string.match(exclusive or '', '^[^:]*:(%d+):%d+:(.*)$')
 if token then holders[1] = {redis.call('PTTL', LOCK), tonumber(token), 'x', owner} end
-for _, holder in ipairs(redis.call('HVALS', HOLDERS)) do
-  local ends, minted, mode, who = string.match(holder, '^(%d+):(%d+):%d+:([^:]*):(.*)$')
+for i = 2, #sharing, 2 do
+  local ends, minted, mode, who = string.match(sharing[i], '^(%d+):(%d+):%d+:([^:]*):(.*)$')
   if tonumber(ends) > now then holders[#holders + 1] = {ends - now, tonumber(minted), mode, who} end
 end
 for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, -1)) do

@@ -7,21 +7,52 @@
 -- base:waiters:N  hash    id -> "ends:ttl:mode:channel:round:owner"  the same, in full; a call names the round, so that
 --                         one for an earlier place in line, which has run out since, is not taken for one for this
 -- base:gone:ID    string  this claim was abandoned: its stragglers come too late
--- Times are in ms by this server's clock; a ttl is one more than what its client counts on. `clock` is the time in µs, for tokens.
--- Numbers stay strings where they can: to turn one into the other costs as much as a command. mode: x (exclusive), s (shared), or a number (one of so many permits).
--- All keys of a name share the hash tag in `base`.
+-- Times are in ms by this server's clock; a ttl is one more than what its client counts on. mode: x (exclusive), s (shared), or a number
+-- (one of so many permits). All keys of a name share the hash tag in `base`.
 local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
 local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 
 -- include mint.lua
+local now = tonumber(string.sub(clock, 1, -4))
+
+-- Who holds the name: one claim alone, or some that share it, {id, text, id, text, …}.
+local exclusive = redis.call('GET', LOCK)
+local sharing = exclusive and {} or redis.call('HGETALL', HOLDERS)
+local held, soonest -- how many share it, and when the first of them runs out: known after `settle`
+
+-- Return the token of a claim that holds the name.
+local function token_of(id)
+  if exclusive then return string.sub(exclusive, 1, #id) == id and string.match(exclusive, '^[^:]*:(%d+)') or nil end
+  for i = 1, #sharing, 2 do
+    if sharing[i] == id then
+      local ends, token = string.match(sharing[i + 1], '^(%d+):(%d+)')
+      return tonumber(ends) > now and token or nil
+    end
+  end
+end
 
 local function hold(id, token, ttl, mode, owner)
   if mode == 'x' then
-    redis.call('SET', LOCK, id .. ':' .. token .. ':' .. ttl .. ':' .. owner, 'PX', ttl)
+    exclusive = id .. ':' .. token .. ':' .. ttl .. ':' .. owner
+    redis.call('SET', LOCK, exclusive, 'PX', ttl)
   else
     redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
     if redis.call('PTTL', HOLDERS) < tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl) end
   end
+end
+
+-- End a claim's hold. Returns whether it held the name until now. Deleting is the first write of a script that releases: a server
+-- that is out of memory allows that, and then whatever else the same script writes.
+local function drop(id)
+  local ours = token_of(id) ~= nil
+  if not exclusive then
+    redis.call('HDEL', HOLDERS, id)
+    sharing = redis.call('HGETALL', HOLDERS)
+  elseif ours then
+    redis.call('DEL', LOCK)
+    exclusive = false
+  end
+  return ours
 end
 
 -- Take a place in line, or show a sign of life there.
@@ -49,34 +80,36 @@ local function listens(channel)
   return there.err or there[2] > 0, not there.err
 end
 
--- Drop the dead and hand the lock over, token and all. `me` is whoever asks: it need not be called.
--- Returns the token of `me` if it was admitted now, the first in line, and when the first of the holders runs out.
+-- The rule itself: whether a claim of this mode may hold the name beside those who do. Call `settle` before.
+local function fits(mode)
+  return not exclusive and (held == 0 or mode == 's' or (mode ~= 'x' and held < tonumber(mode)))
+end
+
+-- Drop the dead and hand the lock over, token and all, to those who are next. `me` is whoever asks: it need not be called.
+-- Returns the token of `me` if it was admitted now, and the first who has to wait for those who share the name.
 local function settle(me)
-  if redis.call('EXISTS', LOCK) == 1 then
-    return nil, redis.call('LINDEX', QUEUE, 0), now + redis.call('PTTL', LOCK)
-  end
-  local held, soonest, token = 0, nil, nil
-  local holders = redis.call('HGETALL', HOLDERS)
-  for i = 1, #holders, 2 do
-    local ends = tonumber(string.match(holders[i + 1], '^%d+'))
+  local token
+  held = 0
+  for i = 1, #sharing, 2 do
+    local ends = tonumber(string.match(sharing[i + 1], '^%d+'))
     if ends <= now then
-      redis.call('HDEL', HOLDERS, holders[i])
+      redis.call('HDEL', HOLDERS, sharing[i])
     else
       held = held + 1
-      if not soonest or ends < soonest then soonest = ends end
+      soonest = math.min(soonest or ends, ends)
     end
   end
   local place = 0
-  while true do
+  while not exclusive do
     local id = redis.call('LINDEX', QUEUE, place)
-    if not id then return token, nil, soonest end
+    if not id then return token, nil end
     local ends, ttl, mode, channel, round, owner =
       string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(%d+):(.*)$')
     if not ends or tonumber(ends) <= now then
       redis.call('HDEL', WAITERS, id)
       redis.call('LREM', QUEUE, 1, id)
-    elseif held > 0 and (mode == 'x' or (mode ~= 's' and held >= tonumber(mode))) then
-      return token, id, soonest
+    elseif not fits(mode) then
+      return token, id
     else
       local there, known = true, false
       if id ~= me then there, known = listens(channel) end
@@ -87,11 +120,11 @@ local function settle(me)
         leave_line(id)
         hold(id, minted, ttl, mode, owner)
         held = held + 1
-        -- Behind an exclusive holder nobody is admitted.
-        if mode == 'x' then return token, redis.call('LINDEX', QUEUE, 0), now + ttl end
+        soonest = math.min(soonest or now + ttl, now + ttl)
       else
         place = place + 1
       end
     end
   end
+  return token, nil
 end

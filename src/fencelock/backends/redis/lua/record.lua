@@ -9,8 +9,6 @@ local found = text and text ~= '' and {theirs, version, text, redis.call('PTTL',
 if not token then return {0, found} end
 if theirs and tonumber(token) < tonumber(theirs) then return {0, found} end
 if expect ~= '' and expect ~= (found[2] or '0') then return {0, found} end
-local time = redis.call('TIME')
-local clock = time[1] .. string.sub('00000' .. time[2], -6)
 -- include mint.lua
 local minted = mint()
 redis.call('SET', RECORD, token .. ':' .. minted .. ':' .. value, 'PX', ttl)

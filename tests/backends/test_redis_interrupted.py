@@ -1,4 +1,4 @@
-"""Attempts and releases without a coroutine, on a real server: whoever is interrupted leaves nothing behind."""
+"""Ctrl-C at any step of an acquire and a release, on a real server: whoever is interrupted leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -11,55 +11,18 @@ import pytest
 import fencelock
 from fencelock.backends.redis.engine import RedisBackend
 from fencelock.backends.redis.links import LINKS_KEPT
-from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
 from fencelock.core.world import Command
 from fencelock.errors import Unanswered
 from fencelock.worlds.blocking import drive
 from fencelock.worlds.sockets import SocketWire
-from tests.backends.redis_contended import assert_in_step, backend_of, contended, held, meet_others
-from tests.backends.redis_server import tell
+from tests.backends.redis_steps import assert_in_step, backend_of, held
 from tests.contract.subject import SOON
 from tests.engines.redis import Redis
 from tests.interrupts import interrupted_at
 
 Own = Callable[..., Redis]
 
-LINING_UP = RedisBackend.attempt, RedisBackend._line_up_first, RedisBackend._lined_up
-AT_ONCE = (
-    Client.acquire,
-    LeaseCore._give_back,
-    LeaseCore._leave,
-    RedisBackend.attempt,
-    RedisBackend.release,
-    SocketWire.exchange,
-)
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("late", [False, True])
-def test_interrupted_where_silence_is_refused(own_redis: Own, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Who is interrupted, wherever, amid answers that should not be, leaves no link on which others follow."""
-    monkeypatch.setattr("fencelock.worlds.sockets.BRIEF", 8)  # so that they are read one by one
-    server = own_redis()
-    url = server.url.replace("://", "://some:secret@")
-    tell(server, "ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all")
-    for step in count(1):
-        tell(server, "ACL", "SETUSER", "some", "+client|reply")
-        with fencelock.connect(url) as locks:
-            with locks.lock("x"):
-                pass
-            if late:
-                meet_others(locks)
-                with locks.lock("x"):
-                    pass
-            tell(server, "ACL", "SETUSER", "some", "-client|reply")
-            meet_others(locks)
-            if not interrupted_at(step, LINING_UP, lambda: held(locks.lock("x", timeout=SOON))):
-                break
-            assert_in_step(locks)
-            assert not list(locks.names())
-    assert step > 10
+STEPS = (RedisBackend.attempt, RedisBackend.release, RedisBackend._release, SocketWire.ask, SocketWire.post)
 
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
@@ -69,10 +32,8 @@ def test_interrupted_at_any_step(own_redis: Own) -> None:
     server = own_redis()
     for step in count(1):
         with fencelock.connect(server.url) as locks:
-            with contended(locks, "x"):
-                pass
-            meet_others(locks)
-            if not interrupted_at(step, AT_ONCE, lambda: held(locks.lock("x", ttl=0.3, timeout=SOON))):
+            held(locks.lock("x"))
+            if not interrupted_at(step, STEPS, lambda: held(locks.lock("x", ttl=0.3, timeout=SOON))):
                 break
             assert_in_step(locks)
             assert locks.lock("x", timeout=SOON).acquire().release()
@@ -85,7 +46,7 @@ def test_release_behind_an_answer_that_is_owed(own_redis: Own, late: Command, fo
     """Where others gave up waiting for an answer, a release does not take it for its own, whatever it says."""
     server = own_redis()
     with fencelock.connect(server.url) as locks:
-        lease = contended(locks, "x")
+        lease = locks.lock("x").acquire()
         (link,) = backend_of(locks)._links._idle
         if forced:
             with fencelock.connect(server.url) as others:
@@ -125,9 +86,8 @@ def test_interrupted_before_the_lease_is_there(server: Redis) -> None:
     """Wherever an acquire is interrupted, close() leaves nothing behind."""
     for step in count(1):
         with fencelock.connect(server.url, namespace=f"step-{step}") as locks:
-            contended(locks, "x").release()
-            meet_others(locks)
-            over = not interrupted_at(step, AT_ONCE, locks.lock("x").acquire)
+            held(locks.lock("x"))
+            over = not interrupted_at(step, STEPS, locks.lock("x").acquire)
         with fencelock.connect(server.url, namespace=f"step-{step}") as locks:
             assert not list(locks.names()), f"interrupted at step {step}, and it is still held"
         if over:

@@ -1,4 +1,4 @@
-"""Clients of Redis who believe that others are there, for tests of what they do differently then."""
+"""What tests that interrupt, hold up or hurry clients of Redis share."""
 
 from __future__ import annotations
 
@@ -13,27 +13,10 @@ def backend_of(locks: fencelock.Locks) -> Any:
     return locks._client.backend
 
 
-def meet_others(locks: fencelock.Locks) -> None:
-    """Have a client believe that others were there a moment ago."""
-    backend = backend_of(locks)
-    assert backend._contended in (True, False)
-    backend._contended = True
-
-
 def held(lock: fencelock.Lock) -> None:
     """Take the lock and give it back."""
     with lock:
         pass
-
-
-def contended(locks: fencelock.Locks, name: str, ttl: float = 30) -> fencelock.Lease:
-    """Return a lease of a client who has met others, on a server that can be asked to say what it is to say."""
-    meet_others(locks)
-    assert locks.lock(name, ttl=ttl, timeout=SOON).acquire().release()
-    meet_others(locks)
-    lease = locks.lock(name, ttl=ttl, timeout=SOON).acquire()
-    meet_others(locks)
-    return lease
 
 
 def assert_in_step(locks: fencelock.Locks) -> None:
