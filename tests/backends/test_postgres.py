@@ -16,7 +16,7 @@ import fencelock
 from fencelock import EngineUnavailable, InvalidURL, LeaseLost, Reason
 from fencelock.core.urls import open_backend
 from fencelock.model import Claim, Grant
-from fencelock.worlds.blocking import BlockingWorld, drive, have
+from fencelock.worlds.blocking import BlockingWorld, drive
 from tests.backends.conftest import Clients
 from tests.backends.postgres_server import advisory, any_alive, ask, connected, empty, fill, kill_sessions, sessions
 from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
@@ -579,7 +579,7 @@ def test_two_leases_of_one_client(pg: Postgres) -> None:
     """Advisory locks are re-entrant in a session, so that two of one client must not share one."""
     world = BlockingWorld()
     backend = open_backend(world, advisory(pg), "n")
-    first = have(backend.attempt(Claim("x", 30), queue=False))
+    first = drive(backend.attempt(Claim("x", 30), queue=False))
     assert isinstance(first, Grant)
-    assert not isinstance(have(backend.attempt(Claim("x", 30), queue=False)), Grant)
+    assert not isinstance(drive(backend.attempt(Claim("x", 30), queue=False)), Grant)
     drive(backend.close())
