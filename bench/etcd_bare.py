@@ -14,8 +14,8 @@ import struct
 from collections import deque
 from types import TracebackType
 
-from fencelock.backends.etcd import messages as m
-from fencelock.backends.etcd.http2 import (
+from fencelock.engines.etcd import messages as m
+from fencelock.engines.etcd.http2 import (
     ACK,
     DATA,
     END_HEADERS,
@@ -23,11 +23,11 @@ from fencelock.backends.etcd.http2 import (
     HEADERS,
     PING,
     SETTINGS,
-    Connection,
+    Http2Connection,
     block,
     message,
 )
-from fencelock.backends.etcd.messages import News
+from fencelock.engines.etcd.messages import News
 
 PREFIX = b"/bare/contended/"
 SECONDS = 600
@@ -46,7 +46,7 @@ class Baton:
         host, _, port = self._address.partition(":")
         self._sock = socket.create_connection((host, int(port)))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock.sendall(Connection().hello())
+        self._sock.sendall(Http2Connection().hello())
         self._bytes = self._told = self._pong = b""
         self._stream = 1
         self._parts: dict[int, bytes] = {}
@@ -59,7 +59,7 @@ class Baton:
         key = PREFIX + os.urandom(16).hex().encode()
         line = m.below(PREFIX, order=m.DESCENDING, limit=2, bare=True)
         self._enter = m.txn([m.absent(key)], [m.do_put(m.put(key, b"x somebody:123", lease)), m.do_range(line)])
-        self._leave = m.find(key)
+        self._exit_block = m.find(key)
 
     def __enter__(self) -> Baton:
         answer = m.read_txn(self._ask(m.TXN, self._enter))
@@ -77,7 +77,7 @@ class Baton:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ask(m.DELETE, self._leave)
+        self._ask(m.DELETE, self._exit_block)
 
     def _begin(self, key: bytes) -> int:
         """Watch another one; return the last revision that is not seen."""

@@ -10,7 +10,7 @@ from bench import etcd_peers as peers
 from bench.contended import PROCESSES, Make, compare
 from bench.etcd_bare import Baton
 from bench.harness import Goal
-from tests.engines import Etcd
+from tests.servers import Etcd
 
 OURS = "fencelock (first come, first served)"
 BOUND = "bare hand-over (promises nothing)"

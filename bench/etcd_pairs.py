@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import etcd_peers as peers
 from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with_lock
-from tests.engines import Etcd
+from tests.servers import Etcd
 
 OURS = "fencelock"
 BARE = "txn + delete, bare grpcio"

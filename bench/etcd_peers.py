@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any
 
 from bench.harness import Run
-from fencelock.backends.etcd import messages as m
-from tests.engines import Etcd
+from fencelock.engines.etcd import messages as m
+from tests.servers import Etcd
 
 TTL = 30
 LEASE = 12345

@@ -18,7 +18,7 @@ from fencelock.fences.etcd import EtcdFence, coded
 from fencelock.fences.redis import RedisFence
 from fencelock.fences.sql import SqlFence
 from fencelock.sqlio import drivers
-from tests.engines import Etcd, MariaDB, Postgres, Redis
+from tests.servers import Etcd, MariaDB, Postgres, Redis
 
 BARE, FENCED = "without a fence", "fenced"
 

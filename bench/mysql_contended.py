@@ -5,8 +5,8 @@ from __future__ import annotations
 from bench import mysql_peers as peers
 from bench.contended import PROCESSES, Make, compare
 from bench.harness import Goal
-from fencelock.backends.mysql.statements import schema
-from tests.engines import MariaDB
+from fencelock.engines.mysql.statements import schema
+from tests.servers import MariaDB
 
 OURS = "fencelock"
 COUNTER = "fencelock, where no table may be in memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import mysql_peers as peers
 from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with_lock
-from tests.engines import MariaDB
+from tests.servers import MariaDB
 
 OURS = "fencelock"
 OURS_AIO = "fencelock, asyncio"

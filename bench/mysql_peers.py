@@ -58,7 +58,7 @@ class Raw:
         self._socket = self._connection._sock
         lock, token = "SELECT GET_LOCK('raw', 60)", f"SELECT NEXTVAL({SEQUENCE})"
         self._enter = [self._packets([lock, token])] if together else [self._packets([lock]), self._packets([token])]
-        self._leave = self._packets(["SELECT RELEASE_LOCK('raw')"])
+        self._exit_block = self._packets(["SELECT RELEASE_LOCK('raw')"])
 
     @staticmethod
     def _packets(statements: Sequence[str]) -> tuple[bytes, int]:
@@ -70,7 +70,7 @@ class Raw:
             self._ask(*asked)
 
     def __exit__(self, *_: object) -> None:
-        self._ask(*self._leave)
+        self._ask(*self._exit_block)
 
     def _ask(self, data: bytes, answers: int) -> None:
         self._socket.sendall(data)

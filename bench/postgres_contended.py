@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import postgres_peers as peers
 from bench.contended import PROCESSES, Make, compare
 from bench.harness import Goal, interleaved, with_lock
-from tests.engines import Postgres
+from tests.servers import Postgres
 
 BARE = "pg_advisory_lock, bare (no ttl)"
 ADVISORY = "fencelock advisory"

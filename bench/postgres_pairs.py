@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import postgres_peers as peers
 from bench.harness import Goal, Timing, interleaved, show, with_lock
-from tests.engines import Postgres
+from tests.servers import Postgres
 
 OURS = "fencelock"
 BARE = "bare statements, psycopg, prepared"

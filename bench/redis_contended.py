@@ -8,7 +8,7 @@ from __future__ import annotations
 from bench import redis_peers as peers
 from bench.contended import PROCESSES, Make, compare
 from bench.harness import Goal
-from tests.engines import Redis
+from tests.servers import Redis
 
 OURS = "fencelock (first come, first served)"
 REDIS_PY = "redis-py Lock (100 ms poll, barges)"

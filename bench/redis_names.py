@@ -9,7 +9,7 @@ import redis
 import fencelock
 from bench import redis_peers as peers
 from bench.harness import Goal, progress
-from tests.engines import Redis
+from tests.servers import Redis
 
 NAMES = 100_000
 BUCKETS = 1024

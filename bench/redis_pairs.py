@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench import redis_peers as peers
 from bench.harness import Goal, Timing, interleaved, one_core, show, with_async_lock, with_lock
-from tests.engines import Redis
+from tests.servers import Redis
 
 OURS = "fencelock"
 BARE = "fenced scripts, bare connection"

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.harness import Run
-from tests.engines import Redis
+from tests.servers import Redis
 
 TTL = 30
 # Nothing is written to disk, so that it is the locks that are measured.
@@ -115,8 +115,8 @@ class Bare:
     """Our own scripts over a socket, and nothing else: what the library costs is the difference. It minds no loss."""
 
     def __init__(self, url: str) -> None:
-        from fencelock.backends.redis.engine import ATTEMPT, RELEASE
-        from fencelock.backends.redis.scripts import packed
+        from fencelock.engines.redis.engine import ATTEMPT, RELEASE
+        from fencelock.engines.redis.scripts import packed
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"

@@ -19,7 +19,7 @@ import redis.asyncio
 from bench import redis_peers as peers
 from bench.harness import Goal, progress
 from fencelock import aio
-from tests.engines import Redis
+from tests.servers import Redis
 
 WAITERS = (2, 20, 200)
 BODY = 0.001

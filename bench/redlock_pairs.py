@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from bench import redis_peers as peers
 from bench.harness import Goal, Run, Timing, interleaved, one_core, other_core, show, with_async_lock, with_lock
-from tests.engines import Proxy, Redis, RedisNodes
+from tests.servers import Proxy, Redis, RedisNodes
 
 NODES = 5
 BARE_ONE = "fenced scripts, bare, 1 node"
@@ -77,7 +77,7 @@ def asynchronous(aio: peers.Aio, urls: Mapping[str, str], healthy: Sequence[Redi
 
 
 def measure(
-    colour: str, contestants: dict[str, Run], proxy: Proxy, stopped: Redis, rounds: int
+    runtime_name: str, contestants: dict[str, Run], proxy: Proxy, stopped: Redis, rounds: int
 ) -> Mapping[str, Timing]:
     for run in contestants.values():
         run(1)  # a node dies under clients that know it
@@ -86,19 +86,21 @@ def measure(
     timings = interleaved(contestants, rounds, repetitions=50)
     stopped.resume()
     proxy.heal()
-    show(f"Redlock, uncontended acquire + release, {colour}", timings, base=ONE)
+    show(f"Redlock, uncontended acquire + release, {runtime_name}", timings, base=ONE)
     return timings
 
 
-def beside_one_node(colour: str, timings: Mapping[str, Timing]) -> list[Goal]:
+def beside_one_node(runtime_name: str, timings: Mapping[str, Timing]) -> list[Goal]:
     one = timings[ONE]
     return [
-        Goal(f"Redlock, {colour}: pair on {NODES} nodes ÷ on one", timings[FIVE].over(one), 2.5),
-        Goal(f"Redlock, {colour}: pair with a node cut off ÷ on one node", timings[CUT_OFF].over(one), 3.0),
-        Goal(f"Redlock, {colour}: pair with a node stopped ÷ on one node", timings[STOPPED].over(one), 3.0),
+        Goal(f"Redlock, {runtime_name}: pair on {NODES} nodes ÷ on one", timings[FIVE].over(one), 2.5),
+        Goal(f"Redlock, {runtime_name}: pair with a node cut off ÷ on one node", timings[CUT_OFF].over(one), 3.0),
+        Goal(f"Redlock, {runtime_name}: pair with a node stopped ÷ on one node", timings[STOPPED].over(one), 3.0),
     ]
 
 
-def beside_bare_scripts(colour: str, timings: Mapping[str, Timing]) -> list[Goal]:
+def beside_bare_scripts(runtime_name: str, timings: Mapping[str, Timing]) -> list[Goal]:
     bare = timings[BARE_FIVE]
-    return [Goal(f"Redlock, {colour}: pair on {NODES} nodes ÷ bare scripts there", timings[FIVE].over(bare), 1.35)]
+    return [
+        Goal(f"Redlock, {runtime_name}: pair on {NODES} nodes ÷ bare scripts there", timings[FIVE].over(bare), 1.35)
+    ]

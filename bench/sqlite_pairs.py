@@ -14,9 +14,9 @@ import portalocker
 import fencelock
 from bench.harness import Goal, Run, Timing, interleaved, show, with_async_lock, with_lock, with_new_lock
 from fencelock import aio
-from fencelock.backends.sqlite import queue as sql
-from fencelock.backends.sqlite.database import COMMITS_PER_CHECKPOINT, MINT, Database
 from fencelock.core.clock import boottime
+from fencelock.engines.sqlite import queue as sql
+from fencelock.engines.sqlite.database import COMMITS_PER_CHECKPOINT, MINT, Database
 
 
 def bare(folder: str) -> Run:
@@ -24,7 +24,7 @@ def bare(folder: str) -> Run:
     database = Database(os.path.join(folder, "bare.db"), boottime)
     connection = database._enter(1)
     database._transact_synced(connection, 1, database._move_reserve)
-    database._leave()
+    database._exit_block()
     commits = 0
 
     def run(repetitions: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import zookeeper_peers as peers
 from bench.contended import PROCESSES, Make, compare
 from bench.harness import Goal
-from tests.engines.zookeeper import ZooKeeper
+from tests.servers.zookeeper import ZooKeeper
 
 OURS = "fencelock"
 KAZOO = "kazoo Lock"

@@ -6,7 +6,7 @@ import asyncio
 
 from bench import zookeeper_peers as peers
 from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with_lock
-from tests.engines.zookeeper import ZooKeeper
+from tests.servers.zookeeper import ZooKeeper
 
 OURS = "fencelock"
 BARE = "create, children and delete of kazoo's, bare"

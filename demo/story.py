@@ -37,7 +37,7 @@ ROUNDS = 4
 STOPPED_FOR = 2.5 * TTL
 TOO_LONG = 60.0
 
-COLOURS = {"alice": 36, "bob": 35, "carol": 34, DIRECTOR: 33}
+RUNTIMES = {"alice": 36, "bob": 35, "carol": 34, DIRECTOR: 33}
 LANE = 23
 HOLD_BACK = 0.15
 """A worker tells of its write when the next may already hold the lock: events wait so long to be put in order."""
@@ -166,7 +166,7 @@ class Timeline:
         print(f"\n   time   {lanes.rstrip()}")
 
     def _paint(self, text: str, who: str, bold: bool = False) -> str:
-        return f"\033[{'1;' if bold else ''}{COLOURS[who]}m{text}\033[0m" if self._colour else text
+        return f"\033[{'1;' if bold else ''}{RUNTIMES[who]}m{text}\033[0m" if self._colour else text
 
 
 def colourful(environment: Mapping[str, str], terminal: bool) -> bool:

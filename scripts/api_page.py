@@ -29,7 +29,7 @@ awaited: `lease.token`, `lease.remaining`, `lease.check()`, `lease.is_lost()`, `
 """
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "Lease", "Lost"),
-    "What is told": ("Snapshot", "Holder", "Waiter", "Reason", "Traits", "Strength"),
+    "What is told": ("Snapshot", "Holder", "Waiter", "LossReason", "Traits", "TokenGuarantee"),
     "Errors": (
         "FencelockError",
         "LockTimeout",
@@ -39,7 +39,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "KeyReused",
         "VersionConflict",
         "EngineUnavailable",
-        "Unanswered",
+        "OutcomeUnknown",
         "ReleaseFailed",
         "GuaranteeUnavailable",
         "LimitMismatch",
@@ -53,7 +53,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "DifferentLoop",
     ),
 }
-ATTRIBUTES = {"Lease": "**`.reason`** How it was lost, a `Reason`, or None."}
+ATTRIBUTES = {"Lease": "**`.reason`** How it was lost, a `LossReason`, or None."}
 """What is set in `__init__`, where no docstring can be found."""
 FENCES = (
     sql.SqlFence,

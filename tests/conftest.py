@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["tests.engines.plugin"]
+pytest_plugins = ["tests.servers.plugin"]
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 100.0
@@ -21,7 +21,7 @@ TEST_SECONDS = 100.0
 
 
 MARKS = (
-    "colour(name): is about one colour only",
+    "runtime_name(name): is about one runtime only",
     "long: takes long, and changes with our own tools only; `make torture` runs it",
     # In the contract suite, to leave out engines:
     "server: needs an engine with a server, whose network a test can stop",

@@ -116,7 +116,7 @@ def test_demo_interrupted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "terminal", "colour"),
+    ("environment", "terminal", "runtime_name"),
     [
         ({}, True, True),
         ({}, False, False),
@@ -126,9 +126,9 @@ def test_demo_interrupted() -> None:
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, True),
     ],
 )
-def test_demo_colours(environment: dict[str, str], terminal: bool, colour: bool) -> None:
+def test_demo_colours(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
     """Colours are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
-    assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is colour
+    assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is runtime_name
 
 
 def test_demo_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:

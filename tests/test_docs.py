@@ -13,7 +13,7 @@ import pytest
 
 import fencelock
 from scripts import api_page
-from tests.engines.redis import Redis
+from tests.servers.redis import Redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

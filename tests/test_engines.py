@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines import (
+from tests.servers import (
     Cluster,
     Etcd,
     EtcdCluster,
@@ -25,8 +25,8 @@ from tests.engines import (
     ZooKeeperCluster,
     places,
 )
-from tests.engines.leash import descendants
-from tests.engines.waiting import eventually, state
+from tests.servers.lifeline import descendants
+from tests.servers.waiting import eventually, state
 
 pytestmark = pytest.mark.long
 Own = Callable[..., Any]

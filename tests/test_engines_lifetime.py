@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import Etcd, MariaDB, Postgres, Redis, Server, ZooKeeper
-from tests.engines.leash import descendants
-from tests.engines.packages import ROOT
-from tests.engines.waiting import eventually, is_running, parent
+from tests.servers import Etcd, MariaDB, Postgres, Redis, Server, ZooKeeper
+from tests.servers.lifeline import descendants
+from tests.servers.packages import ROOT
+from tests.servers.waiting import eventually, is_running, parent
 
 pytestmark = pytest.mark.long
 EVERY_ENGINE = pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_server_dies_with_the_tests(make: type[Server]) -> None:
     """When the process that started a server is killed -9, the server goes too, even a paused one, with its folder."""
     code = f"""
 import time
-from tests.engines import {make.__name__}
+from tests.servers import {make.__name__}
 server = {make.__name__}()
 server.start()
 server.pause()

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.leash import descendants
-from tests.engines.packages import ROOT
+from tests.servers.lifeline import descendants
+from tests.servers.packages import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = [pytest.mark.long, pytest.mark.engine("redis", own=True)]
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    plugin = ("-p", "tests.engines.plugin", "-p", "no:cacheprovider")
+    plugin = ("-p", "tests.servers.plugin", "-p", "no:cacheprovider")
     return [sys.executable, "-m", "pytest", *plugin, "-c", os.devnull, "--rootdir", str(folder), str(folder), *options]
 
 
@@ -65,13 +65,13 @@ def test_none(): pass
     assert "engines: starting Redis …" in done.stdout
     assert "engines: Redis: ready in " in done.stdout
     assert "etcd" not in done.stdout
-    assert "engines" not in run(code, "-k", "none").stdout.replace("tests.engines", "")
+    assert "engines" not in run(code, "-k", "none").stdout.replace("tests.servers", "")
 
 
 def test_failed_start_fails_its_tests_with_the_log(run: Run) -> None:
     """A test whose engine does not start fails with the log's last lines, while other tests go on."""
     code = """
-from tests.engines import Redis, shared
+from tests.servers import Redis, shared
 broken = shared.Kind("redis", "Redis", lambda: Redis(settings={"maxmemory-policy": "nonsense"}))
 shared.KINDS["redis"] = broken
 def test_first(redis_node): pass
@@ -88,7 +88,7 @@ def test_other(): pass
 def test_missing_engine_says_what_to_install(run: Run) -> None:
     """Where a program is missing and cannot be brought, the failure names the package and the way to leave it out."""
     code = """
-from tests.engines import packages
+from tests.servers import packages
 packages.FAMILIES["redis"]["no-such-program"] = "no-such-package"
 packages.shutil.which = lambda name: None
 def test_it(redis_node): pass
@@ -125,7 +125,7 @@ def test_broken_shared_engine_is_whole_for_the_next_test(run: Run) -> None:
     """Whatever a test did to a shared engine, the next one finds it running and answering on the same port."""
     code = """
 import pytest
-from tests.engines import Redis
+from tests.servers import Redis
 port = []
 def test_kills(redis_node: Redis):
     port.append(redis_node.port)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines import EtcdCluster, MariaDB, Postgres, Proxies, Proxy, Redis
-from tests.engines.waiting import eventually
+from tests.servers import EtcdCluster, MariaDB, Postgres, Proxies, Proxy, Redis
+from tests.servers.waiting import eventually
 
 Own = Callable[..., Any]
 

@@ -11,6 +11,7 @@ The asyncio twin is `fencelock.aio`.
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
+    from fencelock.api.sync import Lease, Lock, Locks, Lost, connect
     from fencelock.errors import (
         ClientClosed,
         DifferentLoop,
@@ -28,13 +29,12 @@ if TYPE_CHECKING:
         LimitMismatch,
         LockTimeout,
         MissingDependency,
+        OutcomeUnknown,
         ReleaseFailed,
         StaleToken,
-        Unanswered,
         VersionConflict,
     )
-    from fencelock.facade.sync import Lease, Lock, Locks, Lost, connect
-    from fencelock.model import Holder, Reason, Snapshot, Strength, Traits, Waiter
+    from fencelock.model import Holder, LossReason, Snapshot, TokenGuarantee, Traits, Waiter
 
 __version__ = "0.1.0"
 
@@ -58,15 +58,15 @@ __all__ = [
     "Lock",
     "LockTimeout",
     "Locks",
+    "LossReason",
     "Lost",
     "MissingDependency",
-    "Reason",
+    "OutcomeUnknown",
     "ReleaseFailed",
     "Snapshot",
     "StaleToken",
-    "Strength",
+    "TokenGuarantee",
     "Traits",
-    "Unanswered",
     "VersionConflict",
     "Waiter",
     "connect",
@@ -80,7 +80,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        for module in ("fencelock.errors", "fencelock.model", "fencelock.facade.sync"):
+        for module in ("fencelock.errors", "fencelock.model", "fencelock.api.sync"):
             found = vars(import_module(module)).get(name)
             if found is not None:
                 globals()[name] = found

@@ -10,6 +10,6 @@
 True
 """
 
-from fencelock.facade.aio import Lease, Lock, Locks, Lost, connect
+from fencelock.api.aio import Lease, Lock, Locks, Lost, connect
 
 __all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
-    from fencelock.model import Reason
+    from fencelock.model import LossReason
 
 
 class FencelockError(Exception):
@@ -30,10 +30,10 @@ class LockTimeout(FencelockError, TimeoutError):
 class LeaseLost(FencelockError):
     """The lease is over although its holder was not done: stop touching what it protected.
 
-    `reason` says how it ended: see `fencelock.Reason`. It is None if the holder had released it itself.
+    `reason` says how it ended: see `fencelock.LossReason`. It is None if the holder had released it itself.
     """
 
-    def __init__(self, message: str, name: str | None = None, reason: Reason | None = None) -> None:
+    def __init__(self, message: str, name: str | None = None, reason: LossReason | None = None) -> None:
         super().__init__(message, name)
         self.reason = reason
 
@@ -78,7 +78,7 @@ class EngineUnavailable(FencelockError, ConnectionError):
         return message if self.name is None or repr(self.name) in message else f"{self.name!r}: {message}"
 
 
-class Unanswered(EngineUnavailable):
+class OutcomeUnknown(EngineUnavailable):
     """The request was sent and no answer came: it may or may not have been carried out."""
 
 

@@ -25,7 +25,7 @@ def new_id() -> str:
 
 
 @lru_cache(1024)
-def drift(ttl: float) -> float:
+def clock_margin(ttl: float) -> float:
     """Return how far two clocks may run apart, or be read late, over a ttl: 1 % and 2 ms."""
     return ttl * DRIFT_SHARE + DRIFT_FLOOR
 
@@ -72,16 +72,16 @@ class Grant(NamedTuple):
     token: int
     since: float
     handle: Any = None
-    straggler: bool = False
+    attempt_in_flight: bool = False
     """An attempt of this claim got no answer and may yet arrive, after the release even: it has to be abandoned too."""
 
     @property
     def deadline(self) -> float:
         """When the holder must stop, by its own clock: always before the engine lets anybody else in."""
-        return self.since + self.claim.ttl - drift(self.claim.ttl)
+        return self.since + self.claim.ttl - clock_margin(self.claim.ttl)
 
 
-class Busy(NamedTuple):
+class Waiting(NamedTuple):
     """A claim that has to wait.
 
     `since` is when the last sign of life that the engine answered was sent. `retry_in` is set for whoever is first in
@@ -103,10 +103,10 @@ class Renewal(Enum):
     UNKNOWN = "unknown"
 
 
-class Reason(StrEnum):
+class LossReason(StrEnum):
     """How a lease was lost.
 
-    >>> Reason.EXPIRED == "expired"
+    >>> LossReason.EXPIRED == "expired"
     True
     """
 
@@ -122,7 +122,7 @@ class Reason(StrEnum):
     """The client was closed."""
 
 
-class Strength(StrEnum):
+class TokenGuarantee(StrEnum):
     """What keeps an engine's tokens rising, from the strongest to the weakest."""
 
     CONSENSUS = "consensus"
@@ -132,7 +132,7 @@ class Strength(StrEnum):
     MEMORY = "memory"
 
 
-CORRECT = frozenset({Strength.CONSENSUS, Strength.DURABLE})
+CORRECT = frozenset({TokenGuarantee.CONSENSUS, TokenGuarantee.DURABLE})
 """The strengths that `purpose="correctness"` accepts: tokens that do not repeat after a failure."""
 
 
@@ -140,7 +140,7 @@ class Traits(NamedTuple):
     """What an engine promises. Everything that differs between engines is declared here or does not differ."""
 
     engine: str
-    strength: Strength
+    guarantee: TokenGuarantee
     fair: bool
     push: bool
     """Waiters are woken by the engine; otherwise they poll with backoff."""
@@ -158,10 +158,10 @@ class Traits(NamedTuple):
     def weakened(self, weakness: str) -> Traits:
         """Return the traits of an engine whose server may forget commits in a crash: only its clock keeps tokens rising.
 
-        >>> Traits("mysql", Strength.DURABLE, True, True, False).weakened("sync_binlog is 0; set it to 1").strength.value
+        >>> Traits("mysql", TokenGuarantee.DURABLE, True, True, False).weakened("set sync_binlog to 1").guarantee.value
         'clocked'
         """
-        return self._replace(strength=Strength.CLOCKED, weakness=weakness) if weakness else self
+        return self._replace(guarantee=TokenGuarantee.CLOCKED, weakness=weakness) if weakness else self
 
 
 class Holder(NamedTuple):
@@ -297,7 +297,7 @@ class Queued(Place, Protocol):
 Q = TypeVar("Q", bound=Queued)
 
 
-class Settled(Generic[Q]):
+class QueueUpdate(Generic[Q]):
     """What has to be written so that a queue is in order again."""
 
     __slots__ = ("admitted", "dead", "first", "holders_end")
@@ -311,13 +311,13 @@ class Settled(Generic[Q]):
         """When the first of the holders runs out, by the engine's clock."""
 
 
-def settle(queue: Iterable[Q], now: float) -> Settled[Q]:
+def advance_queue(queue: Iterable[Q], now: float) -> QueueUpdate[Q]:
     """Decide who has run out and who may hold the name next; the caller mints the tokens and writes it down.
 
     `queue` is every claim on the name, oldest first. It is read only as far as the first waiter that stays blocked, as
     nobody overtakes: a queue of thousands costs no more than one of two.
     """
-    settled: Settled[Q] = Settled()
+    settled: QueueUpdate[Q] = QueueUpdate()
     ahead: list[Q] = []
     for place in queue:
         if place.expires <= now:
@@ -334,10 +334,10 @@ def settle(queue: Iterable[Q], now: float) -> Settled[Q]:
     return settled
 
 
-def contradiction(queue: Iterable[Place], me: Place) -> str | None:
+def limit_conflict(queue: Iterable[Place], me: Place) -> str | None:
     """Say how `me` contradicts the others on its name, or return None: shared claims must agree on the limit.
 
-    >>> contradiction([Claim("n", 30, shared=True, limit=3)], Claim("n", 30, shared=True, limit=5))
+    >>> limit_conflict([Claim("n", 30, shared=True, limit=3)], Claim("n", 30, shared=True, limit=5))
     'others use it with 3 permits, not with 5 permits'
     """
     if me.shared:

@@ -13,7 +13,7 @@ import pytest
 from fencelock import connect
 from fencelock.cli.ls import columns
 from tests.cli.conftest import FENCELOCK, LONG, Cli, eventually
-from tests.engines.redis import Redis, RedisNodes
+from tests.servers.redis import Redis, RedisNodes
 
 
 def test_ls(cli: Cli) -> None:

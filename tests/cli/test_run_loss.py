@@ -12,10 +12,10 @@ from contextlib import closing
 
 import pytest
 
-from fencelock.cli import warden
+from fencelock.cli import watchdog
 from fencelock.cli.supervise import plan
 from tests.cli.conftest import KEPT, LONG, UNTIL_TOLD, Cli, boottime, eventually, session_members
-from tests.engines.redis import Redis
+from tests.servers.redis import Redis
 
 BEATS = """
 import os, signal, sys, time
@@ -157,7 +157,7 @@ def test_plan(ttl: float, max_hold: float | None) -> None:
 LOST_BEFORE_THE_START = """
 import sys, time
 from fencelock.cli import supervise
-from fencelock.cli.guard import guarded
+from fencelock.cli.errors import guarded
 
 class Slow(supervise.Supervisor):
     def _tell_warden(self):
@@ -188,7 +188,7 @@ def test_warden_that_was_stopped(cli: Cli) -> None:
     pid = os.fork()
     if pid == 0:
         os.close(tell)
-        warden._watch(command.pid, listen)
+        watchdog._watch(command.pid, listen)
     try:
         time.sleep(0.5)
         assert command.poll() is None

@@ -10,9 +10,9 @@ import pytest
 import fencelock
 from fencelock.cli.codes import NOT_ACQUIRED
 from tests.cli.conftest import LONG, Cli, eventually, session_members
-from tests.engines.mariadb import MariaDB
-from tests.engines.postgres import PostgresTls
-from tests.engines.redis import Redis
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import PostgresTls
+from tests.servers.redis import Redis
 
 
 @pytest.mark.parametrize("engine", ["redis", "redlock"])

@@ -166,8 +166,8 @@ def test_killed_with_all_that_it_started(cli: Cli) -> None:
 def test_killed_together_with_its_warden(cli: Cli) -> None:
     """When both processes of fencelock are killed (`pkill -9 fencelock`), the kernel still kills the command."""
     process = cli.hold("x")
-    warden = next(pid for pid in session_members(process.pid) if pid != process.pid and "fencelock" in arguments(pid))
-    os.kill(warden, signal.SIGKILL)
+    watchdog = next(pid for pid in session_members(process.pid) if pid != process.pid and "fencelock" in arguments(pid))
+    os.kill(watchdog, signal.SIGKILL)
     process.kill()
     process.wait()
     eventually(lambda: session_members(process.pid) == [])

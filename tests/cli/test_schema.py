@@ -9,11 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.backends.mysql_server import own_database
-from tests.backends.postgres_server import ask, empty
 from tests.cli.conftest import Cli
-from tests.engines.mariadb import MariaDB
-from tests.engines.postgres import Postgres
+from tests.engines.mysql_server import own_database
+from tests.engines.postgres_server import ask, empty
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import Postgres
 
 
 @pytest.fixture

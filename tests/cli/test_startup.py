@@ -15,7 +15,7 @@ SCRIPT = str(Path(sys.executable).with_name("fencelock"))
 HEAVY = {
     "asyncio", "concurrent.futures", "dataclasses", "email", "importlib.resources", "inspect", "json", "logging",
     "pathlib", "random", "shutil", "socket", "subprocess", "tempfile", "traceback", "urllib.parse",
-    "fencelock.aio", "fencelock.facade", "fencelock.backends.memory", "fencelock.fences",
+    "fencelock.aio", "fencelock.api", "fencelock.engines.memory", "fencelock.fences",
 }  # fmt: skip
 
 

@@ -6,45 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.colours import COLOURS, LocksView
-from tests.contract.engines import ENGINES, Engine
-from tests.contract.pace import Pace
+from tests.contract.engines import ENGINE_CASES, EngineCase
+from tests.contract.runtimes import RUNTIMES, LocksView
 from tests.contract.subject import Subject
-from tests.engines.plugin import Session
+from tests.contract.ttl_scale import TtlScale
+from tests.servers.plugin import Session
 
 MARKS = {"server", "processes", "fair", "shared", "limit", "records"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose engines and colours by the table and the marks."""
-    if "engine" in metafunc.fixturenames:
+    if "case" in metafunc.fixturenames:
         needed = {mark.name for mark in metafunc.definition.iter_markers()} & MARKS
-        engines = [engine for engine in ENGINES if all(getattr(engine, need) for need in needed)]
+        engines = [case for case in ENGINE_CASES if all(getattr(case, need) for need in needed)]
         metafunc.parametrize(
-            "engine",
+            "case",
             [pytest.param(e, id=e.id, marks=[pytest.mark.engine(e.server)] if e.server else []) for e in engines],
         )
-    if "colour" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("colour")
-        metafunc.parametrize("colour", mark.args if mark else COLOURS)
+    if "runtime_name" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("runtime_name")
+        metafunc.parametrize("runtime_name", mark.args if mark else RUNTIMES)
 
 
 @pytest.fixture
-def url(engine: Engine, engines: Session, tmp_path: Path) -> str:
+def url(case: EngineCase, engines: Session, tmp_path: Path) -> str:
     """The URL of an engine of the test's own."""
-    return engine.url(None if engine.server is None else engines.get(engine.server), tmp_path)
+    return case.url(None if case.server is None else engines.get(case.server), tmp_path)
 
 
 @pytest.fixture
-def pace(engine: Engine) -> Pace:
+def pace(case: EngineCase) -> TtlScale:
     """What a test's times mean on the engine."""
-    return Pace(engine.pace, engine.slack)
+    return TtlScale(case.pace, case.slack)
 
 
 @pytest.fixture
-def subject(url: str, colour: str, pace: Pace) -> Subject:
+def subject(url: str, runtime_name: str, pace: TtlScale) -> Subject:
     """The engine in a colour."""
-    return Subject(url, colour, pace)
+    return Subject(url, runtime_name, pace)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from fencelock.backends.mysql.statements import schema
+from fencelock.engines.mysql.statements import schema
 
 _databases = itertools.count(1000)  # below are those of other tests, which leave things there
 _spare: dict[str, list[str]] = defaultdict(list)
@@ -69,14 +69,14 @@ def _mysql_innodb(server: Any, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineCase:
     """How the suite gets at an engine."""
 
     id: str
     url: Callable[[Any, Path], str]
     """Return the URL of an engine that nobody else uses, given its server and a folder of the test's own."""
     server: str | None = None
-    """The shared server that it runs on (tests/engines), if it needs one."""
+    """The shared server that it runs on (tests/servers), if it needs one."""
     processes: bool = True
     """Whether other processes can reach it; the tests that need a second process are for those engines only."""
     fair: bool = True
@@ -95,22 +95,28 @@ class Engine:
     """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
 
 
-_MYSQL = Engine("mysql", _mysql, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True)
+_MYSQL = EngineCase(
+    "mysql", _mysql, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True
+)
 
-ENGINES = [
-    Engine("memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True),
-    Engine("sqlite", lambda _, folder: f"sqlite:///{folder}/locks.db", records=True),
-    Engine("redis", _redis, server="redis", records=True),
-    Engine("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
-    Engine("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
+ENGINE_CASES = [
+    EngineCase(
+        "memory", lambda _, folder: f"memory://{folder.parent.name}-{folder.name}", processes=False, records=True
+    ),
+    EngineCase("sqlite", lambda _, folder: f"sqlite:///{folder}/locks.db", records=True),
+    EngineCase("redis", _redis, server="redis", records=True),
+    EngineCase("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
+    EngineCase("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
-    Engine("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
-    Engine("postgres", _postgres("postgresql"), server="postgres", records=True),
-    Engine("advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True),
+    EngineCase("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
+    EngineCase("postgres", _postgres("postgresql"), server="postgres", records=True),
+    EngineCase(
+        "advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True
+    ),
     # Whole seconds; a lock goes with its connection.
     _MYSQL,
 ]
 
 if os.environ.get("FENCELOCK_VARIANTS"):  # `make torture`
-    ENGINES.append(replace(_MYSQL, id="mysql_innodb", url=_mysql_innodb))
-    ENGINES.append(Engine("oldest_redis", _redis, server="redis62", records=True))
+    ENGINE_CASES.append(replace(_MYSQL, id="mysql_innodb", url=_mysql_innodb))
+    ENGINE_CASES.append(EngineCase("oldest_redis", _redis, server="redis62", records=True))

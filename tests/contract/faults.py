@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
-from fencelock.core.backend import Backend
-from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, Unanswered
-from fencelock.model import Busy, Claim, Grant, Renewal, Snapshot
-from tests.contract.colours import client_of
+from fencelock.core.engine import Engine
+from fencelock.core.runtime import Runtime
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.model import Claim, Grant, Renewal, Snapshot, Waiting
+from tests.contract.runtimes import client_of
 
 T = TypeVar("T")
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 class Faulty:
     """Does what the engine does, but for the faults that were ordered, one per call, in order."""
 
-    def __init__(self, inner: Backend, world: World) -> None:
+    def __init__(self, inner: Engine, runtime: Runtime) -> None:
         self.inner = inner
         self.traits = inner.traits
         self.calls: dict[str, int] = defaultdict(int)
         self.answers: dict[str, list[Any]] = defaultdict(list)
-        self._world = world
+        self._runtime = runtime
         self._faults: dict[str, list[tuple[str, float]]] = defaultdict(list)
 
     @classmethod
     def around(cls, locks: Any) -> Faulty:
         """Put one between a client and its engine."""
         client = client_of(locks)
-        faulty = cls(client.backend, client.world)
-        client.backend = faulty
+        faulty = cls(client.engine, client.runtime)
+        client.engine = faulty
         return faulty
 
     def lose(self, call: str, times: int = 1) -> None:
@@ -63,24 +63,24 @@ class Faulty:
         fault, seconds = self._faults[call].pop(0) if self._faults[call] else ("", 0.0)
         if fault in ("refuse", "drop"):
             work.close()  # type: ignore[attr-defined]
-            raise (EngineUnavailable if fault == "refuse" else Unanswered)(f"{call} failed on purpose")
+            raise (EngineUnavailable if fault == "refuse" else OutcomeUnknown)(f"{call} failed on purpose")
         if fault == "late":
-            await self._world.sleep(seconds)
+            await self._runtime.sleep(seconds)
         answer = await work
         self.answers[call].append(answer)
         if fault == "lose":
-            raise Unanswered(f"the answer to {call} was lost on purpose")
+            raise OutcomeUnknown(f"the answer to {call} was lost on purpose")
         if fault == "slow":
-            await self._world.sleep(seconds)
+            await self._runtime.sleep(seconds)
         return answer
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
-        async def attempt() -> Grant | Busy:
+    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+        async def attempt() -> Grant | Waiting:
             return await self.inner.attempt(claim, queue=queue, patience=patience)
 
         return await self._through("attempt", attempt())
 
-    async def wait(self, busy: Busy, timeout: float) -> Grant | Busy:
+    async def wait(self, busy: Waiting, timeout: float) -> Grant | Waiting:
         return await self._through("wait", self.inner.wait(busy, timeout))
 
     async def abandon(self, claim: Claim) -> None:

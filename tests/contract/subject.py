@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fencelock.core.backend import Backend
-from fencelock.core.urls import open_backend
-from fencelock.core.world import World
+from fencelock.core.engine import Engine
+from fencelock.core.runtime import Runtime
+from fencelock.core.urls import open_engine
 from fencelock.errors import EngineUnavailable
-from fencelock.worlds.aio import AioWorld
-from fencelock.worlds.blocking import BlockingWorld
-from tests.contract import colours
-from tests.contract.colours import LeaseView, LocksView, Threads, core_of
-from tests.contract.pace import AS_IT_IS, Pace
+from fencelock.runtime.asyncio import AsyncioRuntime
+from fencelock.runtime.blocking import BlockingRuntime
+from tests.contract import runtimes
+from tests.contract.runtimes import LeaseView, LocksView, Threads, core_of
+from tests.contract.ttl_scale import UNSCALED, TtlScale
 from tests.contract.worker import Worker
 
 SOON = 15.0
@@ -26,35 +26,35 @@ SOON = 15.0
 class Subject:
     """One engine, one colour, one URL, one pace; whatever is opened through it is closed at the end of the test."""
 
-    def __init__(self, url: str, colour: str, pace: Pace = AS_IT_IS) -> None:
+    def __init__(self, url: str, runtime_name: str, pace: TtlScale = UNSCALED) -> None:
         self.url = url
-        self.colour = colour
+        self.runtime_name = runtime_name
         self.pace = pace
         self.call = Threads()
         self._clients: list[LocksView] = []
         self._workers: list[Worker] = []
-        self._backends: list[tuple[Backend, World]] = []
+        self._backends: list[tuple[Engine, Runtime]] = []
 
     def connect(self, **options: Any) -> LocksView:
         """Return a new client."""
-        locks = colours.connect(self.colour, self.call, self.url, self.pace, **options)
+        locks = runtimes.connect(self.runtime_name, self.call, self.url, self.pace, **options)
         self._clients.append(locks)
         return locks
 
-    def world(self) -> World:
+    def runtime(self) -> Runtime:
         """Return a new world of this colour. The blocking one never suspends, so its coroutines run in any loop."""
-        return AioWorld() if self.colour == "aio" else BlockingWorld()
+        return AsyncioRuntime() if self.runtime_name == "aio" else BlockingRuntime()
 
-    def backend(self, namespace: str = "fencelock") -> Backend:
+    def engine(self, namespace: str = "fencelock") -> Engine:
         """Return the engine itself, for what the façade does not show yet (readers, permits)."""
-        world = self.world()
-        backend = open_backend(world, self.url, namespace)
-        self._backends.append((backend, world))
-        return backend
+        runtime = self.runtime()
+        engine = open_engine(runtime, self.url, namespace)
+        self._backends.append((engine, runtime))
+        return engine
 
     async def worker(self, **options: Any) -> Worker:
         """Return another process, with a client `locks` of this engine in this colour."""
-        worker = await Worker.start(self.url, self.colour, self.pace, **options)
+        worker = await Worker.start(self.url, self.runtime_name, self.pace, **options)
         self._workers.append(worker)
         return worker
 
@@ -64,9 +64,9 @@ class Subject:
             await worker.kill()
         for locks in self._clients:
             await locks.close()
-        for backend, world in self._backends:
-            await backend.close()
-            await world.close()
+        for engine, runtime in self._backends:
+            await engine.close()
+            await runtime.close()
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], what: str, within: float = SOON) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock import DifferentLoop, LeaseLost, LockTimeout, Reason, aio
+from fencelock import DifferentLoop, LeaseLost, LockTimeout, LossReason, aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
-from tests.contract.colours import LeaseView, LocksView, LockView, client_of
 from tests.contract.faults import Faulty
-from tests.contract.pace import Pace
+from tests.contract.runtimes import LeaseView, LocksView, LockView, client_of
 from tests.contract.subject import SOON, Subject, background, is_free, nobody, renewed, take, waiting
+from tests.contract.ttl_scale import TtlScale
 
-pytestmark = pytest.mark.colour("aio")
+pytestmark = pytest.mark.runtime_name("aio")
 
 
 async def cancel_at_every_step(work: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[None]]) -> int:
@@ -257,7 +257,7 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
         async with locks.lock("x", ttl=0.3, renew=False):
             await asyncio.sleep(60)
     assert time.monotonic() - begun < SOON
-    assert caught.value.reason == Reason.EXPIRED
+    assert caught.value.reason == LossReason.EXPIRED
     assert task.cancelling() == 0
     await asyncio.sleep(0)  # not cancelled any more
     assert await take(locks, "x") > 0
@@ -269,7 +269,7 @@ async def test_body_is_cancelled_on_forced_release(locks: LocksView) -> None:
         async with locks.lock("x", ttl=1):
             await locks.force_release("x", reason="test")
             await asyncio.sleep(60)
-    assert caught.value.reason == Reason.GONE
+    assert caught.value.reason == LossReason.GONE
 
 
 async def test_cancel_from_outside_stays_cancelled(locks: LocksView) -> None:
@@ -393,7 +393,7 @@ async def left_before_the_loss(locks: LocksView, first: LockView | LeaseView) ->
     async with background(leaves(), stays()) as (gone, inside):
         with pytest.raises(LeaseLost) as caught:
             await inside
-        assert caught.value.reason is Reason.GONE
+        assert caught.value.reason is LossReason.GONE
         assert inside.cancelling() == 0
         lost.set()
         await gone
@@ -483,7 +483,7 @@ async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
     assert task.cancelling() == 0
 
 
-async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView, pace: Pace) -> None:
+async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
     """A holder whose loop was blocked past the deadline knows by its own clock, before it does anything else."""
     other = subject.connect()
     with pytest.raises(LeaseLost):
@@ -492,11 +492,11 @@ async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView
             assert lease.lost.is_set()
             assert lease.remaining == 0
             await asyncio.sleep(60)
-    assert lease.reason is Reason.EXPIRED
+    assert lease.reason is LossReason.EXPIRED
     assert await take(other, "x") > lease.token
 
 
-async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
+async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
     """A waiter whose loop is blocked for longer than its ttl gets a good lease in the end."""
     with fencelock.connect(subject.url) as others:
         holder = others.lock("x", ttl=5).acquire()
@@ -625,15 +625,15 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> No
     assert await asyncio.wait_for(told, SOON) == threading.get_ident()
 
 
-async def test_loss_is_told_before_the_client_is_closed(subject: Subject, pace: Pace) -> None:
+async def test_loss_is_told_before_the_client_is_closed(subject: Subject, pace: TtlScale) -> None:
     """`on_lost` is called also if the keeper sees the loss in the very turn of the loop in which body and client end."""
-    told: list[Reason] = []
+    told: list[LossReason] = []
     with pytest.raises(LeaseLost):
         async with subject.connect(on_lost=lambda _, reason: told.append(reason)) as locks:
             async with locks.lock("x", ttl=0.25, renew=False):
                 asyncio.get_running_loop().call_soon(pace.stall, 0.5)
                 await asyncio.sleep(pace(0.3))  # over, when the loop goes on, like the lease
-    assert told == [Reason.EXPIRED]
+    assert told == [LossReason.EXPIRED]
 
 
 async def test_many_waiters(locks: LocksView) -> None:
@@ -655,7 +655,7 @@ async def test_many_waiters(locks: LocksView) -> None:
         assert order == sorted(order)
     await asyncio.gather(*tasks)
     assert sorted(served) == list(range(100))
-    if client_of(locks).backend.traits.engine == "memory":
+    if client_of(locks).engine.traits.engine == "memory":
         assert served == list(range(100))
     await nobody(locks, "x")
 

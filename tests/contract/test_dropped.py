@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from tests.contract.colours import LocksView
+from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, Subject, is_free
 
 

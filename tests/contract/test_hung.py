@@ -8,14 +8,14 @@ import pytest
 
 from fencelock import EngineUnavailable, LockTimeout
 from fencelock.core.clock import boottime
-from tests.contract.colours import LocksView
-from tests.contract.engines import Engine
-from tests.contract.pace import Pace
+from tests.contract.engines import EngineCase
+from tests.contract.runtimes import LocksView
 from tests.contract.subject import Subject, background, free_again, nobody, take, waiting
-from tests.engines.cluster import Cluster
-from tests.engines.plugin import Session
-from tests.engines.proxy import Proxies
-from tests.engines.redis import RedisNodes
+from tests.contract.ttl_scale import TtlScale
+from tests.servers.cluster import Cluster
+from tests.servers.plugin import Session
+from tests.servers.proxy import Proxies
+from tests.servers.redis import RedisNodes
 
 pytestmark = pytest.mark.server
 
@@ -43,15 +43,15 @@ class Network:
 
 
 @pytest.fixture
-def network(engine: Engine, engines: Session, url: str, colour: str, pace: Pace) -> Iterator[Network]:
+def network(case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale) -> Iterator[Network]:
     """A client whose network can be stopped."""
-    assert engine.server is not None
-    server = engines.get(engine.server)
+    assert case.server is not None
+    server = engines.get(case.server)
     members = list(server.members) if isinstance(server, Cluster | RedisNodes) else [server]
     with Proxies(members) as proxies:
         for member, proxy in zip(members, proxies.members, strict=True):
             url = url.replace(member.address, proxy.address)
-        yield Network(proxies, Subject(url, colour, pace).connect())
+        yield Network(proxies, Subject(url, runtime_name, pace).connect())
 
 
 async def seconds(work: Callable[[], Awaitable[object]]) -> float:

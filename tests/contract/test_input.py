@@ -9,14 +9,14 @@ import pytest
 
 import fencelock
 from fencelock import InvalidName, InvalidTTL, InvalidURL
-from tests.contract.colours import LocksView, connect, direct
+from tests.contract.runtimes import LocksView, connect, direct
 from tests.contract.subject import SOON, Subject, is_free
 
 
 @pytest.fixture
-def subject(url: str, colour: str) -> Subject:
+def subject(url: str, runtime_name: str) -> Subject:
     """The engine, in a colour, without a pace: here a ttl is handed in as it is."""
-    return Subject(url, colour)
+    return Subject(url, runtime_name)
 
 
 BAD_TTLS: list[Any] = [
@@ -47,7 +47,7 @@ async def test_bad_ttl(subject: Subject, locks: LocksView) -> None:
             assert f"{locks.traits.ttl_min:g}" in str(caught.value)
             assert f"{locks.traits.ttl_max:g}" in str(caught.value)
         with pytest.raises(InvalidTTL):
-            connect(subject.colour, direct, subject.url, ttl=ttl)
+            connect(subject.runtime_name, direct, subject.url, ttl=ttl)
     assert [name async for name in locks.names()] == []
 
 
@@ -203,7 +203,7 @@ async def test_bad_namespace_and_owner(subject: Subject) -> None:
     for bad in values:
         for option in ("namespace", "owner"):
             with pytest.raises(InvalidName, match=option):
-                connect(subject.colour, direct, subject.url, **{option: bad})
+                connect(subject.runtime_name, direct, subject.url, **{option: bad})
 
 
 async def test_owner_with_anything_in_it(subject: Subject) -> None:
@@ -226,18 +226,18 @@ SECRET_URLS = [
 ]
 
 
-def test_password_in_a_url_that_is_refused(url: str, colour: str) -> None:
+def test_password_in_a_url_that_is_refused(url: str, runtime_name: str) -> None:
     """Whatever an engine says about a URL, its password is not in it: not in the error, its repr, its chain, its pickle."""
     for scheme in (url.partition(":")[0], "nosuchengine"):
         for shape in SECRET_URLS:
-            shown = _everything_shown(colour, shape.format(scheme=scheme))
+            shown = _everything_shown(runtime_name, shape.format(scheme=scheme))
             assert shown
             assert "s3cr3t" not in shown
 
 
-def _everything_shown(colour: str, url: str) -> str:
+def _everything_shown(runtime_name: str, url: str) -> str:
     try:
-        return repr(connect(colour, direct, url))
+        return repr(connect(runtime_name, direct, url))
     except InvalidURL as refused:
         error: BaseException | None = refused
     shown = ""
@@ -261,13 +261,13 @@ async def test_locks_do_not_travel(locks: LocksView) -> None:
     await lease.release()
 
 
-def test_unknown_scheme(colour: str) -> None:
+def test_unknown_scheme(runtime_name: str) -> None:
     """A URL that names no engine is refused with those that there are."""
     for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "://", "sqlite"):
         with pytest.raises(InvalidURL, match="The engines are sqlite:, redis://"):
-            connect(colour, direct, url)
+            connect(runtime_name, direct, url)
     with pytest.raises(InvalidURL, match="must be a str"):
-        connect(colour, direct, 42)  # type: ignore[arg-type]
+        connect(runtime_name, direct, 42)  # type: ignore[arg-type]
 
 
 def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -288,14 +288,14 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_on_lost_must_be_callable(colour: str) -> None:
+def test_on_lost_must_be_callable(runtime_name: str) -> None:
     """What cannot be called, or would have to be awaited, is refused when the client is made, not at the first loss."""
 
     async def told(lease: object, reason: object) -> None: ...
 
     for bad, message in ((42, "not int"), ("print", "not str"), (told, "async def")):
         with pytest.raises(TypeError, match=rf"on_lost .*{message}"):
-            connect(colour, direct, "memory://on-lost", on_lost=bad)
+            connect(runtime_name, direct, "memory://on-lost", on_lost=bad)
 
 
 async def test_decorator_without_a_name(locks: LocksView) -> None:

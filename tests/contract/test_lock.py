@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock import ClientClosed, LeaseLost, LockTimeout, Reason
-from fencelock.core.lease import LeaseCore
-from fencelock.core.names import SAFE
+from fencelock import ClientClosed, LeaseLost, LockTimeout, LossReason
+from fencelock.core.lease import BaseLease
+from fencelock.core.validation import SAFE
 from fencelock.model import CORRECT
-from fencelock.worlds.blocking import drive
-from tests.contract.colours import LocksView, client_of, core_of
-from tests.contract.pace import Pace
+from fencelock.runtime.blocking import run_sync
+from tests.contract.runtimes import LocksView, client_of, core_of
 from tests.contract.subject import (
     SOON,
     Subject,
@@ -35,6 +34,7 @@ from tests.contract.subject import (
     told_once,
     waiting,
 )
+from tests.contract.ttl_scale import TtlScale
 
 
 async def test_one_holder(locks: LocksView) -> None:
@@ -113,7 +113,7 @@ async def test_waiter_gets_it(locks: LocksView) -> None:
         assert await second.release()
 
 
-async def test_wait_longer_than_the_ttl(locks: LocksView, pace: Pace) -> None:
+async def test_wait_longer_than_the_ttl(locks: LocksView, pace: TtlScale) -> None:
     """A wait of several ttls ends in a lease that has most of its ttl left."""
     holder = await locks.lock("x").acquire()
     async with background(locks.lock("x", ttl=0.8).acquire()) as (task,):
@@ -155,14 +155,14 @@ async def test_renew_false(locks: LocksView) -> None:
     lease = await locks.lock("x", ttl=0.3, renew=False).acquire()
     successor = await locks.lock("x").acquire(timeout=SOON)
     assert lease.lost.is_set()
-    assert lease.reason is Reason.EXPIRED
+    assert lease.reason is LossReason.EXPIRED
     assert successor.token > lease.token
     assert await lease.release() is False
     assert not await is_free(locks, "x")
     await successor.release()
 
 
-async def test_renew_by_hand(locks: LocksView, pace: Pace) -> None:
+async def test_renew_by_hand(locks: LocksView, pace: TtlScale) -> None:
     """`renew()` gives a whole ttl again, also to a lease that nobody else renews."""
     lease = await locks.lock("x", ttl=1, renew=False).acquire()
     await pace.sleep(0.3)
@@ -198,7 +198,7 @@ async def test_max_hold(locks: LocksView) -> None:
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=60, max_hold=0.2) as lease:
             assert await lease.lost.wait(timeout=SOON)
-    assert caught.value.reason == Reason.MAX_HOLD == lease.reason
+    assert caught.value.reason == LossReason.MAX_HOLD == lease.reason
     assert caught.value.name == "x"
     assert await take(locks, "x") > lease.token
 
@@ -208,7 +208,7 @@ async def test_max_hold_beyond_renewals(locks: LocksView) -> None:
     lease = await locks.lock("x", ttl=0.6, max_hold=1.1).acquire()
     await renewed(lease)
     assert await lease.lost.wait(timeout=SOON)
-    assert lease.reason is Reason.MAX_HOLD
+    assert lease.reason is LossReason.MAX_HOLD
     assert await lease.release() is False
     assert await take(locks, "x") > lease.token
 
@@ -225,7 +225,7 @@ async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture)
     successor = await locks.lock("x").acquire(timeout=SOON)
     assert successor.token > lease.token + 1
     assert await lease.lost.wait(timeout=SOON)
-    assert lease.reason is Reason.GONE
+    assert lease.reason is LossReason.GONE
     assert await lease.release() is False
     assert not await is_free(locks, "x")
     await successor.release()
@@ -234,13 +234,13 @@ async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture)
 
 async def test_force_release_is_noticed_on_leaving(subject: Subject) -> None:
     """A holder whose lock was taken away, and who leaves before any renewal could tell, is told then, once."""
-    losses: list[tuple[object, Reason]] = []
+    losses: list[tuple[object, LossReason]] = []
     locks = subject.connect(on_lost=lambda lease, reason: losses.append((lease, reason)))
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x") as lease:
             await locks.force_release("x", reason="test")
-    assert caught.value.reason is Reason.GONE
-    assert lease.reason is Reason.GONE
+    assert caught.value.reason is LossReason.GONE
+    assert lease.reason is LossReason.GONE
     other = await locks.lock("x").acquire(timeout=SOON)
     await locks.force_release("x", reason="test")
     assert await other.release() is False
@@ -251,7 +251,7 @@ async def test_force_release_is_noticed_on_leaving(subject: Subject) -> None:
         return len(losses) == 2
 
     await eventually(told, "on_lost is called")
-    assert {reason for _, reason in losses} == {Reason.GONE}
+    assert {reason for _, reason in losses} == {LossReason.GONE}
 
 
 async def test_force_release_hands_over(locks: LocksView) -> None:
@@ -268,7 +268,7 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
 
 async def test_on_lost(subject: Subject) -> None:
     """`on_lost` is called once for a lease that is lost, never for one that is released."""
-    told: list[tuple[str, Reason]] = []
+    told: list[tuple[str, LossReason]] = []
     locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
     async with locks.lock("released"):
         pass
@@ -277,7 +277,7 @@ async def test_on_lost(subject: Subject) -> None:
     for _ in range(3):
         assert lease.lost.is_set()
     await told_once(told)
-    assert told == [("x", Reason.EXPIRED)]
+    assert told == [("x", LossReason.EXPIRED)]
 
 
 async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,7 +285,7 @@ async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFi
     errors = {"one": RuntimeError("in on_lost"), "other": SystemExit(3)}
     told: list[str] = []
 
-    def on_lost(lease: Any, reason: Reason) -> None:
+    def on_lost(lease: Any, reason: LossReason) -> None:
         told.append(lease.name)
         raise errors[lease.name]
 
@@ -294,7 +294,7 @@ async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFi
     for name in errors:
         short = await locks.lock(name, ttl=0.25, renew=False).acquire()
         assert await short.lost.wait(SOON)
-        assert short.reason is Reason.EXPIRED
+        assert short.reason is LossReason.EXPIRED
 
     async def logged() -> bool:
         return caplog.text.count("on_lost failed") == 2
@@ -305,12 +305,12 @@ async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFi
     assert told == list(errors)
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_on_lost_that_takes_long(subject: Subject) -> None:
     """A slow `on_lost` does not keep the keeper from renewing the other leases (in asyncio it is on the caller's loop)."""
     begun, enough = threading.Event(), threading.Event()
 
-    def on_lost(lease: Any, reason: Reason) -> None:
+    def on_lost(lease: Any, reason: LossReason) -> None:
         begun.set()
         enough.wait(60)
 
@@ -323,15 +323,15 @@ async def test_on_lost_that_takes_long(subject: Subject) -> None:
     finally:
         enough.set()
     await kept.release()
-    assert short.reason is Reason.EXPIRED
+    assert short.reason is LossReason.EXPIRED
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: Subject) -> None:
     """Each call of on_lost has a thread of its own: one that blocks does not delay the next one's."""
     together, passed = threading.Barrier(2), list[str]()
 
-    def on_lost(lease: Any, _: Reason) -> None:
+    def on_lost(lease: Any, _: LossReason) -> None:
         together.wait(SOON)
         passed.append(lease.name)
 
@@ -342,7 +342,7 @@ async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: S
         return sorted(passed) == ["a", "b"]
 
     await eventually(both, "both calls have met")
-    assert all(lease.reason is Reason.EXPIRED for lease in leases)
+    assert all(lease.reason is LossReason.EXPIRED for lease in leases)
 
 
 async def test_timeout_names_the_holder(subject: Subject, locks: LocksView) -> None:
@@ -352,12 +352,12 @@ async def test_timeout_names_the_holder(subject: Subject, locks: LocksView) -> N
             await locks.lock("x", timeout=0.1).acquire()
 
 
-async def test_leaving_after_a_loss(locks: LocksView, pace: Pace) -> None:
+async def test_leaving_after_a_loss(locks: LocksView, pace: TtlScale) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
             pace.stall(0.3)  # no await: nothing can interrupt this body
-    assert caught.value.reason == Reason.EXPIRED
+    assert caught.value.reason == LossReason.EXPIRED
 
 
 async def test_error_in_the_body(locks: LocksView) -> None:
@@ -369,7 +369,7 @@ async def test_error_in_the_body(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_error_in_the_body_after_a_loss(locks: LocksView, pace: Pace) -> None:
+async def test_error_in_the_body_after_a_loss(locks: LocksView, pace: TtlScale) -> None:
     """The body's own error wins over the loss and gets a note about it."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
@@ -378,7 +378,7 @@ async def test_error_in_the_body_after_a_loss(locks: LocksView, pace: Pace) -> N
     assert "is lost" in caught.value.__notes__[0]
 
 
-async def test_check_in_the_body(locks: LocksView, pace: Pace) -> None:
+async def test_check_in_the_body(locks: LocksView, pace: TtlScale) -> None:
     """The LeaseLost of the body's own check comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False) as lease:
@@ -403,7 +403,7 @@ async def test_release_inside_the_block(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
-async def test_one_lock_object_in_nested_use(locks: LocksView, pace: Pace) -> None:
+async def test_one_lock_object_in_nested_use(locks: LocksView, pace: TtlScale) -> None:
     """A lock object that was entered twice after a loss gives each block its own lease back."""
     lock = locks.lock("x", ttl=0.25, renew=False)
     with pytest.raises(LeaseLost):
@@ -451,7 +451,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
     assert await take(locks, "x") > token
 
 
-async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: Pace) -> None:
+async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: TtlScale) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
     kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
@@ -541,19 +541,19 @@ async def test_reentrant_dropped_and_taken_anew(locks: LocksView) -> None:
         await again.release()
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes a lock again while somebody else gives the same lease back gets one that holds."""
     lock = locks.lock("x", reentrant=True)
     first = await lock.acquire()
-    again = LeaseCore._again
+    again = BaseLease._reenter
 
-    def released_meanwhile(self: LeaseCore) -> bool:
+    def released_meanwhile(self: BaseLease) -> bool:
         monkeypatch.undo()
-        drive(self._give_back())
+        run_sync(self._release())
         return again(self)
 
-    monkeypatch.setattr(LeaseCore, "_again", released_meanwhile)
+    monkeypatch.setattr(BaseLease, "_reenter", released_meanwhile)
     second = await lock.acquire(timeout=SOON)
     second.check()
     assert second.token > first.token
@@ -569,7 +569,7 @@ async def test_not_reentrant_by_default(locks: LocksView) -> None:
 
 async def test_purpose(locks: LocksView) -> None:
     """`purpose="correctness"` is refused, when the lock is made, exactly where tokens could repeat."""
-    if locks.traits.strength in CORRECT:
+    if locks.traits.guarantee in CORRECT:
         async with locks.lock("x", purpose="correctness"):
             pass
     else:
@@ -578,7 +578,7 @@ async def test_purpose(locks: LocksView) -> None:
         assert caught.value.name == "x"
         assert SAFE in str(caught.value)
     advised = f"{locks.traits.engine.partition('+')[0]}:" in SAFE.replace(",", "").split()
-    assert advised is (locks.traits.strength in CORRECT)
+    assert advised is (locks.traits.guarantee in CORRECT)
     with pytest.raises(ValueError, match="purpose"):
         locks.lock("x", purpose="fun")
 
@@ -639,7 +639,7 @@ async def test_closing(subject: Subject) -> None:
     await locks.close()
     await locks.close()
     assert lease.lost.is_set()
-    assert lease.reason is Reason.CLOSED
+    assert lease.reason is LossReason.CLOSED
     assert await lease.release() is False
     assert await is_free(other, "x")
     for use in (locks.lock("y").acquire, locks.lock("y").try_acquire, lambda: locks.inspect("y")):
@@ -655,7 +655,7 @@ async def test_closing_after_max_hold(subject: Subject) -> None:
     assert not await is_free(other, "x")
     await locks.close()
     assert await is_free(other, "x")
-    assert lease.reason is Reason.MAX_HOLD
+    assert lease.reason is LossReason.MAX_HOLD
     async with other.lock("x"):
         assert await lease.release() is False
         assert not await is_free(other, "x")
@@ -667,7 +667,7 @@ async def test_closing_after_max_hold_and_release(subject: Subject) -> None:
     lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
     assert await lease.lost.wait(timeout=SOON)
     assert await lease.release() is False
-    assert client_of(locks).keeper.grants() == []
+    assert client_of(locks).renewer.grants() == []
     async with other.lock("x"):
         await locks.close()
         assert not await is_free(other, "x")
@@ -711,7 +711,7 @@ async def test_with_block_closes(subject: Subject) -> None:
     other = subject.connect()
     async with subject.connect() as locks:
         lease = await locks.lock("x").acquire()
-    assert lease.reason is Reason.CLOSED
+    assert lease.reason is LossReason.CLOSED
     await nobody(other, "x")
     with pytest.raises(ClientClosed):
         await locks.inspect("x")
@@ -762,24 +762,24 @@ async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None
             pass
     async with locks.lock("x", ttl=0.8) as lease:
         await renewed(lease)
-    keeper = client_of(locks).keeper
+    renewer = client_of(locks).renewer
 
     async def ended() -> bool:
-        return keeper._wake is None
+        return renewer._wake is None
 
     await eventually(ended, "the keeper has ended")
 
 
 async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
-    world = client_of(locks).world
+    runtime = client_of(locks).runtime
 
     def spawn(work: Any, name: str) -> None:
         work.close()
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world, "spawn", spawn)
+        patch.setattr(runtime, "spawn", spawn)
         with pytest.raises(RuntimeError, match="new thread"):
             await locks.lock("x", ttl=0.8).acquire()
     lease = await locks.lock("x", ttl=0.8).try_acquire()
@@ -790,9 +790,9 @@ async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.Mo
 
 async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a renewal cannot be started it is tried again, and the lease is kept."""
-    world = client_of(locks).world
+    runtime = client_of(locks).runtime
     lease = await locks.lock("x", ttl=0.9).acquire()
-    real, failures = world.spawn, list[str]()
+    real, failures = runtime.spawn, list[str]()
 
     def spawn(work: Any, name: str) -> None:
         if len(failures) < 2:
@@ -801,7 +801,7 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
             raise RuntimeError("can't start new thread")
         real(work, name)
 
-    monkeypatch.setattr(world, "spawn", spawn)
+    monkeypatch.setattr(runtime, "spawn", spawn)
     await renewed(lease)
     await lease.release()
     assert len(failures) == 2

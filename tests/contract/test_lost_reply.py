@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fencelock.backends.redis import engine as redis
-from fencelock.backends.redis.records import RECORD
-from fencelock.backends.redis.redlock import engine as redlock
-from fencelock.backends.redis.scripts import Script
-from fencelock.errors import Unanswered
-from fencelock.worlds.blocking import drive
-from tests.backends.forwarder import Forwarder, forwarding
-from tests.contract.engines import Engine
-from tests.contract.pace import Pace
+from fencelock.engines.redis import engine as redis
+from fencelock.engines.redis.records import RECORD
+from fencelock.engines.redis.scripts import Script
+from fencelock.engines.redlock import engine as redlock
+from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.blocking import run_sync
+from tests.contract.engines import EngineCase
 from tests.contract.subject import Subject, background, eventually, waiting
-from tests.engines.cluster import Cluster
-from tests.engines.plugin import Session
-from tests.engines.server import Server
+from tests.contract.ttl_scale import TtlScale
+from tests.engines.forwarder import Forwarder, forwarding
+from tests.servers.cluster import Cluster
+from tests.servers.plugin import Session
+from tests.servers.server import Server
 
 T = TypeVar("T")
 Request = Callable[[bytes], bool]
@@ -93,9 +93,9 @@ class Network:
 
 
 @asynccontextmanager
-async def network(engine: Engine, url: str, engines: Session) -> AsyncIterator[Network]:
-    assert engine.server is not None
-    server: Any = engines.get(engine.server)
+async def network(case: EngineCase, url: str, engines: Session) -> AsyncIterator[Network]:
+    assert case.server is not None
+    server: Any = engines.get(case.server)
     members: Sequence[Server] = server.members if isinstance(server, Cluster) else [server]
     async with AsyncExitStack() as stack:
         forwarders = [await stack.enter_async_context(forwarding(member)) for member in members]
@@ -104,18 +104,18 @@ async def network(engine: Engine, url: str, engines: Session) -> AsyncIterator[N
         yield Network(url, forwarders)
 
 
-async def run(colour: str, work: Coroutine[Any, Any, T]) -> T:
+async def run(runtime_name: str, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of an engine: one of the blocking world in a thread, as the forwarders need the event loop."""
-    return await (work if colour == "aio" else asyncio.to_thread(drive, work))
+    return await (work if runtime_name == "aio" else asyncio.to_thread(run_sync, work))
 
 
 async def test_force_release_whose_reply_is_lost_is_not_repeated(
-    engine: Engine, engines: Session, url: str, colour: str, pace: Pace, subject: Subject
+    case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale, subject: Subject
 ) -> None:
     """The caller learns that the outcome is unknown; the next holder, whom a repetition would drop, keeps the lock."""
     locks = subject.connect()
-    async with network(engine, url, engines) as between:
-        remote = Subject(between.url, colour, pace)
+    async with network(case, url, engines) as between:
+        remote = Subject(between.url, runtime_name, pace)
         administrator = remote.connect()
         try:
             for _ in range(2):  # PostgreSQL's statements are prepared the second time
@@ -123,11 +123,11 @@ async def test_force_release_whose_reply_is_lost_is_not_repeated(
             first = await locks.lock("x", ttl=60).acquire()
             async with background(locks.lock("x", ttl=60).acquire()) as (second,):
                 await waiting(locks, "x")
-                between.swallow_replies_to(FORCE[engine.id])
+                between.swallow_replies_to(FORCE[case.id])
                 async with background(administrator.force_release("x", reason="test")) as (force,):
                     lease = await second
                     between.reset()
-                    with pytest.raises(Unanswered, match="may or may not") as raised:
+                    with pytest.raises(OutcomeUnknown, match="may or may not") as raised:
                         await force
                 assert raised.value.name == "x"
                 assert [holder.token for holder in (await locks.inspect("x")).holders] == [lease.token]
@@ -139,32 +139,32 @@ async def test_force_release_whose_reply_is_lost_is_not_repeated(
 
 @pytest.mark.records
 async def test_write_whose_reply_is_lost_is_not_repeated(
-    engine: Engine, engines: Session, url: str, colour: str, pace: Pace, subject: Subject
+    case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale, subject: Subject
 ) -> None:
     """The caller learns that the outcome is unknown, instead of being told that its own write stands in its way."""
-    records: Any = subject.backend().records  # type: ignore[attr-defined]
-    async with network(engine, url, engines) as between:
-        remote = Subject(between.url, colour, pace)
-        writer: Any = remote.backend().records  # type: ignore[attr-defined]
+    records: Any = subject.engine().records  # type: ignore[attr-defined]
+    async with network(case, url, engines) as between:
+        remote = Subject(between.url, runtime_name, pace)
+        writer: Any = remote.engine().records  # type: ignore[attr-defined]
         try:
             for _ in range(2):
-                assert (await run(colour, writer.write("another", b"1", token=1, ttl=60))).done
-            between.swallow_replies_to(WRITE[engine.id])
-            write = run(colour, writer.write("x", b"1", token=1, ttl=60, expect=0))
+                assert (await run(runtime_name, writer.write("another", b"1", token=1, ttl=60))).done
+            between.swallow_replies_to(WRITE[case.id])
+            write = run(runtime_name, writer.write("x", b"1", token=1, ttl=60, expect=0))
             async with background(write) as (writing,):
 
                 async def written() -> bool:
-                    return await run(colour, records.read("x")) is not None
+                    return await run(runtime_name, records.read("x")) is not None
 
                 await eventually(written, "the record is there")
                 between.reset()
-                if engine.id == "etcd":  # the record's lease tells a repeated write from somebody else's
+                if case.id == "etcd":  # the record's lease tells a repeated write from somebody else's
                     assert (await writing).done
                 else:
-                    with pytest.raises(Unanswered, match="may or may not"):
+                    with pytest.raises(OutcomeUnknown, match="may or may not"):
                         await writing
-            found = await run(colour, records.read("x"))
+            found = await run(runtime_name, records.read("x"))
             assert found.value == b"1"
-            assert (await run(colour, writer.write("x", b"2", token=1, ttl=60, expect=found.version))).done
+            assert (await run(runtime_name, writer.write("x", b"2", token=1, ttl=60, expect=found.version))).done
         finally:
             await remote.finish()

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from fencelock import EngineUnavailable, LeaseLost, LockTimeout, Reason, ReleaseFailed
-from fencelock.errors import Unanswered
-from fencelock.model import Busy, Claim, Grant, Renewal
-from tests.contract.colours import LocksView
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout, LossReason, ReleaseFailed
+from fencelock.errors import OutcomeUnknown
+from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.faults import Faulty
-from tests.contract.pace import Pace
+from tests.contract.runtimes import LocksView
 from tests.contract.subject import (
     SOON,
     Subject,
@@ -26,6 +25,7 @@ from tests.contract.subject import (
     told_once,
     waiting,
 )
+from tests.contract.ttl_scale import TtlScale
 
 
 async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
@@ -242,7 +242,7 @@ async def test_close_releases_all_but_the_bad_lock(subject: Subject) -> None:
 
     faulty.release = release  # type: ignore[method-assign]
     await locks.close()
-    assert all(lease.reason is Reason.CLOSED for lease in leases)
+    assert all(lease.reason is LossReason.CLOSED for lease in leases)
     others = subject.connect()
     assert await is_free(others, "a")
     assert await is_free(others, "c")
@@ -280,7 +280,7 @@ async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture
     assert (record.levelname, record.lock, record.reason) == ("WARNING", "x", "expired")  # type: ignore[attr-defined]
 
 
-async def test_answer_after_the_deadline(subject: Subject, locks: LocksView, pace: Pace) -> None:
+async def test_answer_after_the_deadline(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
     """A grant that is answered after its own deadline is no grant: it is undone, and another one made."""
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, pace(0.8))
@@ -328,25 +328,25 @@ async def test_one_renewal_fails(locks: LocksView) -> None:
 
 async def test_renewal_fails_until_the_deadline(subject: Subject) -> None:
     """When no renewal succeeds the lease is lost at its deadline: told once, before anybody else can have it."""
-    told: list[tuple[int, Reason]] = []
+    told: list[tuple[int, LossReason]] = []
     locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.token, reason)))
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
     faulty.refuse("renew", 1000)
     successor = await subject.connect().lock("x").acquire(SOON)
     assert lease.lost.is_set()
-    assert lease.reason is Reason.EXPIRED
+    assert lease.reason is LossReason.EXPIRED
     await told_once(told)
-    assert told == [(lease.token, Reason.EXPIRED)]
+    assert told == [(lease.token, LossReason.EXPIRED)]
     assert faulty.calls["renew"] >= 2
     with pytest.raises(LeaseLost):
         lease.check()
     await successor.release()
 
 
-async def test_renewal_that_hangs(subject: Subject, pace: Pace) -> None:
+async def test_renewal_that_hangs(subject: Subject, pace: TtlScale) -> None:
     """A renewal that hangs delays neither the news of the loss nor the renewal of another lease."""
-    told: list[tuple[str, Reason]] = []
+    told: list[tuple[str, LossReason]] = []
     locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
     faulty = Faulty.around(locks)
     hung = await locks.lock("hung", ttl=0.8).acquire()
@@ -360,19 +360,19 @@ async def test_renewal_that_hangs(subject: Subject, pace: Pace) -> None:
     await renewed(other)
     assert await hung.lost.wait(SOON)
     await told_once(told)
-    assert told == [("hung", Reason.EXPIRED)]
+    assert told == [("hung", LossReason.EXPIRED)]
     await renewed(other)
     await other.release()
 
 
-async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, pace: Pace) -> None:
+async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, pace: TtlScale) -> None:
     """A renewal that succeeds but is answered after the deadline does not bring the lease back."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.5).acquire()
     faulty.slow("renew", 1, pace(0.6))
     assert await lease.lost.wait(SOON)
     await pace.sleep(0.5)
-    assert lease.reason is Reason.EXPIRED
+    assert lease.reason is LossReason.EXPIRED
     assert lease.remaining == 0
 
 
@@ -443,53 +443,53 @@ async def test_timeout_while_the_engine_is_down(subject: Subject, locks: LocksVi
 
 async def test_attempt_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
-    backend = subject.backend()
+    engine = subject.engine()
     claim = Claim("x", 30)
-    first = await backend.attempt(claim, queue=True)
-    again = await backend.attempt(claim, queue=True)
+    first = await engine.attempt(claim, queue=True)
+    again = await engine.attempt(claim, queue=True)
     assert isinstance(first, Grant)
     assert isinstance(again, Grant)
     assert first.token == again.token
     assert again.since > first.since
-    assert len((await backend.inspect("x")).holders) == 1
-    assert await backend.release(again) is True
-    assert await backend.release(first) is False
+    assert len((await engine.inspect("x")).holders) == 1
+    assert await engine.release(again) is True
+    assert await engine.release(first) is False
 
 
 async def test_wait_in_line_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice while it is busy takes one place in line."""
-    backend = subject.backend()
+    engine = subject.engine()
     holder, claim = Claim("x", 30), Claim("x", 30)
-    assert isinstance(await backend.attempt(holder, queue=True), Grant)
+    assert isinstance(await engine.attempt(holder, queue=True), Grant)
     for _ in range(2):
-        assert isinstance(await backend.attempt(claim, queue=True), Busy)
-    assert len((await backend.inspect("x")).waiters) == 1
-    assert isinstance(await backend.attempt(claim, queue=False), Busy)
-    assert (await backend.inspect("x")).waiters == ()
-    await backend.abandon(holder)
+        assert isinstance(await engine.attempt(claim, queue=True), Waiting)
+    assert len((await engine.inspect("x")).waiters) == 1
+    assert isinstance(await engine.attempt(claim, queue=False), Waiting)
+    assert (await engine.inspect("x")).waiters == ()
+    await engine.abandon(holder)
 
 
 async def test_abandon(subject: Subject) -> None:
     """On the engine itself: abandon gives back whichever it was, is idempotent, and frees nobody else's."""
-    backend = subject.backend()
+    engine = subject.engine()
     holder, waiter = Claim("x", 30), Claim("x", 30)
-    await backend.abandon(holder)
+    await engine.abandon(holder)
     held = Claim("x", 30)
-    assert isinstance(await backend.attempt(held, queue=True), Grant)
-    assert isinstance(await backend.attempt(waiter, queue=True), Busy)
+    assert isinstance(await engine.attempt(held, queue=True), Grant)
+    assert isinstance(await engine.attempt(waiter, queue=True), Waiting)
     for _ in range(2):
-        await backend.abandon(waiter)
-    assert (await backend.inspect("x")).waiters == ()
+        await engine.abandon(waiter)
+    assert (await engine.inspect("x")).waiters == ()
     for _ in range(2):
-        await backend.abandon(held)
-    assert isinstance(await backend.attempt(Claim("x", 30), queue=False), Grant)
-    await backend.abandon(held)
-    assert len((await backend.inspect("x")).holders) == 1
+        await engine.abandon(held)
+    assert isinstance(await engine.attempt(Claim("x", 30), queue=False), Grant)
+    await engine.abandon(held)
+    assert len((await engine.inspect("x")).holders) == 1
 
 
 async def test_release_that_a_close_overtakes(subject: Subject) -> None:
     """Who gives a lease back while the client is being closed is not told of a loss: it was the close that let go first."""
-    told: list[Reason] = []
+    told: list[LossReason] = []
     locks = subject.connect(on_lost=lambda lease, reason: told.append(reason))
     lease = await locks.lock("x", ttl=30).acquire()
     faulty = Faulty.around(locks)
@@ -501,10 +501,10 @@ async def test_release_that_a_close_overtakes(subject: Subject) -> None:
 
     async with background(release()) as (releasing,):
 
-        async def under_way() -> bool:
+        async def in_flight() -> bool:
             return bool(faulty.calls["release"])
 
-        await eventually(under_way, "the release is under way")
+        await eventually(in_flight, "the release is under way")
         await locks.close()
         await releasing
     assert faulty.answers["release"] == [False]
@@ -514,16 +514,16 @@ async def test_release_that_a_close_overtakes(subject: Subject) -> None:
 
 async def test_release_of_somebody_else(subject: Subject) -> None:
     """On the engine itself: a release or a renewal under another id does nothing."""
-    backend = subject.backend()
-    grant = await backend.attempt(Claim("x", 30), queue=False)
+    engine = subject.engine()
+    grant = await engine.attempt(Claim("x", 30), queue=False)
     assert isinstance(grant, Grant)
     stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.handle)
-    assert await backend.release(stranger) is False
-    assert await backend.renew([stranger, grant]) == [Renewal.LOST, Renewal.RENEWED]
-    assert len((await backend.inspect("x")).holders) == 1
+    assert await engine.release(stranger) is False
+    assert await engine.renew([stranger, grant]) == [Renewal.LOST, Renewal.RENEWED]
+    assert len((await engine.inspect("x")).holders) == 1
 
 
 def test_unanswered_is_unavailable() -> None:
     """What was not answered is a kind of unavailability: callers need to catch one error only."""
-    assert issubclass(Unanswered, EngineUnavailable)
+    assert issubclass(OutcomeUnknown, EngineUnavailable)
     assert issubclass(EngineUnavailable, ConnectionError)

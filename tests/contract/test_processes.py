@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tests.contract.colours import LocksView
-from tests.contract.engines import Engine
-from tests.contract.pace import Pace
+from tests.contract.engines import EngineCase
+from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, waiting
+from tests.contract.ttl_scale import TtlScale
 from tests.contract.worker import WorkerFailed
 
 pytestmark = pytest.mark.processes
@@ -29,7 +29,7 @@ async def test_excluded(subject: Subject, locks: LocksView) -> None:
     assert await worker.acquire("x") > lease.token
 
 
-async def test_killed_holder(subject: Subject, engine: Engine, locks: LocksView, pace: Pace) -> None:
+async def test_killed_holder(subject: Subject, case: EngineCase, locks: LocksView, pace: TtlScale) -> None:
     """A holder that is killed is replaced once its ttl is over, and not before unless its connection was all it had."""
     worker = await subject.worker()
     token = await worker.acquire("x", ttl=1)
@@ -39,7 +39,7 @@ async def test_killed_holder(subject: Subject, engine: Engine, locks: LocksView,
     await worker.kill()
     async with locks.lock("x", timeout=SOON) as lease:
         assert remaining > 0
-        assert engine.hangs_up or time.monotonic() - asked > remaining
+        assert case.hangs_up or time.monotonic() - asked > remaining
         assert lease.token > token
 
 
@@ -230,7 +230,7 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
         lease.check()
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
     """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
     worker = await subject.worker()
@@ -331,7 +331,7 @@ async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: s
         holder = await locks.lock("x").acquire()
         waits = (
             "task = asyncio.create_task(locks.lock('x', ttl=1).acquire()); await asyncio.sleep(0.3)"
-            if subject.colour == "aio"
+            if subject.runtime_name == "aio"
             else "import threading; threading.Thread(target=locks.raw.lock('x', ttl=pace(1)).acquire, daemon=True).start()"
         )
         await worker.do(waits)
@@ -347,7 +347,7 @@ async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: s
     assert await take(locks, "x") > 0
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_end_of_the_interpreter_releases(subject: Subject, locks: LocksView) -> None:
     """A blocking program that ends in order releases what it holds."""
     worker = await subject.worker()
@@ -445,7 +445,7 @@ await asyncio.gather(*waits, return_exceptions=True)
 """
 
 
-@pytest.mark.colour("aio")
+@pytest.mark.runtime_name("aio")
 async def test_forked_child_does_not_wake_the_loop_of_its_parent(subject: Subject) -> None:
     """The child's copy of a lease is lost without a byte in the pipe that the parent's event loop reads."""
     worker = await subject.worker()
@@ -473,7 +473,7 @@ async def test_fork_after_max_hold(subject: Subject, locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_fork_in_a_block(subject: Subject, locks: LocksView) -> None:
     """A child that leaves its parent's block gets LeaseLost there, and the parent still holds the lock."""
     worker = await subject.worker()
@@ -496,8 +496,8 @@ lock.__exit__(None, None, None)
     assert await is_free(locks, "x")
 
 
-@pytest.mark.colour("blocking")
-async def test_fork_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
+@pytest.mark.runtime_name("blocking")
+async def test_fork_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
     """A fork while another thread waits leaves that wait alone, and the child owns nothing of it."""
     worker = await subject.worker()
     holder = await locks.lock("x").acquire()
@@ -541,8 +541,8 @@ result = [outcome, child, released]
 """
 
 
-@pytest.mark.colour("blocking")
-async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: LocksView, pace: Pace) -> None:
+@pytest.mark.runtime_name("blocking")
+async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
     """Where the very thread that waits is forked, the parent gets the lock, and the child is told that it is not its own."""
     worker = await subject.worker()
     holder = await locks.lock("x").acquire()
@@ -557,7 +557,7 @@ async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: L
     assert await is_free(locks, "x")
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_forks_under_load(subject: Subject) -> None:
     """Forks in several threads at once, while others use the client, disturb nobody."""
     worker = await subject.worker()
@@ -598,7 +598,7 @@ result = [len(children), len(pairs)]
     assert pairs > 5
 
 
-@pytest.mark.colour("blocking")
+@pytest.mark.runtime_name("blocking")
 async def test_child_ends_by_itself(subject: Subject, locks: LocksView) -> None:
     """A forked child that runs to the end of the program releases nothing of its parent's."""
     worker = await subject.worker()

@@ -9,33 +9,33 @@ from dataclasses import dataclass
 import pytest
 
 from fencelock import GuaranteeUnavailable, LimitMismatch
-from fencelock.core.backend import Backend
-from fencelock.model import Admitted, Busy, Claim, Grant, admit
-from tests.contract.colours import LocksView
-from tests.contract.engines import Engine
-from tests.contract.pace import Pace
+from fencelock.core.engine import Engine
+from fencelock.model import Admitted, Claim, Grant, Waiting, admit
+from tests.contract.engines import EngineCase
+from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, Subject, waiting
+from tests.contract.ttl_scale import TtlScale
 
 
-async def test_traits(engine: Engine, locks: LocksView) -> None:
+async def test_traits(case: EngineCase, locks: LocksView) -> None:
     """What this suite expects of an engine is what the engine says of itself."""
-    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (engine.fair, engine.shared, engine.limit)
+    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (case.fair, case.shared, case.limit)
 
 
 async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) -> None:
     """An engine without readers and permits says so, and takes nothing."""
-    backend = subject.backend()
+    engine = subject.engine()
     for claim, can, what in (
-        (reader(), backend.traits.shared, "readers"),
-        (permit(3), backend.traits.limit, "permits"),
+        (reader(), engine.traits.shared, "readers"),
+        (permit(3), engine.traits.limit, "permits"),
     ):
         if can:
-            assert isinstance(await backend.attempt(claim, queue=False), Grant)
-            await backend.abandon(claim)
+            assert isinstance(await engine.attempt(claim, queue=False), Grant)
+            await engine.abandon(claim)
         else:
             with pytest.raises(GuaranteeUnavailable, match=what):
-                await backend.attempt(claim, queue=False)
-    assert (await backend.inspect("x")).holders == ()
+                await engine.attempt(claim, queue=False)
+    assert (await engine.inspect("x")).holders == ()
 
 
 @pytest.mark.fair
@@ -140,7 +140,7 @@ async def test_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_names_of_the_dead(locks: LocksView, pace: Pace) -> None:
+async def test_names_of_the_dead(locks: LocksView, pace: TtlScale) -> None:
     """A name whose holder ran out is not in use any more."""
     lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert [name async for name in locks.names()] == ["x"]
@@ -164,40 +164,40 @@ def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
 @pytest.mark.shared
 async def test_readers_share(subject: Subject) -> None:
     """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
-    backend = subject.backend()
-    readers = [await backend.attempt(reader(), queue=True) for _ in range(3)]
+    engine = subject.engine()
+    readers = [await engine.attempt(reader(), queue=True) for _ in range(3)]
     assert all(isinstance(grant, Grant) for grant in readers)
     writer = Claim("x", 60)
-    assert isinstance(await backend.attempt(writer, queue=True), Busy)
+    assert isinstance(await engine.attempt(writer, queue=True), Waiting)
     late = reader()
-    assert isinstance(await backend.attempt(late, queue=True), Busy)
+    assert isinstance(await engine.attempt(late, queue=True), Waiting)
     for grant in readers[:-1]:
         assert isinstance(grant, Grant)
-        await backend.release(grant)
-    assert isinstance(await backend.attempt(writer, queue=True), Busy)
+        await engine.release(grant)
+    assert isinstance(await engine.attempt(writer, queue=True), Waiting)
     last = readers[-1]
     assert isinstance(last, Grant)
-    await backend.release(last)
-    writing = await backend.attempt(writer, queue=True)
+    await engine.release(last)
+    writing = await engine.attempt(writer, queue=True)
     assert isinstance(writing, Grant)
-    assert isinstance(await backend.attempt(late, queue=True), Busy)
-    await backend.release(writing)
-    assert isinstance(await backend.attempt(late, queue=True), Grant)
+    assert isinstance(await engine.attempt(late, queue=True), Waiting)
+    await engine.release(writing)
+    assert isinstance(await engine.attempt(late, queue=True), Grant)
 
 
 @pytest.mark.limit
 async def test_permits(subject: Subject) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
-    backend = subject.backend()
+    engine = subject.engine()
     claims = [permit(3) for _ in range(5)]
-    outcomes = [await backend.attempt(claim, queue=True) for claim in claims]
+    outcomes = [await engine.attempt(claim, queue=True) for claim in claims]
     assert [isinstance(outcome, Grant) for outcome in outcomes] == [True, True, True, False, False]
     second = outcomes[1]
     assert isinstance(second, Grant)
-    await backend.release(second)
-    assert isinstance(await backend.attempt(claims[3], queue=True), Grant)
-    assert isinstance(await backend.attempt(claims[4], queue=True), Busy)
-    snapshot = await backend.inspect("x")
+    await engine.release(second)
+    assert isinstance(await engine.attempt(claims[3], queue=True), Grant)
+    assert isinstance(await engine.attempt(claims[4], queue=True), Waiting)
+    snapshot = await engine.inspect("x")
     assert [holder.limit for holder in snapshot.holders] == [3, 3, 3]
     assert all(holder.shared for holder in snapshot.holders)
 
@@ -206,22 +206,22 @@ async def test_permits(subject: Subject) -> None:
 @pytest.mark.parametrize("other", [permit(5), reader()], ids=["permits", "readers"])
 async def test_limit_that_contradicts(subject: Subject, other: Claim) -> None:
     """Who uses a name with another limit is told, with both numbers, and leaves nothing behind."""
-    backend = subject.backend()
-    grant = await backend.attempt(permit(3), queue=True)
+    engine = subject.engine()
+    grant = await engine.attempt(permit(3), queue=True)
     assert isinstance(grant, Grant)
     with pytest.raises(LimitMismatch, match="3 permits") as caught:
-        await backend.attempt(other, queue=True)
+        await engine.attempt(other, queue=True)
     assert caught.value.name == "x"
-    snapshot = await backend.inspect("x")
+    snapshot = await engine.inspect("x")
     assert (len(snapshot.holders), len(snapshot.waiters)) == (1, 0)
-    await backend.release(grant)
-    assert isinstance(await backend.attempt(other, queue=True), Grant)
+    await engine.release(grant)
+    assert isinstance(await engine.attempt(other, queue=True), Grant)
 
 
 @dataclass
 class Member:
     claim: Claim
-    engine: Backend
+    case: Engine
     token: int | None = None
 
     @property
@@ -243,7 +243,7 @@ class Model:
     def __init__(self) -> None:
         self.queue: list[Member] = []
 
-    def settle(self) -> None:
+    def advance_queue(self) -> None:
         for member in self.queue:
             if member.token is None and isinstance(admit(self.queue, member), Admitted):
                 member.token = 0
@@ -260,13 +260,13 @@ class Model:
 async def test_engine_against_admit(subject: Subject, seed: int) -> None:
     """On random histories the engine holds and queues exactly whom `admit` says, with tokens that only rise."""
     chance = random.Random(seed)
-    backend, other = subject.backend(), subject.backend()
+    engine, other = subject.engine(), subject.engine()
     model = Model()
     limit = chance.choice([None, None, 1, 2, 3])
     granted: dict[str, Grant] = {}
     highest = 0
     for step in range(120):
-        engine: Backend = chance.choice([backend, other])
+        case: Engine = chance.choice([engine, other])
         what = chance.random()
         if what < 0.5 or not model.queue:
             owner = f"c{step}"
@@ -274,10 +274,10 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             if claim.shared:
                 claim = Claim("x", 60, owner, shared=True, limit=limit)
             queue = chance.random() < 0.8
-            member = Member(claim, engine)
+            member = Member(claim, case)
             model.queue.append(member)
-            model.settle()
-            outcome = await engine.attempt(claim, queue=queue)
+            model.advance_queue()
+            outcome = await case.attempt(claim, queue=queue)
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 granted[claim.id] = outcome
@@ -289,31 +289,31 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             member = chance.choice(model.queue)
             model.queue.remove(member)
             if member.claim.id in granted and chance.random() < 0.7:
-                assert await engine.release(granted.pop(member.claim.id)) is True
+                assert await case.release(granted.pop(member.claim.id)) is True
             else:
-                await engine.abandon(member.claim)
+                await case.abandon(member.claim)
                 granted.pop(member.claim.id, None)
         elif what < 0.8:
             dropped = [member for member in model.queue if member.token is not None]
             model.queue = [member for member in model.queue if member.token is None]
-            assert await engine.force_release("x") == len(dropped)
+            assert await case.force_release("x") == len(dropped)
         else:
             member = chance.choice(model.queue)
-            if engine.traits.session:
-                engine = member.engine  # a claim hangs on its client's session, and nobody else's can keep it
-            outcome = await engine.attempt(member.claim, queue=True)  # a sign of life; the place in line stays
+            if case.traits.session:
+                case = member.case  # a claim hangs on its client's session, and nobody else's can keep it
+            outcome = await case.attempt(member.claim, queue=True)  # a sign of life; the place in line stays
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 known = granted.setdefault(member.claim.id, outcome)
                 assert known.token == outcome.token
-        model.settle()
-        snapshot = await engine.inspect("x")
+        model.advance_queue()
+        snapshot = await case.inspect("x")
         assert [holder.owner for holder in snapshot.holders] == model.holders()
         assert [waiter.owner for waiter in snapshot.waiters] == model.waiters()
         tokens = [holder.token for holder in snapshot.holders]
         assert len(set(tokens)) == len(tokens)
         highest = max([highest, *tokens])
     for member in model.queue:
-        await backend.abandon(member.claim)
-    snapshot = await backend.inspect("x")
+        await engine.abandon(member.claim)
+    snapshot = await engine.inspect("x")
     assert (snapshot.holders, snapshot.waiters) == ((), ())

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.records
 
 
 def records_of(subject: Subject, namespace: str = "fencelock") -> Records:
-    records: Records = subject.backend(namespace).records  # type: ignore[attr-defined]
+    records: Records = subject.engine(namespace).records  # type: ignore[attr-defined]
     return records
 
 

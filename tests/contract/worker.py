@@ -20,8 +20,8 @@ from inspect import iscoroutine
 from types import CodeType, FunctionType
 from typing import Any
 
-from tests.contract import colours, zygote
-from tests.contract.pace import AS_IT_IS, Pace
+from tests.contract import fork_server, runtimes
+from tests.contract.ttl_scale import UNSCALED, TtlScale
 
 
 class WorkerFailed(Exception):
@@ -35,15 +35,17 @@ class WorkerFailed(Exception):
 class Worker:
     """The side of the test."""
 
-    def __init__(self, process: zygote.Process) -> None:
+    def __init__(self, process: fork_server.Process) -> None:
         self._process = process
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def start(cls, url: str, colour: str, pace: Pace = AS_IT_IS, **options: Any) -> Worker:
+    async def start(cls, url: str, runtime_name: str, pace: TtlScale = UNSCALED, **options: Any) -> Worker:
         """Start a process; `options` are those of `connect`."""
         worker = cls(
-            await zygote.Process.start(url, colour, json.dumps(options), json.dumps([pace.factor, pace.slack]))
+            await fork_server.Process.start(
+                url, runtime_name, json.dumps(options), json.dumps([pace.factor, pace.slack])
+            )
         )
         assert await worker.do("result = 'ready'") == "ready"
         return worker
@@ -115,7 +117,7 @@ def forked(work: Callable[[], Any]) -> Any:
         try:
             answer = work()
             if iscoroutine(answer):
-                answer = drive(answer)
+                answer = run_sync(answer)
             os.write(writer, json.dumps(answer).encode())
             status = 0
         except BaseException as error:
@@ -130,7 +132,7 @@ def forked(work: Callable[[], Any]) -> Any:
     return answer
 
 
-def drive(work: Coroutine[Any, Any, Any]) -> Any:
+def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end in a child: in a loop of its own, or, if it never suspends, without one."""
     return asyncio.run(work) if COLOUR == "aio" else _straight(work)
 
@@ -186,10 +188,10 @@ async def _aio(namespace: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-    url, options, pace = sys.argv[0], json.loads(sys.argv[2]), Pace(*json.loads(sys.argv[3]))
+    url, options, pace = sys.argv[0], json.loads(sys.argv[2]), TtlScale(*json.loads(sys.argv[3]))
     namespace = NAMESPACE
     namespace["pace"] = pace
-    namespace["locks"] = colours.connect(COLOUR, colours.direct, url, pace, **options)
+    namespace["locks"] = runtimes.connect(COLOUR, runtimes.direct, url, pace, **options)
     if COLOUR == "aio":
         asyncio.run(_aio(namespace))
     else:
@@ -199,7 +201,7 @@ def main() -> None:
 NAMESPACE: dict[str, Any] = {
     "__builtins__": builtins,
     "forked": forked,
-    "drive": drive,
+    "drive": run_sync,
     "asyncio": asyncio,
     "os": os,
     "sys": sys,
@@ -208,6 +210,6 @@ NAMESPACE: dict[str, Any] = {
 COLOUR = ""
 
 if __name__ == "__main__":
-    sys.argv = zygote.serve(int(sys.argv[1]))
+    sys.argv = fork_server.serve(int(sys.argv[1]))
     COLOUR = sys.argv[1]
     main()

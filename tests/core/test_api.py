@@ -16,8 +16,8 @@ import pytest
 
 import fencelock
 from fencelock import aio
-from fencelock.facade import aio as aio_facade
-from fencelock.facade import sync as sync_facade
+from fencelock.api import aio as aio_facade
+from fencelock.api import sync as sync_facade
 
 MODULES = sorted(
     module.name

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.backends.sqlite.database import Database
-from fencelock.backends.sqlite.engine import SqliteBackend
 from fencelock.core.client import Client
-from fencelock.core.keeper import Keeper
+from fencelock.core.renewer import LeaseRenewer
+from fencelock.engines.sqlite.database import Database
+from fencelock.engines.sqlite.engine import SqliteEngine
 from tests.interrupts import interrupted_at
 
 CLOSING: list[Callable[..., Any]] = [
     Client.close,
     Client._close,
-    Keeper.grants,
-    Keeper.stop,
-    SqliteBackend.close,
+    LeaseRenewer.grants,
+    LeaseRenewer.stop,
+    SqliteEngine.close,
     Database.close,
 ]
 
@@ -45,8 +45,8 @@ def test_interrupted_at_any_step(tmp_path: Path) -> None:
             lease = locks.lock("x", ttl=60).acquire()
             interrupted = interrupted_at(step, CLOSING, locks.close)
             locks.close()
-            assert lease.reason is fencelock.Reason.CLOSED, f"interrupted at step {step}"
-            assert locks._client.keeper.leases() == [], f"interrupted at step {step}"
+            assert lease.reason is fencelock.LossReason.CLOSED, f"interrupted at step {step}"
+            assert locks._client.renewer.leases() == [], f"interrupted at step {step}"
             left += other.force_release("x", reason="it would run out by itself")
             assert len(os.listdir("/proc/self/fd")) == before, f"interrupted at step {step}"
             with pytest.raises(fencelock.ClientClosed):

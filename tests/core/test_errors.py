@@ -14,7 +14,7 @@ from fencelock.core import urls
 BUILTINS: dict[str, type[BaseException]] = {
     "LockTimeout": TimeoutError,
     "EngineUnavailable": ConnectionError,
-    "Unanswered": ConnectionError,
+    "OutcomeUnknown": ConnectionError,
     "ReleaseFailed": ConnectionError,
     "InvalidArgument": ValueError,
     "InvalidType": TypeError,
@@ -59,7 +59,7 @@ def test_error_survives_a_pickle(kind: Any) -> None:
     """Errors travel between processes with message, name and reason."""
     error = kind("message", "order:42")
     if kind is fencelock.LeaseLost:
-        error = kind("message", "order:42", fencelock.Reason.EXPIRED)
+        error = kind("message", "order:42", fencelock.LossReason.EXPIRED)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert str(again) == named(kind, "message")
@@ -81,7 +81,7 @@ def test_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
     """An engine whose driver is not installed says which extra brings it, and its password stays hidden."""
     (tmp_path / "engine_without_driver.py").write_text("import a_driver_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(urls.ENGINES, "nodriver", urls.Engine("engine_without_driver", "the-extra"))
+    monkeypatch.setitem(urls.ENGINES, "nodriver", urls.EngineModule("engine_without_driver", "the-extra"))
     for connect in (fencelock.connect, aio.connect):
         with pytest.raises(fencelock.MissingDependency) as caught:
             connect("nodriver://user:s3cr3t@host")
@@ -95,7 +95,7 @@ def test_broken_engine_is_not_a_missing_dependency(monkeypatch: pytest.MonkeyPat
     """An engine without a driver that cannot be imported is a bug, and shown as one."""
     (tmp_path / "engine_that_is_broken.py").write_text("import a_module_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(urls.ENGINES, "broken", urls.Engine("engine_that_is_broken"))
+    monkeypatch.setitem(urls.ENGINES, "broken", urls.EngineModule("engine_that_is_broken"))
     with pytest.raises(ModuleNotFoundError):
         fencelock.connect("broken://")
 

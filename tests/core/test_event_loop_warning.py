@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import fencelock
-from fencelock.worlds import blocking
+from fencelock.runtime import blocking
 
 
 def test_blocking_api_in_an_event_loop_warns_once(

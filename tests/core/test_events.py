@@ -8,7 +8,7 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-from fencelock.worlds.blocking import BlockingWorld, drive
+from fencelock.runtime.blocking import BlockingRuntime, run_sync
 
 
 def waits_undisturbed(event: Any, step: int) -> bool:
@@ -40,13 +40,13 @@ def waits_undisturbed(event: Any, step: int) -> bool:
 def test_interrupted_at_any_step() -> None:
     """Wherever a wait is interrupted, whoever sets the event does not hang, and the next to wait is woken."""
     for step in count(1):
-        event = BlockingWorld().event()
+        event = BlockingRuntime().event()
         over = waits_undisturbed(event, step)
         setter = threading.Thread(target=event.set, daemon=True)
         setter.start()
         setter.join(60)
         assert not setter.is_alive(), f"interrupted at step {step}, and nobody can set it any more"
-        assert drive(event.wait(60)) is True
+        assert run_sync(event.wait(60)) is True
         if over:
             break
     assert step > 20
@@ -54,9 +54,9 @@ def test_interrupted_at_any_step() -> None:
 
 def test_wakes_all_who_wait() -> None:
     """Everybody who waits is woken; who comes later need not wait."""
-    event = BlockingWorld().event()
+    event = BlockingRuntime().event()
     woken: list[bool] = []
-    threads = [threading.Thread(target=lambda: woken.append(drive(event.wait(60)))) for _ in range(5)]
+    threads = [threading.Thread(target=lambda: woken.append(run_sync(event.wait(60)))) for _ in range(5)]
     for thread in threads:
         thread.start()
     while len(event._waiters) < 5:
@@ -65,8 +65,8 @@ def test_wakes_all_who_wait() -> None:
     for thread in threads:
         thread.join(60)
     assert woken == [True] * 5
-    assert drive(event.wait(0)) is True
+    assert run_sync(event.wait(0)) is True
     event.clear()
-    assert drive(event.wait(0)) is False
-    assert drive(event.wait(-1)) is False
+    assert run_sync(event.wait(0)) is False
+    assert run_sync(event.wait(-1)) is False
     assert event._waiters == []

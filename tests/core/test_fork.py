@@ -50,7 +50,7 @@ def test_fork_while_clients_are_made() -> None:
     """Every lease is lost in the child, also if another thread makes a client in the middle of the fork."""
     with fencelock.connect("memory://fork") as locks, locks.lock("x") as lease, clients_come_and_go():
         for _ in range(40):
-            assert in_child(lambda: lease.lost.is_set() and lease.reason is fencelock.Reason.FORKED)
+            assert in_child(lambda: lease.lost.is_set() and lease.reason is fencelock.LossReason.FORKED)
         assert not lease.lost.is_set()
 
 
@@ -65,12 +65,12 @@ def test_fork_in_the_middle_of_a_fork() -> None:
 
     with fencelock.connect("memory://fork-in-fork") as locks, locks.lock("x") as lease:
         before = signal.signal(signal.SIGUSR1, lambda *_: inner.append(in_child(lease.lost.is_set)))
-        backend = locks._client.backend
-        backend.before_fork = fork_again  # type: ignore[method-assign]
+        engine = locks._client.engine
+        engine.before_fork = fork_again  # type: ignore[method-assign]
         try:
             assert in_child(lease.lost.is_set)
         finally:
             signal.signal(signal.SIGUSR1, before)
-            del backend.before_fork
+            del engine.before_fork
         assert inner == [True, True]
         assert not lease.lost.is_set()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fencelock import Reason, aio
+from fencelock import LossReason, aio
 from fencelock.model import Grant, Renewal
 
 
@@ -24,8 +24,8 @@ def test_answer_after_the_deadline(monkeypatch: pytest.MonkeyPatch, answer: Rene
                 time.sleep(0.5)  # noqa: ASYNC251  the whole loop: the keeper must not be the one who sees the end
                 return [answer] * len(grants)
 
-            monkeypatch.setattr(locks._client.backend, "renew", late)
+            monkeypatch.setattr(locks._client.engine, "renew", late)
             assert await lease.lost.wait(20)
-            assert lease.reason is Reason.EXPIRED
+            assert lease.reason is LossReason.EXPIRED
 
     asyncio.run(main())

@@ -18,23 +18,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"model"},  # for a type only
     "model": set(),
     "core": BASE,
-    "worlds": BASE | {"core"},
-    "backends": BASE | {"core"},
+    "runtime": BASE | {"core"},
+    "engines": BASE | {"core"},
     "primitives": BASE | {"core"},
     "sqlio": {"errors"},
     "fences": {"errors", "sqlio"},
-    "lockfree": BASE | {"core", "worlds", "primitives", "fences", "sqlio"},
-    "facade": BASE | {"core", "worlds", "primitives"},
-    "sim": BASE | {"core", "worlds", "backends", "primitives", "fences"},
-    "cli": BASE | {"core", "worlds", "facade", "primitives", "aio", "sqlio", "fences", "lockfree", "sim", "web", ""},
-    "web": BASE | {"core", "worlds", "facade", "primitives", "aio", "fences", "sim", ""},
-    "aio": {"facade"},
+    "lockfree": BASE | {"core", "runtime", "primitives", "fences", "sqlio"},
+    "api": BASE | {"core", "runtime", "primitives"},
+    "sim": BASE | {"core", "runtime", "engines", "primitives", "fences"},
+    "cli": BASE | {"core", "runtime", "api", "primitives", "aio", "sqlio", "fences", "lockfree", "sim", "web", ""},
+    "web": BASE | {"core", "runtime", "api", "primitives", "aio", "fences", "sim", ""},
+    "aio": {"api"},
     "__main__": {"cli"},
-    "": BASE | {"facade"},
+    "": BASE | {"api"},
 }
 
 # Only these know that asyncio exists.
-ASYNCIO = ("worlds/aio.py", "worlds/transports.py", "web/", "sim/", "cli/", "fences/http/service.py")
+ASYNCIO = ("runtime/asyncio.py", "runtime/asyncio_connection.py", "web/", "sim/", "cli/", "fences/http/service.py")
 
 
 def part_of(module: str) -> str:
@@ -83,13 +83,18 @@ def test_imports_point_downwards() -> None:
             assert other == mine or other in MAY_IMPORT[mine], f"{path}: {mine} must not import {name}"
 
 
-def test_backends_do_not_know_each_other() -> None:
-    """An engine never imports its siblings."""
+BUILDS_ON = {"redlock": "redis", "postgres_advisory": "postgres"}
+"""Engines that speak to the same server as another one."""
+
+
+def test_engines_do_not_know_each_other() -> None:
+    """An engine imports no other engine, but for the one that it builds on."""
     for path in FILES:
         mine = module_of(path).split(".")[:3]
         for name in imports(path):
-            if mine[1:2] == ["backends"] and name.startswith("fencelock.backends."):
-                assert name.split(".")[:3] == mine, f"{path} imports {name}"
+            if mine[1:2] == ["engines"] and name.startswith("fencelock.engines."):
+                other = name.split(".")[2]
+                assert other in (mine[2], BUILDS_ON.get(mine[2])), f"{path} imports {name}"
 
 
 def test_asyncio_is_known_in_one_place() -> None:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import pytest
 
 from fencelock.core.clock import Deadline, boot_id, boottime, wall_us
-from fencelock.model import Admitted, Blocked, Claim, Grant, Until, admit, contradiction, drift, new_id, settle
+from fencelock.model import (
+    Admitted,
+    Blocked,
+    Claim,
+    Grant,
+    Until,
+    admit,
+    advance_queue,
+    clock_margin,
+    limit_conflict,
+    new_id,
+)
 
 WRITER = Claim("n", 30)
 READER = Claim("n", 30, shared=True)
@@ -102,11 +113,11 @@ def entry(kind: Claim, token: int | None = None, expires: float = 100) -> Entry:
 def test_settle_buries_and_admits() -> None:
     """Those who ran out are buried, the next are admitted, the first who stays blocked is named with the timer."""
     dead, alive, waits = entry(WRITER, 1, expires=10), entry(WRITER), entry(WRITER)
-    settled = settle([dead, alive, waits], 50)
+    settled = advance_queue([dead, alive, waits], 50)
     assert (settled.dead, settled.admitted, settled.first) == ([dead], [alive], waits)
     assert settled.holders_end is None
     holder = entry(READER, 3, expires=70)
-    settled = settle([entry(READER, 2, expires=80), holder, waits], 50)
+    settled = advance_queue([entry(READER, 2, expires=80), holder, waits], 50)
     assert settled.first is waits
     assert settled.holders_end == 70
 
@@ -114,8 +125,8 @@ def test_settle_buries_and_admits() -> None:
 def test_settle_counts_the_moment_of_expiry_as_over() -> None:
     """At its very expiry a claim is over."""
     last = entry(WRITER, 1, expires=50)
-    assert settle([last], 50).dead == [last]
-    assert settle([last], 49.999).dead == []
+    assert advance_queue([last], 50).dead == [last]
+    assert advance_queue([last], 49.999).dead == []
 
 
 def test_settle_stops_at_the_first_that_stays_blocked() -> None:
@@ -126,16 +137,16 @@ def test_settle_stops_at_the_first_that_stays_blocked() -> None:
         yield entry(WRITER)
         raise AssertionError("read too far")
 
-    assert settle(lines(), 0).admitted == []  # type: ignore[arg-type]
+    assert advance_queue(lines(), 0).admitted == []  # type: ignore[arg-type]
 
 
 def test_contradiction() -> None:
     """Shared claims have to agree on the limit; exclusive ones contradict nobody."""
-    assert contradiction([permit(3)], permit(3)) is None
-    assert contradiction([permit(3)], WRITER) is None
-    assert contradiction([WRITER], permit(3)) is None
-    assert contradiction([READER], permit(3)) == "others use it for any number of readers, not with 3 permits"
-    assert contradiction([permit(3)], READER) == "others use it with 3 permits, not for any number of readers"
+    assert limit_conflict([permit(3)], permit(3)) is None
+    assert limit_conflict([permit(3)], WRITER) is None
+    assert limit_conflict([WRITER], permit(3)) is None
+    assert limit_conflict([READER], permit(3)) == "others use it for any number of readers, not with 3 permits"
+    assert limit_conflict([permit(3)], READER) == "others use it with 3 permits, not for any number of readers"
 
 
 def test_deadline_is_before_the_engines() -> None:
@@ -143,7 +154,7 @@ def test_deadline_is_before_the_engines() -> None:
     for ttl in (0.1, 1, 30, 86400):
         grant = Grant(Claim("n", ttl), 1, since=1000.0)
         assert grant.deadline == pytest.approx(1000 + ttl * 0.99 - 0.002)
-        assert drift(ttl) < ttl / 3
+        assert clock_margin(ttl) < ttl / 3
 
 
 def test_ids_are_random() -> None:

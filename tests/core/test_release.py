@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 import fencelock
-from fencelock import Reason
+from fencelock import LossReason
 from fencelock.model import Grant
 
 
 def test_overtaken_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is leaving its block while another thread closes the client is not told of a loss that never was."""
-    told: list[Reason] = []
+    told: list[LossReason] = []
     with fencelock.connect("memory://overtaken", on_lost=lambda lease, reason: told.append(reason)) as locks:
         client = locks._client
-        release = client.backend.release
+        release = client.engine.release
 
         async def overtaken(grant: Grant) -> bool:
             client.closed = True  # as close() does, step by step, in another thread
-            for claim in list(client.under_way.values()):
-                await client.backend.abandon(claim)
+            for claim in list(client.in_flight.values()):
+                await client.engine.abandon(claim)
             return await release(grant)
 
-        monkeypatch.setattr(client.backend, "release", overtaken)
+        monkeypatch.setattr(client.engine, "release", overtaken)
         with locks.lock("x") as lease:
             lease.check()
         assert lease.reason is None

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.engines.mariadb import MariaDB
-from tests.engines.postgres import Postgres
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import Postgres
 
 
 class Where(NamedTuple):

@@ -11,11 +11,11 @@ import psycopg
 import pymysql
 import pytest
 
-from tests.engines.mariadb import MariaDB
-from tests.engines.postgres import Postgres
 from tests.fences.callers import Where, mysql_options, postgres_url
 from tests.fences.places import empty
 from tests.fences.servers import FENCE, SERVERS, Connect, run
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import Postgres
 
 
 @pytest.fixture

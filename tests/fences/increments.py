@@ -154,7 +154,7 @@ def increments(
 
 def main() -> None:
     """Do it in full."""
-    from tests.engines import MariaDB, Postgres, Redis
+    from tests.servers import MariaDB, Postgres, Redis
 
     goal, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, int(time.time())
     with ExitStack() as stack:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.backends.postgres_server import connected, empty
-from tests.engines.postgres import Postgres
+from tests.engines.postgres_server import connected, empty
 from tests.fences.places import object_store
+from tests.servers.postgres import Postgres
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "fences").glob("*.md"))
 SERVERS = {"sql": "postgres", "redis": "redis", "etcd": "etcd", "zookeeper": "zookeeper"}

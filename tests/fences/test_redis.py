@@ -14,16 +14,16 @@ import redis.asyncio
 
 from fencelock import StaleToken
 from fencelock.fences.redis import RedisFence
-from tests.engines.redis import Redis
 from tests.fences.bearers import bearer
+from tests.servers.redis import Redis
 
 
 class Caller:
     """A fence and its client, of either colour."""
 
-    def __init__(self, url: str, colour: str, **options: Any) -> None:
+    def __init__(self, url: str, runtime_name: str, **options: Any) -> None:
         self.runner = asyncio.Runner()
-        module: Any = redis.asyncio if colour == "asyncio" else redis
+        module: Any = redis.asyncio if runtime_name == "asyncio" else redis
         self.client = module.Redis.from_url(url, **options)
         self.fence = RedisFence(self.client)
         self.do(self.client.flushdb())

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fencelock.model import new_id
-from tests.engines.mariadb import MariaDB
-from tests.engines.plugin import Session
-from tests.engines.postgres import Postgres
 from tests.lockfree.databases import KINDS, NAMES, Child, Database, children
+from tests.servers.mariadb import MariaDB
+from tests.servers.plugin import Session
+from tests.servers.postgres import Postgres
 
 SERVERS = {"postgresql": "postgres", "mariadb": "mariadb"}
 

@@ -11,8 +11,8 @@ import pytest
 import fencelock
 from fencelock import GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
 from fencelock.lockfree.idempotency import ResultTooLarge, idempotent, idempotent_by
-from tests.engines.redis import Redis
 from tests.lockfree.databases import children
+from tests.servers.redis import Redis
 
 CRASH = """
 import fencelock

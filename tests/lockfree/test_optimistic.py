@@ -28,9 +28,9 @@ from fencelock.lockfree.optimistic import (
     check_if_match,
     etag,
 )
-from tests.engines.etcd import Etcd
-from tests.engines.redis import Redis
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.servers.etcd import Etcd
+from tests.servers.redis import Redis
 
 TABLE = "CREATE TABLE IF NOT EXISTS account (id varchar(40) PRIMARY KEY, balance integer, version integer)"
 

@@ -20,8 +20,8 @@ from fencelock import FencelockError, LockTimeout, StaleToken, aio
 from fencelock.lockfree.colour import settled
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
-from tests.engines.waiting import eventually
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.servers.waiting import eventually
 
 RELAY = """
 import json

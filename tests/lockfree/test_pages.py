@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.redis import Redis
 from tests.lockfree.databases import Database
+from tests.servers.redis import Redis
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "lockfree").glob("*.md"))
 

@@ -16,8 +16,8 @@ from fencelock import FencelockError, KeyInProgress
 from fencelock.lockfree.idempotency import idempotent
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
-from tests.engines.redis import Redis
 from tests.lockfree.databases import Database
+from tests.servers.redis import Redis
 
 THREADS, REPLAYS = 8, 20
 

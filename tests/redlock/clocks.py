@@ -102,7 +102,7 @@ class Clocks:
         steps = dict(self.world.node_steps(state.node, state.clients))
         if event not in steps:
             raise Gap(event, state)
-        node = self.world.settle(steps[event], state.clients, state.clients)
+        node = self.world.advance_queue(steps[event], state.clients, state.clients)
         confirmed = event.what == "claim" and node.holder == event.attempt
         if confirmed or node.holder not in (state.node.holder, LOOSE):
             state = state._replace(expires=state.now + TTL)
@@ -113,7 +113,7 @@ class Clocks:
         event = Event(what, owner * self.world.instance.attempts + state.clients[owner].attempt, number)
         for move in self.world.client_moves(state.clients):
             if move.event == event and (not move.quorum or self.world.votes(state.node, event)):
-                node = self.world.settle(state.node, state.clients, move.clients)
+                node = self.world.advance_queue(state.node, state.clients, move.clients)
                 state = state._replace(clients=move.clients, node=node)
                 if what == "end":
                     sent = (*state.sent[:owner], (), *state.sent[owner + 1 :])

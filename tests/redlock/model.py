@@ -155,7 +155,7 @@ class Search:
     def _steps_of_node(self, clients: int, node: int) -> list[int]:
         around = self._clients.things[clients]
         steps = self.world.node_steps(self._nodes.things[node], around)
-        found = {self._nodes.of(self.world.settle(changed, around, around)) for _, changed in steps}
+        found = {self._nodes.of(self.world.advance_queue(changed, around, around)) for _, changed in steps}
         self._node_steps[clients << BITS | node] = ordered = sorted(found - {node})
         return ordered
 
@@ -166,7 +166,7 @@ class Search:
 
     def _meet(self, step: Step, clients: int, node: int) -> tuple[int, bool]:
         before, around = self._nodes.things[node], self._clients.things[clients]
-        after = self._nodes.of(self.world.settle(before, around, step.move.clients))
+        after = self._nodes.of(self.world.advance_queue(before, around, step.move.clients))
         step.nodes[node] = found = (after, self.world.votes(before, step.move.event))
         return found
 

@@ -301,7 +301,7 @@ class World:
                         found.add("order")
         return frozenset(found)
 
-    def settle(self, node: Node, before: Clients, after: Clients) -> Node:
+    def advance_queue(self, node: Node, before: Clients, after: Clients) -> Node:
         """The node without what can make no difference any more."""
         answers = []
         for answer, was, client in zip(node.answers, before, after, strict=True):
@@ -324,9 +324,9 @@ class World:
         """Each event, the node it happens on if any, what comes of it, and the promises that it breaks."""
         for at, node in enumerate(nodes):
             for event, changed in self.node_steps(node, clients):
-                settled = self.settle(changed, clients, clients)
+                settled = self.advance_queue(changed, clients, clients)
                 yield event, at, clients, (*nodes[:at], settled, *nodes[at + 1 :]), frozenset()
         for move in self.client_moves(clients):
             if sum(self.votes(node, move.event) for node in nodes) >= move.quorum:
-                after = tuple(self.settle(node, clients, move.clients) for node in nodes)
+                after = tuple(self.advance_queue(node, clients, move.clients) for node in nodes)
                 yield move.event, -1, move.clients, after, move.broken

@@ -161,7 +161,7 @@ def test_the_search_leaves_nothing_out() -> None:
             assert search.run() is None
             states, events = reach(Plain(instance, proposals))
             dropped = {
-                search.number(clients, tuple(search.world.settle(node, clients, clients) for node in nodes))
+                search.number(clients, tuple(search.world.advance_queue(node, clients, clients) for node in nodes))
                 for clients, nodes in states
             }
             assert dropped == set(search.came_from)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 
-from fencelock.backends.redis.redlock.engine import CLAIM, FORCE, HEAL, UNDO
-from fencelock.backends.redis.scripts import Script
-from tests.engines.redis import Redis
+from fencelock.engines.redis.scripts import Script
+from fencelock.engines.redlock.engine import CLAIM, FORCE, HEAL, UNDO
+from tests.servers.redis import Redis
 
 BASE = "scripts:redlock"
 SEEN = f"{BASE}:seen"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
-from fencelock.backends.redis import engine
-from fencelock.backends.redis.engine import RedisBackend
-from fencelock.backends.redis.scripts import Script
-from fencelock.model import Busy, Grant
+from fencelock.engines.redis import engine
+from fencelock.engines.redis.engine import RedisEngine
+from fencelock.engines.redis.scripts import Script
+from fencelock.model import Grant, Waiting
 from tests.sim.variants import Variant
 
 
@@ -57,13 +57,13 @@ def nobody_is_called() -> Iterator[None]:
 @contextmanager
 def deadline_from_the_call() -> Iterator[None]:
     """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
-    wait = RedisBackend.wait
+    wait = RedisEngine.wait
 
-    async def late(self: RedisBackend, busy: Busy, timeout: float) -> Grant | Busy:
+    async def late(self: RedisEngine, busy: Waiting, timeout: float) -> Grant | Waiting:
         outcome = await wait(self, busy, timeout)
-        return outcome._replace(since=self._world.now()) if isinstance(outcome, Grant) else outcome
+        return outcome._replace(since=self._runtime.now()) if isinstance(outcome, Grant) else outcome
 
-    with patch.object(RedisBackend, "wait", late):
+    with patch.object(RedisEngine, "wait", late):
         yield
 
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from fencelock.backends.redis.redlock import engine
-from fencelock.backends.redis.redlock.engine import RedlockBackend
-from fencelock.backends.redis.scripts import Script
-from fencelock.model import Busy, Claim, Grant, Renewal
+from fencelock.engines.redis.scripts import Script
+from fencelock.engines.redlock import engine
+from fencelock.engines.redlock.engine import RedlockEngine
+from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.sim.variants import Variant
 
 
@@ -34,13 +34,13 @@ def any_proposal() -> Iterator[None]:
 @contextmanager
 def two_of_five() -> Iterator[None]:
     """Two nodes of five count as a majority, and one of three."""
-    init = RedlockBackend.__init__
+    init = RedlockEngine.__init__
 
-    def generous(self: RedlockBackend, *args: Any) -> None:
+    def generous(self: RedlockEngine, *args: Any) -> None:
         init(self, *args)
         self._nodes.majority -= 1
 
-    with patch.object(RedlockBackend, "__init__", generous):
+    with patch.object(RedlockEngine, "__init__", generous):
         yield
 
 
@@ -61,28 +61,28 @@ def heal_takes_over() -> Iterator[None]:
 @contextmanager
 def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the last answer came."""
-    attempt = RedlockBackend.attempt
+    attempt = RedlockEngine.attempt
 
-    async def late(self: RedlockBackend, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
-        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._world.now())
+    async def late(self: RedlockEngine, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._runtime.now())
 
-    with patch.object(RedlockBackend, "attempt", late):
+    with patch.object(RedlockEngine, "attempt", late):
         yield
 
 
 @contextmanager
 def some_renewal_will_do() -> Iterator[None]:
     """A lease counts as renewed if any node renewed it."""
-    renew = RedlockBackend.renew
+    renew = RedlockEngine.renew
 
-    async def hopeful(self: RedlockBackend, grants: Sequence[Grant]) -> list[Renewal]:
+    async def hopeful(self: RedlockEngine, grants: Sequence[Grant]) -> list[Renewal]:
         majority, self._nodes.majority = self._nodes.majority, 1
         try:
             return await renew(self, grants)
         finally:
             self._nodes.majority = majority
 
-    with patch.object(RedlockBackend, "renew", hopeful):
+    with patch.object(RedlockEngine, "renew", hopeful):
         yield
 
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from fencelock.sim.check import Promises, check
+from fencelock.sim.check import Invariants, check
 from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
 
 
@@ -30,7 +30,7 @@ def released(owner: str, token: int, at: float, outcome: Outcome = Outcome.OK) -
     return Op("x", Kind.RELEASE, owner, at, at + 0.1, outcome, token)
 
 
-def broken(history: History, promises: Promises | None = None) -> set[str]:
+def broken(history: History, promises: Invariants | None = None) -> set[str]:
     return {violation.check for violation in check(history, promises)}
 
 
@@ -52,7 +52,7 @@ GOOD = History(
     notes=[Note(0.2, "b", "is stopped for 0.100 s")],
     quiet=4.0,
 )
-STRICT = Promises(free_at_most=0.6, ttl=1.0, clean=False)
+STRICT = Invariants(free_at_most=0.6, ttl=1.0, clean=False)
 
 
 def test_a_history_that_is_in_order_passes_every_check() -> None:
@@ -128,14 +128,14 @@ def test_order_of_service() -> None:
     """Whoever came later and was served first is found."""
     ops = [held("late", 1, 0, 1, ticket=2), held("early", 2, 1, 2, called=0, ticket=1)]
     assert broken(History(ops)) == {"order"}
-    assert check(History(ops), Promises(order=False)) == []
+    assert check(History(ops), Invariants(order=False)) == []
 
 
 def test_lost_wake_up() -> None:
     """A name that stays free although somebody waits in line is found."""
     ops = [held("a", 1, 0, 1), held("b", 2, 3, 4, called=0.5)]
-    assert broken(History(ops), Promises(free_at_most=1.5)) == {"wake-ups"}
-    assert check(History(ops), Promises(free_at_most=2.5)) == []
+    assert broken(History(ops), Invariants(free_at_most=1.5)) == {"wake-ups"}
+    assert check(History(ops), Invariants(free_at_most=2.5)) == []
 
 
 def test_lost_wake_up_of_somebody_who_gave_up() -> None:
@@ -144,7 +144,7 @@ def test_lost_wake_up_of_somebody_who_gave_up() -> None:
     def waiter(kind: Kind, returned: float | None) -> History:
         return History([held("a", 1, 0, 1), Op("x", kind, "b", 0.5, returned, Outcome.FAILED)])
 
-    promises = Promises(free_at_most=1.5)
+    promises = Invariants(free_at_most=1.5)
     assert broken(waiter(Kind.ACQUIRE, 3.0), promises) == {"wake-ups"}
     assert broken(waiter(Kind.TRY, 3.0), promises) == set()
     assert broken(waiter(Kind.ACQUIRE, None), promises) == set()
@@ -155,8 +155,8 @@ def test_lost_wake_up_of_a_permit() -> None:
     one = held("a", 1, 0, 9, shared=True, limit=2)
     waits = Op("x", Kind.ACQUIRE, "b", 1, 5, Outcome.FAILED, shared=True, limit=2)
     writer = Op("x", Kind.ACQUIRE, "w", 0.5, 9, Outcome.FAILED)
-    assert broken(History([one, waits]), Promises(free_at_most=2)) == {"wake-ups"}
-    assert broken(History([one, waits, writer]), Promises(free_at_most=2)) == set()
+    assert broken(History([one, waits]), Invariants(free_at_most=2)) == {"wake-ups"}
+    assert broken(History([one, waits, writer]), Invariants(free_at_most=2)) == set()
 
 
 def test_accepted_tokens_must_not_fall() -> None:
@@ -182,8 +182,8 @@ def test_refused_writes_do_not_count() -> None:
 def test_orphans_after_the_ttl() -> None:
     """Whatever is on the engine after quiet and one ttl is found, whosever it was."""
     history = History([held("a", 1, 0, 1)], left=[Left("x", "a", "holder", 12.0)], quiet=10.0)
-    assert broken(history, Promises(ttl=1.5)) == {"orphans"}
-    assert check(history, Promises(ttl=3.0)) == []
+    assert broken(history, Invariants(ttl=1.5)) == {"orphans"}
+    assert check(history, Invariants(ttl=3.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_orphans_of_somebody_who_ended_in_order(op: Op, expected: bool) -> None:
     """Who gave up in order has left nothing even before its ttl; who crashed or ran out may have."""
     history = History([op], left=[Left("x", "a", "waiter", 10.0)], quiet=10.0)
     assert ("orphans" in broken(history)) is expected
-    assert broken(history, Promises(clean=False)) == set()
+    assert broken(history, Invariants(clean=False)) == set()
 
 
 def test_orphans_of_a_release() -> None:
@@ -222,7 +222,7 @@ def test_a_hundred_thousand_grants() -> None:
     ops = [held(f"p{n % 7}", n + 1, n + 0.1, n + 0.9, called=max(0.0, n - 2.0), ticket=n) for n in range(100_000)]
     writes = [Write("d", op.owner, n, op.called, n, n + 1, accepted=True) for n, op in enumerate(ops)]
     started = time.perf_counter()
-    assert check(History(ops, writes), Promises(free_at_most=0.5)) == []
+    assert check(History(ops, writes), Invariants(free_at_most=0.5)) == []
     print(f"\n6 checks over {len(ops)} grants in {time.perf_counter() - started:.2f} s")
     ops[50_000] = held("p0", 50_001, 50_000.1, 50_001.2, called=49_998.0, ticket=50_000)
-    assert broken(History(ops, writes), Promises(free_at_most=inf)) == {"exclusion", "linearizability"}
+    assert broken(History(ops, writes), Invariants(free_at_most=inf)) == {"exclusion", "linearizability"}

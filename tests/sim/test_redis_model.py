@@ -11,10 +11,10 @@ from typing import Any
 import hiredis
 import pytest
 
-from fencelock.core.world import Command
+from fencelock.core.runtime import Command
 from fencelock.sim.lua import Refused
 from fencelock.sim.redis import Redis
-from tests.engines import Redis as RealRedis
+from tests.servers import Redis as RealRedis
 
 KEYS = ("s", "h", "z", "t", "l", "x")
 """Mostly a string, a hash, a sorted set, a set and a list; the last may be any of them."""

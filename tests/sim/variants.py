@@ -14,15 +14,15 @@ from typing import Any
 from unittest.mock import patch
 
 from fencelock import model
-from fencelock.backends.memory import MemoryBackend, MemoryStore
 from fencelock.core import acquire, lease
-from fencelock.core.lease import LeaseCore
+from fencelock.core.lease import BaseLease
 from fencelock.core.leftovers import Leftovers
+from fencelock.engines.memory import MemoryEngine, MemoryStore
 from fencelock.errors import EngineUnavailable
 from fencelock.fences import Fenced
 from fencelock.fences.memory import MemoryFence
-from fencelock.model import Busy, Claim, Grant, Renewal
-from fencelock.sim.engine import SimBackend
+from fencelock.model import Claim, Grant, Renewal, Waiting
+from fencelock.sim.memory_engine import SimMemoryEngine
 from fencelock.sim.resource import Resource
 
 
@@ -42,46 +42,46 @@ def release_without_owner() -> Iterator[None]:
 @contextmanager
 def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the answer came, as if it had taken no time."""
-    attempt = MemoryBackend.attempt
+    attempt = MemoryEngine.attempt
 
-    async def late(self: MemoryBackend, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Busy:
-        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._world.now())
+    async def late(self: MemoryEngine, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._runtime.now())
 
-    with patch.object(MemoryBackend, "attempt", late):
+    with patch.object(MemoryEngine, "attempt", late):
         yield
 
 
 @contextmanager
 def renewal_from_reply() -> Iterator[None]:
     """A renewal moves the deadline from when it was answered, not from when it was sent."""
-    renewed = LeaseCore._renewed
+    renewed = BaseLease._renewed
 
-    def late(self: LeaseCore, answer: Renewal, sent: float) -> None:
-        renewed(self, answer, self._client.world.now())
+    def late(self: BaseLease, answer: Renewal, sent: float) -> None:
+        renewed(self, answer, self._client.runtime.now())
 
-    with patch.object(LeaseCore, "_renewed", late):
+    with patch.object(BaseLease, "_renewed", late):
         yield
 
 
 @contextmanager
 def no_drift_margin() -> Iterator[None]:
     """All clocks are taken to run at the same rate."""
-    with patch.object(model, "drift", lambda ttl: 0.0), patch.object(lease, "drift", lambda ttl: 0.0):
+    with patch.object(model, "clock_margin", lambda ttl: 0.0), patch.object(lease, "clock_margin", lambda ttl: 0.0):
         yield
 
 
 @contextmanager
 def unknown_is_renewed() -> Iterator[None]:
     """A renewal that was not answered counts as one that succeeded."""
-    renew = MemoryBackend.renew
+    renew = MemoryEngine.renew
 
-    async def hopeful(self: MemoryBackend, grants: Sequence[Grant]) -> list[Renewal]:
+    async def hopeful(self: MemoryEngine, grants: Sequence[Grant]) -> list[Renewal]:
         try:
             return await renew(self, grants)
         except EngineUnavailable:
             return [Renewal.RENEWED] * len(grants)
 
-    with patch.object(MemoryBackend, "renew", hopeful):
+    with patch.object(MemoryEngine, "renew", hopeful):
         yield
 
 
@@ -120,7 +120,7 @@ def abandon_without_tombstone() -> Iterator[None]:
 @contextmanager
 def release_without_abandon() -> Iterator[None]:
     """A release that is cancelled just stops trying."""
-    with _no_clean_up_in(LeaseCore._give_back):
+    with _no_clean_up_in(BaseLease._release):
         yield
 
 
@@ -128,20 +128,20 @@ def release_without_abandon() -> Iterator[None]:
 def stragglers_are_forgotten() -> Iterator[None]:
     """An attempt that arrives after the release of its claim takes the lock for nobody (found by this simulation)."""
 
-    with patch.object(Grant, "straggler", property(lambda self: False)):
+    with patch.object(Grant, "attempt_in_flight", property(lambda self: False)):
         yield
 
 
 @contextmanager
 def deadline_from_wake_up() -> Iterator[None]:
     """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
-    wait = MemoryBackend.wait
+    wait = MemoryEngine.wait
 
-    async def late(self: MemoryBackend, busy: Busy, timeout: float) -> Grant | Busy:
+    async def late(self: MemoryEngine, busy: Waiting, timeout: float) -> Grant | Waiting:
         outcome = await wait(self, busy, timeout)
-        return outcome._replace(since=self._world.now()) if isinstance(outcome, Grant) else outcome
+        return outcome._replace(since=self._runtime.now()) if isinstance(outcome, Grant) else outcome
 
-    with patch.object(MemoryBackend, "wait", late):
+    with patch.object(MemoryEngine, "wait", late):
         yield
 
 
@@ -174,13 +174,13 @@ def fence_takes_equal_tokens() -> Iterator[None]:
 @contextmanager
 def last_come_first_served() -> Iterator[None]:
     """The engine serves whoever came last."""
-    settle = MemoryStore._settle
+    advance_queue = MemoryStore._settle
 
     def backwards(self: MemoryStore, name: str, now: float) -> Any:
         entries = self._queues.get(name, [])
         waiting = [entry for entry in entries if entry.token is None]
         entries[:] = [entry for entry in entries if entry.token is not None] + waiting[::-1]
-        answer = settle(self, name, now)
+        answer = advance_queue(self, name, now)
         entries[:] = [entry for entry in entries if entry not in waiting] + [e for e in waiting if e in entries]
         return answer
 
@@ -224,7 +224,7 @@ def tokens_from_the_wall() -> Iterator[None]:
 @contextmanager
 def nobody_rings() -> Iterator[None]:
     """A waiter is not woken when it is handed the lock."""
-    with patch.object(SimBackend, "_remote", lambda self, ring: lambda: None):
+    with patch.object(SimMemoryEngine, "_remote", lambda self, ring: lambda: None):
         yield
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fencelock.sim.check import Promises, check
+from fencelock.sim.check import Invariants, check
 from tests.torture.director import TTL, Torture
 
 
@@ -23,7 +23,7 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix="fencelock-torture-"))
         torture = Torture(f"sqlite:///{folder}/locks.db", folder, fenced=True, seed=seed)
         history = torture.run(min(30.0, end - time.monotonic()))
-        violations = check(history, Promises(order=False, clean=False, ttl=TTL))
+        violations = check(history, Invariants(order=False, clean=False, ttl=TTL))
         hurt = f"{len(torture.killed)} killed, {len(history.notes) - len(torture.killed)} stops"
         print(f"seed {seed}: {len(history.ops)} operations, {len(history.writes)} writes, {hurt}: ", end="")
         if violations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fencelock.sim.check import Promises, check, resource
+from fencelock.sim.check import Invariants, check, resource
 from tests.torture.director import TTL, Torture
 
 
@@ -18,7 +18,7 @@ def test_fenced_workers_lose_nothing(tmp_path: Path) -> None:
     history = torture.run(seconds=80, enough=enough)
     assert enough()
     assert any(note.what.startswith("stopped") for note in history.notes)
-    assert check(history, Promises(order=False, clean=False, ttl=TTL)) == []
+    assert check(history, Invariants(order=False, clean=False, ttl=TTL)) == []
     assert history.writes[-1].value == len(history.writes)
 
 
@@ -26,6 +26,6 @@ def test_without_the_fence_the_checker_catches_the_loss(tmp_path: Path) -> None:
     """The same without the fence corrupts the record sooner or later, and the checker says so."""
     torture = Torture(f"sqlite:///{tmp_path}/locks.db", tmp_path, fenced=False, seed=2)
     history = torture.run(seconds=60, enough=lambda: bool(list(resource(torture.accepted()))))
-    assert {violation.check for violation in check(history, Promises(order=False, clean=False, ttl=TTL))} == {
+    assert {violation.check for violation in check(history, Invariants(order=False, clean=False, ttl=TTL))} == {
         "resource"
     }

@@ -52,7 +52,7 @@ def blocking() -> None:
         assert_type(lease.owner, str)
         assert_type(lease.ttl, float)
         assert_type(lease.remaining, float)
-        assert_type(lease.reason, fencelock.Reason | None)
+        assert_type(lease.reason, fencelock.LossReason | None)
         assert_type(lease.lost, fencelock.Lost)
         assert_type(lease.lost.is_set(), bool)
         assert_type(lease.lost.wait(timeout=1), bool)
@@ -97,7 +97,7 @@ async def awaited() -> None:
             assert_type(lease, aio.Lease)
         assert_type(lease.token, int)
         assert_type(lease.remaining, float)
-        assert_type(lease.reason, fencelock.Reason | None)
+        assert_type(lease.reason, fencelock.LossReason | None)
         assert_type(lease.lost, aio.Lost)
         assert_type(lease.lost.is_set(), bool)
         assert_type(await lease.lost.wait(timeout=1), bool)
@@ -123,11 +123,11 @@ async def awaited() -> None:
             pass
 
 
-def told(lease: fencelock.Lease, reason: fencelock.Reason) -> None:
+def told(lease: fencelock.Lease, reason: fencelock.LossReason) -> None:
     """A callback of the blocking colour."""
 
 
-def told_awaited(lease: aio.Lease, reason: fencelock.Reason) -> int:
+def told_awaited(lease: aio.Lease, reason: fencelock.LossReason) -> int:
     """A callback of the asyncio colour; what it returns does not matter."""
     return lease.token
 
@@ -137,7 +137,7 @@ def callbacks() -> None:
     fencelock.connect(on_lost=told)
     aio.connect(on_lost=told_awaited)
     fencelock.connect(on_lost=lambda lease, reason: assert_type(lease, fencelock.Lease))
-    aio.connect(on_lost=lambda lease, reason: assert_type(reason, fencelock.Reason))
+    aio.connect(on_lost=lambda lease, reason: assert_type(reason, fencelock.LossReason))
     fencelock.connect(on_lost=told_awaited)  # type: ignore[arg-type]
     aio.connect(on_lost=told)  # type: ignore[arg-type]
 
@@ -148,7 +148,7 @@ def errors() -> None:
         blocking()
     except fencelock.LeaseLost as error:
         assert_type(error.name, str | None)
-        assert_type(error.reason, fencelock.Reason | None)
+        assert_type(error.reason, fencelock.LossReason | None)
     except fencelock.FencelockError as error:
         assert_type(error.name, str | None)
 

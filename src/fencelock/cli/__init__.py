@@ -16,7 +16,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that the arguments name; return the exit code."""
-    from fencelock.cli.guard import guarded
+    from fencelock.cli.errors import guarded
 
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import as_json, dump, duration, printable, say_engine
 
@@ -22,7 +22,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """Print a table, or JSON."""
     options = parser().parse_args(argv)
-    from fencelock.facade.sync import connect
+    from fencelock.api.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
         snapshots = [locks.inspect(name) for name in locks.names(options.prefix)]

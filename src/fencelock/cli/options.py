@@ -7,7 +7,7 @@ import os
 from math import isfinite
 
 from fencelock.cli.codes import USAGE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 
 WIDEST = 80
 """Help is no wider than this, however wide the terminal: long lines are hard to read."""

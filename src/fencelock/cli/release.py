@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         return USAGE
     import logging
 
-    from fencelock.facade.sync import connect
+    from fencelock.api.sync import connect
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_ACQUIRED, NOT_FOUND, SIGNALLED, TABLE, USAGE
-from fencelock.cli.guard import explain, say
+from fencelock.cli.errors import explain, say
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
 from fencelock.cli.signals import GIVING_UP, Signals
-from fencelock.cli.warden import Warden
+from fencelock.cli.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from fencelock.cli.waiting import WaitingWorld
-    from fencelock.core.backend import Backend
+    from fencelock.cli.waiting import InterruptibleRuntime
     from fencelock.core.client import Client
-    from fencelock.core.lease import LeaseCore
-    from fencelock.primitives.mutex import Mutex
+    from fencelock.core.engine import Engine
+    from fencelock.core.lease import BaseLease
+    from fencelock.primitives.lock import LockFactory
 
 RELEASE_PATIENCE = 5.0
 """The command has ended: its exit code should not wait for an engine that is away. The lock runs out by itself."""
@@ -79,7 +79,7 @@ def _ttl(text: str) -> float:
     """Return a ttl; warn if it is above one hour and has no unit, as somebody may have meant milliseconds."""
     ttl = seconds(text)
     if text.strip()[-1:].isdigit():
-        from fencelock.core.names import LONG_TTL, long_ttl
+        from fencelock.core.validation import LONG_TTL, long_ttl
 
         if ttl > LONG_TTL:
             say(long_ttl(ttl))
@@ -110,10 +110,10 @@ def main(argv: list[str]) -> NoReturn:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     child = Child(command)
-    warden = Warden(child)
+    watchdog = Watchdog(child)
     signals = Signals()
     try:
-        code = _run(options, child, warden, signals)
+        code = _run(options, child, watchdog, signals)
     except Exception as error:
         if os.environ.get("FENCELOCK_DEBUG"):
             import traceback
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> NoReturn:
         code = explain(error, f"; the command {outcome}")
         if child.started:
             child.send(signal.SIGKILL)
-    warden.dismiss()
+    watchdog.dismiss()
     if not child.started:
         child.dismiss()
     _exit(code)
@@ -144,16 +144,16 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Signals) -> int:
-    from fencelock.cli.waiting import GaveUp, WaitingWorld
+def _run(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals: Signals) -> int:
+    from fencelock.cli.waiting import Interrupted, InterruptibleRuntime
     from fencelock.core import log
     from fencelock.core.client import Client
-    from fencelock.core.lease import LeaseCore
-    from fencelock.core.names import check_name
-    from fencelock.core.urls import open_backend, shown
+    from fencelock.core.lease import BaseLease
+    from fencelock.core.urls import open_engine, shown
+    from fencelock.core.validation import check_name
     from fencelock.errors import GuaranteeUnavailable
-    from fencelock.model import Strength
-    from fencelock.primitives.mutex import Mutex
+    from fencelock.model import TokenGuarantee
+    from fencelock.primitives.lock import LockFactory
 
     def told(*_: object) -> None:
         signals.poke()
@@ -163,15 +163,15 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
             say(message)
 
     log.sink = show
-    world = WaitingWorld(signals)
+    runtime = InterruptibleRuntime(signals)
     url = engine_url(options)
-    backend = open_backend(world, url, check_name(options.namespace, "a namespace"))
+    engine = open_engine(runtime, url, check_name(options.namespace, "a namespace"))
     if options.verbose:
-        say(f"engine {shown(url, backend)}")
-    if backend.traits.strength is Strength.MEMORY:
+        say(f"engine {shown(url, engine)}")
+    if engine.traits.guarantee is TokenGuarantee.MEMORY:
         raise GuaranteeUnavailable("locks in memory end with the process: no two `fencelock run` would see each other")
-    client = Client(world, backend, LeaseCore, ttl=options.ttl, owner=options.owner, on_lost=told)
-    mutex = Mutex(
+    client = Client(runtime, engine, BaseLease, ttl=options.ttl, owner=options.owner, on_lost=told)
+    mutex = LockFactory(
         client,
         options.name,
         timeout=0.0 if options.no_wait else options.timeout,
@@ -179,48 +179,48 @@ def _run(options: argparse.Namespace, child: Child, warden: Warden, signals: Sig
         purpose=options.purpose,
     )
     try:
-        lease = _acquire(world, client, mutex, options)
-    except GaveUp as gave_up:
+        lease = _acquire(runtime, client, mutex, options)
+    except Interrupted as gave_up:
         return SIGNALLED + gave_up.number
     if lease is None:
-        _say_goodbye(backend)
+        _say_goodbye(engine)
         return NOT_ACQUIRED
     for number in signals.take():  # the others are not for a command that does not run yet
         if number in GIVING_UP:
-            _release(lease, world.now)
+            _release(lease, runtime.now)
             return SIGNALLED + number
-    code = _hold(options, child, warden, signals, world, lease)
+    code = _hold(options, child, watchdog, signals, runtime, lease)
     if code != LOST:
-        _say_goodbye(backend)
+        _say_goodbye(engine)
     return code
 
 
 def _acquire(
-    world: WaitingWorld, client: Client[LeaseCore], mutex: Mutex[LeaseCore], options: argparse.Namespace
-) -> LeaseCore | None:
+    runtime: InterruptibleRuntime, client: Client[BaseLease], mutex: LockFactory[BaseLease], options: argparse.Namespace
+) -> BaseLease | None:
     from fencelock.errors import LockTimeout
-    from fencelock.worlds.blocking import drive
+    from fencelock.runtime.blocking import run_sync
 
     try:
-        with world:
+        with runtime:
             if options.verbose and not options.no_wait:
-                if (lease := drive(mutex.try_acquire())) is not None:
+                if (lease := run_sync(mutex.try_acquire())) is not None:
                     return lease
                 say(f"{_held(client, mutex.name)}; waiting")
-            return drive(mutex.acquire())
+            return run_sync(mutex.acquire())
     except LockTimeout as error:  # which names the holder
         if not options.quiet:
             say(f"{error}; {'come back later, or wait with --timeout' if options.no_wait else 'wait longer'}")
         return None
 
 
-def _held(client: Client[LeaseCore], name: str) -> str:
+def _held(client: Client[BaseLease], name: str) -> str:
     from fencelock.cli.show import held, printable
     from fencelock.errors import FencelockError
-    from fencelock.worlds.blocking import drive
+    from fencelock.runtime.blocking import run_sync
 
     try:
-        snapshot = drive(client.inspect(name))
+        snapshot = run_sync(client.inspect(name))
     except FencelockError:
         return f"{name!r} is not free"
     who = ", ".join(f"{printable(holder.owner)} (token {holder.token}{held(holder)})" for holder in snapshot.holders)
@@ -231,18 +231,18 @@ def _held(client: Client[LeaseCore], name: str) -> str:
 def _hold(
     options: argparse.Namespace,
     child: Child,
-    warden: Warden,
+    watchdog: Watchdog,
     signals: Signals,
-    world: WaitingWorld,
-    lease: LeaseCore,
+    runtime: InterruptibleRuntime,
+    lease: BaseLease,
 ) -> int:
     from fencelock.cli.supervise import Supervisor
 
     if options.verbose:
         say(f"holding {lease.name!r} with token {lease.token}")
-    supervisor = Supervisor(lease, child, warden, signals, world.now, options.max_hold)
+    supervisor = Supervisor(lease, child, watchdog, signals, runtime.now, options.max_hold)
     if lease.is_lost():  # this process was stopped since; from here on the warden sees to that
-        return _lost(lease, world.now, "was not started")
+        return _lost(lease, runtime.now, "was not started")
     child.start(
         {
             "FENCELOCK_NAME": lease.name,
@@ -252,14 +252,14 @@ def _hold(
         }
     )
     buried = supervisor.watch()
-    warden.dismiss()  # before the release, which may last beyond the deadline that it knows
+    watchdog.dismiss()  # before the release, which may last beyond the deadline that it knows
     child.give_back_foreground()
     if not buried:
         say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
     if not supervisor.ended_by_itself:
-        return _lost(lease, world.now, "was stopped")
+        return _lost(lease, runtime.now, "was stopped")
     assert child.status is not None
-    if lease.is_lost() or not _release(lease, world.now):
+    if lease.is_lost() or not _release(lease, runtime.now):
         say(f"{_loss(lease)}; the command ended with code {child.status}")
         return LOST
     if (failure := child.failure()) is not None:
@@ -268,33 +268,33 @@ def _hold(
     return child.status
 
 
-def _say_goodbye(backend: Backend) -> None:
+def _say_goodbye(engine: Engine) -> None:
     """Close the connections, within a bounded time: servers write those that just break into their logs."""
     from threading import Thread
 
     from fencelock.errors import FencelockError
-    from fencelock.worlds.blocking import drive
+    from fencelock.runtime.blocking import run_sync
 
     def close() -> None:
         with suppress(FencelockError):
-            drive(backend.close())
+            run_sync(engine.close())
 
     thread = Thread(target=close, daemon=True)
     thread.start()
     thread.join(GOODBYE_PATIENCE)
 
 
-def _loss(lease: LeaseCore) -> str:
+def _loss(lease: BaseLease) -> str:
     if lease.reason is None and lease._due == inf:
         return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
-        trouble = lease._client.keeper.trouble
+        trouble = lease._client.renewer.trouble
         why = "" if trouble is None else f" ({trouble})"
         return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time{why}"
     return lease._how_lost()
 
 
-def _lost(lease: LeaseCore, now: Callable[[], float], outcome: str) -> int:
+def _lost(lease: BaseLease, now: Callable[[], float], outcome: str) -> int:
     """Give back what may be left; say why it is lost, which the release may have found out, before what that came to."""
     later: list[str] = []
     _release(lease, now, later.append)
@@ -304,19 +304,19 @@ def _lost(lease: LeaseCore, now: Callable[[], float], outcome: str) -> int:
     return LOST
 
 
-def _release(lease: LeaseCore, now: Callable[[], float], warn: Callable[[str], None] = say) -> bool:
+def _release(lease: BaseLease, now: Callable[[], float], warn: Callable[[str], None] = say) -> bool:
     """Release within a bounded time; return False if the lock was no longer ours. A failure is only worth a warning."""
     from threading import Thread
 
     from fencelock.errors import FencelockError
-    from fencelock.worlds.blocking import drive
+    from fencelock.runtime.blocking import run_sync
 
     answers: list[bool] = []
     errors: list[str] = []
 
     def release() -> None:
         try:
-            answers.append(drive(lease._give_back()))
+            answers.append(run_sync(lease._release()))
         except FencelockError as error:
             errors.append(str(error))
 

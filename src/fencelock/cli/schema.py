@@ -6,7 +6,7 @@ import argparse
 import os
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 from fencelock.cli.options import Parser, engine_url
 
 
@@ -41,9 +41,9 @@ def main(argv: list[str]) -> int:
     if options.fence or options.lockfree:
         return _tables(options, url)
     from fencelock.core.urls import open_schema, redact
-    from fencelock.worlds.blocking import BlockingWorld, drive
+    from fencelock.runtime.blocking import BlockingRuntime, run_sync
 
-    schema = open_schema(BlockingWorld(), url)
+    schema = open_schema(BlockingRuntime(), url)
     if schema is None:
         named = options.url or os.environ.get("FENCELOCK_URL")
         hint = "" if named else ", the default: set $FENCELOCK_URL or give --url"
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         grants = "".join(f"-- {line}\n" for line in schema.grants().splitlines())
         put(f"{schema.text()}\n-- What another user, here app, needs to work with it:\n{grants}")
     else:
-        made = drive(schema.apply())
+        made = run_sync(schema.apply())
         say(
             f"the schema {'was made' if made else 'was there already, and is right'}: {redact(url)}; the grants that other "
             "users need are at the end of what --print writes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 from fencelock.cli.options import Parser, add_engine, engine_url
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """Print it for people, or as JSON."""
     options = parser().parse_named(argv)
-    from fencelock.facade.sync import connect
+    from fencelock.api.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:
         snapshot, fair, engine = locks.inspect(options.name), locks.traits.fair, locks._url

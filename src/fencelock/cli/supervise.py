@@ -6,15 +6,15 @@ import os
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from fencelock.model import Reason
+from fencelock.model import LossReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencelock.cli.child import Child
     from fencelock.cli.signals import Signals
-    from fencelock.cli.warden import Warden
-    from fencelock.core.lease import LeaseCore
+    from fencelock.cli.watchdog import Watchdog
+    from fencelock.core.lease import BaseLease
 
 LONGEST_SLEEP = 1.0
 """The kernel's timers stand still while the machine is suspended, a lease does not: look at the clock now and then."""
@@ -22,7 +22,7 @@ LOOK_AGAIN = 0.01
 """How often to look for the rest of a group whose leader is gone: nobody tells us of their end."""
 GONE_GRACE = 5.0
 """What a command gets at most when the engine has already dropped the lock and somebody else may hold it."""
-BURIAL = 5.0
+REAP_TIMEOUT = 5.0
 """How long to wait for killed processes to be gone. The kernel may keep one that hangs in a system call."""
 
 
@@ -48,16 +48,16 @@ class Supervisor:
 
     def __init__(
         self,
-        lease: LeaseCore,
+        lease: BaseLease,
         child: Child,
-        warden: Warden,
+        watchdog: Watchdog,
         signals: Signals,
         now: Callable[[], float],
         max_hold: float | None,
     ) -> None:
         self._lease = lease
         self._child = child
-        self._warden = warden
+        self._warden = watchdog
         self._signals = signals
         self._now = now
         self._plan = plan(lease.ttl, max_hold)
@@ -83,7 +83,7 @@ class Supervisor:
                 self._stop_too()
             elif self._child.status is not None and not self._child.alive:
                 return True
-            elif self._killed_at is not None and self._now() > self._killed_at + BURIAL:
+            elif self._killed_at is not None and self._now() > self._killed_at + REAP_TIMEOUT:
                 return False
             self._signals.wait(self._nap())
 
@@ -91,7 +91,7 @@ class Supervisor:
         now, deadline = self._now(), self._lease.deadline
         if self._kill_at is None:
             if self._lease.is_lost():
-                if self._lease.reason is Reason.GONE:
+                if self._lease.reason is LossReason.GONE:
                     self._ask(min(deadline - self._plan.kill, now + min(self._plan.ask - self._plan.kill, GONE_GRACE)))
                 else:
                     self._kill_at = now

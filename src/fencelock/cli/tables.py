@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fencelock.cli.database import connect, dialect_of, next_step
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable
 from fencelock.sqlio import MYSQL, POSTGRESQL, codes, finish, link, misses_table

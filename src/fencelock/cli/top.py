@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencelock.cli import COMMANDS
 from fencelock.cli.codes import USAGE
-from fencelock.cli.guard import put, say
+from fencelock.cli.errors import put, say
 
 HELP = """\
 usage: fencelock COMMAND ...

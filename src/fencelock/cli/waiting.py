@@ -7,19 +7,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.cli.signals import Signals
-from fencelock.core import doorbell
-from fencelock.worlds.blocking import BlockingWorld, SocketBell
+from fencelock.core import wakeup
+from fencelock.runtime.blocking import BlockingRuntime, SocketWakeup
 
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.world import Event, Wire
+    from fencelock.core.runtime import Connection, Event
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class GaveUp(BaseException):
+class Interrupted(BaseException):
     """A signal came before the lock did. The acquire loop takes its claim back, as it does on any exception."""
 
     def __init__(self, number: int) -> None:
@@ -27,7 +27,7 @@ class GaveUp(BaseException):
         self.number = number
 
 
-class WaitingWorld(BlockingWorld):
+class InterruptibleRuntime(BlockingRuntime):
     """Like asyncio's cancellation, the end of the wait comes out of an await and nowhere else."""
 
     def __init__(self, signals: Signals) -> None:
@@ -35,7 +35,7 @@ class WaitingWorld(BlockingWorld):
         self._signals = signals
         self._waiter: int | None = None
 
-    def __enter__(self) -> WaitingWorld:
+    def __enter__(self) -> InterruptibleRuntime:
         self._waiter = threading.get_ident()
         return self
 
@@ -46,13 +46,13 @@ class WaitingWorld(BlockingWorld):
         """Raise GaveUp if a signal came and this is the thread that waits: the keeper's go on."""
         if self._waiter == threading.get_ident() and (number := self._signals.giving_up()) is not None:
             self._signals.let_go()  # whoever asks twice does not care about what is left behind
-            raise GaveUp(number)
+            raise Interrupted(number)
 
-    def doorbell(self) -> SocketBell | None:
+    def process_wakeup(self) -> SocketWakeup | None:
         """Return a bell that signals ring as well."""
-        if not doorbell.AVAILABLE:
+        if not wakeup.AVAILABLE:
             return None
-        return _Bell(*doorbell.open_socket(), self, self._signals.fd)
+        return _Bell(*wakeup.open_socket(), self, self._signals.fd)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, unless a signal comes."""
@@ -68,14 +68,14 @@ class WaitingWorld(BlockingWorld):
         self.look()
         return fn(*args)
 
-    async def listen(self, wires: Sequence[Wire], bell: Event, timeout: float) -> bool:
+    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Read what is pushed, unless a signal comes."""
         if self._waiter != threading.get_ident():
-            return await super().listen(wires, bell, timeout)
-        from fencelock.worlds.sockets import SocketWire, listen
+            return await super().listen(connections, bell, timeout)
+        from fencelock.runtime.socket_connection import SocketConnection, listen
 
         self.look()
-        rung = listen(cast("Sequence[SocketWire]", wires), bell, timeout, self._signals.fd)
+        rung = listen(cast("Sequence[SocketConnection]", connections), bell, timeout, self._signals.fd)
         self.look()
         return rung
 
@@ -88,14 +88,14 @@ class WaitingWorld(BlockingWorld):
             self._waiter = waiter
 
 
-class _Bell(SocketBell):
-    def __init__(self, sock: socket.socket, name: str, world: WaitingWorld, fd: int) -> None:
-        super().__init__(sock, name, SocketBell.destroy)
-        self._world = world
+class _Bell(SocketWakeup):
+    def __init__(self, sock: socket.socket, name: str, runtime: InterruptibleRuntime, fd: int) -> None:
+        super().__init__(sock, name, SocketWakeup.destroy)
+        self._runtime = runtime
         self._fd = fd
 
     async def wait(self, timeout: float) -> bool:
-        self._world.look()
+        self._runtime.look()
         self._listen(timeout, self._socket.fileno(), self._fd)
-        self._world.look()
+        self._runtime.look()
         return self.silence()

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 
-from fencelock.core.backend import FIRST_CONTACT, GRACE, Backend
 from fencelock.core.clock import Deadline
-from fencelock.core.inherited import FORKED, Forked
+from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
+from fencelock.core.fork import FORKED, Forked
 from fencelock.core.leftovers import Leftovers
-from fencelock.core.world import World
-from fencelock.errors import EngineUnavailable, FencelockError, Unanswered
-from fencelock.model import Busy, Claim, Grant, Renewal
+from fencelock.core.runtime import Runtime
+from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
+from fencelock.model import Claim, Grant, Renewal, Waiting
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 
 
 async def acquire(
-    world: World,
-    backend: Backend,
+    runtime: Runtime,
+    engine: Engine,
     claim: Claim,
     timeout: float | None,
-    under_way: dict[str, Claim],
+    in_flight: dict[str, Claim],
     leftovers: Leftovers,
     connected: bool,
 ) -> Grant | None:
@@ -35,23 +35,25 @@ async def acquire(
     under the id of the first claim, for what is being asked for; a forked child has nothing there, as the claim is its
     parent's.
     """
-    first, started = claim.id, world.now()
-    deadline = Deadline(world.now, timeout, started)
+    first, started = claim.id, runtime.now()
+    deadline = Deadline(runtime.now, timeout, started)
     answer_by = Deadline(
-        world.now, None if timeout is None else timeout + (GRACE if connected else FIRST_CONTACT), started
+        runtime.now,
+        None if timeout is None else timeout + (MIN_REPLY_TIMEOUT if connected else FIRST_CONNECT_TIMEOUT),
+        started,
     )
     while True:
         refused = False  # the engine refused, or could not be reached at all: there is nothing to abandon
         enqueued = timeout != 0  # or it may be, by an attempt without a reply
         try:
-            sent = world.now()
-            outcome: Grant | Busy | None
+            sent = runtime.now()
+            outcome: Grant | Waiting | None
             try:
                 left = None if timeout is None else deadline.at_most(inf)
-                outcome = await backend.attempt(claim, queue=timeout != 0, patience=left)
-            except Unanswered:
-                late = timeout is not None and world.now() - sent >= max(timeout, GRACE)
-                if late or first not in under_way:
+                outcome = await engine.attempt(claim, queue=timeout != 0, patience=left)
+            except OutcomeUnknown:
+                late = timeout is not None and runtime.now() - sent >= max(timeout, MIN_REPLY_TIMEOUT)
+                if late or first not in in_flight:
                     raise  # the engine hangs, and there is no time left to ask again; or the claim is not ours
                 outcome, enqueued = None, True
             except FencelockError:
@@ -59,35 +61,35 @@ async def acquire(
                 raise
             if not isinstance(outcome, Grant):
                 outcome = await _wait_in_line(
-                    world, backend, claim, deadline, outcome, sent, lambda: first in under_way
+                    runtime, engine, claim, deadline, outcome, sent, lambda: first in in_flight
                 )
             if outcome is None:
                 if enqueued:
-                    await leftovers.discard(claim, answer_by.at_most(GRACE))
+                    await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
                 return None
-            if world.now() - outcome.since > outcome.claim.ttl / 3:
-                outcome = await _freshen(world, backend, outcome)
+            if runtime.now() - outcome.since > outcome.claim.ttl / 3:
+                outcome = await _freshen(runtime, engine, outcome)
             if outcome is not None and not answer_by.passed:
                 return outcome
         except BaseException as error:
-            if not refused and first in under_way:
+            if not refused and first in in_flight:
                 if isinstance(error, FencelockError):
-                    await leftovers.discard(claim, answer_by.at_most(GRACE))
+                    await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
                     await leftovers.clean_up(claim)
-            name_it(error, claim.name)
+            attach_name(error, claim.name)
             raise
         # The grant is stale, or comes too late: this process was stopped, or the reply took too long.
-        if first not in under_way:
+        if first not in in_flight:
             raise Forked(FORKED, claim.name)
-        await leftovers.discard(claim, answer_by.at_most(GRACE))
+        await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
         if deadline.passed:
             return None
         claim = claim.again()
-        under_way[first] = claim
+        in_flight[first] = claim
 
 
-def name_it(error: BaseException, name: str) -> None:
+def attach_name(error: BaseException, name: str) -> None:
     """Add the lock's name to an engine error that does not have one."""
     if isinstance(error, FencelockError) and error.name is None:
         error.name = name
@@ -99,69 +101,69 @@ def naming(name: str) -> Iterator[None]:
     try:
         yield
     except FencelockError as error:
-        name_it(error, name)
+        attach_name(error, name)
         raise
 
 
 async def _wait_in_line(
-    world: World,
-    backend: Backend,
+    runtime: Runtime,
+    engine: Engine,
     claim: Claim,
     deadline: Deadline,
-    busy: Busy | None,
+    waiting: Waiting | None,
     sent: float,
     ours: Callable[[], bool],
 ) -> Grant | None:
     """Wait for what the first attempt did not get; None when the time is over. `busy` is None if it was not answered."""
     queue = deadline.seconds != 0
     heard = sent  # when the engine was last known to answer
-    unanswered = sent if busy is None else None  # when the first attempt that got no answer was sent
-    straggler = busy is None  # whether an attempt may still be on its way
+    unanswered = sent if waiting is None else None  # when the first attempt that got no answer was sent
+    attempt_in_flight = waiting is None  # whether an attempt may still be on its way
     pause = FIRST_PAUSE
-    answered = busy is not None
+    answered = waiting is not None
     while True:
         if answered:
             if (not queue and unanswered is None) or deadline.passed:
                 return None
-            heard, unanswered, pause = world.now(), None, FIRST_PAUSE
-        sent, answered = world.now(), False
-        outcome: Grant | Busy
+            heard, unanswered, pause = runtime.now(), None, FIRST_PAUSE
+        sent, answered = runtime.now(), False
+        outcome: Grant | Waiting
         try:
-            if busy is None:
+            if waiting is None:
                 left = None if deadline.at is None else deadline.at_most(claim.ttl)
-                outcome = await backend.attempt(claim, queue=queue, patience=left)
+                outcome = await engine.attempt(claim, queue=queue, patience=left)
             else:
-                outcome = await backend.wait(busy, deadline.at_most(busy.claim.ttl / 3))
+                outcome = await engine.wait(waiting, deadline.at_most(waiting.claim.ttl / 3))
         except EngineUnavailable as error:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
-            if deadline.passed or world.now() - heard >= claim.ttl or not ours():
+            if deadline.passed or runtime.now() - heard >= claim.ttl or not ours():
                 raise
             if unanswered is None:
                 unanswered = sent
-            straggler = straggler or isinstance(error, Unanswered)
-            await world.sleep(deadline.at_most(pause * world.random()))
+            attempt_in_flight = attempt_in_flight or isinstance(error, OutcomeUnknown)
+            await runtime.sleep(deadline.at_most(pause * runtime.random()))
             pause = min(pause * 2, LONGEST_PAUSE)
             continue
-        if isinstance(outcome, Busy):
-            busy, answered = outcome, True
-        elif not straggler and unanswered is None:
+        if isinstance(outcome, Waiting):
+            waiting, answered = outcome, True
+        elif not attempt_in_flight and unanswered is None:
             return outcome
         else:
             # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
             since = outcome.since if unanswered is None else min(outcome.since, unanswered)
-            return outcome._replace(since=since, straggler=straggler)
+            return outcome._replace(since=since, attempt_in_flight=attempt_in_flight)
 
 
-async def _freshen(world: World, backend: Backend, grant: Grant) -> Grant | None:
+async def _freshen(runtime: Runtime, engine: Engine, grant: Grant) -> Grant | None:
     """Renew a grant of which less than two thirds of the ttl are left; None if only a new claim can help."""
-    sent = world.now()
+    sent = runtime.now()
     if sent >= grant.deadline:
         return None
     try:
-        (answer,) = await backend.renew([grant])
+        (answer,) = await engine.renew([grant])
     except EngineUnavailable:
         return None
     if answer is not Renewal.RENEWED:
         return None
     grant = grant._replace(since=sent)
-    return grant if world.now() < grant.deadline else None
+    return grant if runtime.now() < grant.deadline else None

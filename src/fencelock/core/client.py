@@ -11,22 +11,22 @@ from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.backend import GRACE, Backend, Configured, Watchful, never_repeated
 from fencelock.core.clock import Deadline
-from fencelock.core.inherited import FORKED, Forked
-from fencelock.core.keeper import Keeper
-from fencelock.core.lease import LeaseCore
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, Configured, Engine, LossNotifier, never_repeated
+from fencelock.core.fork import FORKED, Forked
+from fencelock.core.lease import BaseLease
 from fencelock.core.log import ERROR, WARNING, log
-from fencelock.core.names import check_name, check_purpose, check_reason, check_ttl
-from fencelock.core.world import World
+from fencelock.core.renewer import LeaseRenewer
+from fencelock.core.runtime import Runtime
+from fencelock.core.validation import check_name, check_purpose, check_reason, check_ttl
 from fencelock.errors import ClientClosed, FencelockError, LockTimeout
-from fencelock.model import Claim, Grant, Holder, Reason, Snapshot
+from fencelock.model import Claim, Grant, Holder, LossReason, Snapshot
 
 CLOSE_SECONDS = 5.0
 """How long close() goes on to release what is held, while the engine does not answer."""
 
-OnLost = Callable[[Any, Reason], object]
-L = TypeVar("L", bound=LeaseCore)
+OnLost = Callable[[Any, LossReason], object]
+L = TypeVar("L", bound=BaseLease)
 
 
 class Client(Generic[L]):
@@ -34,29 +34,29 @@ class Client(Generic[L]):
 
     def __init__(
         self,
-        world: World,
-        backend: Backend,
+        runtime: Runtime,
+        engine: Engine,
         make_lease: Callable[..., L],
         *,
         ttl: float = 30.0,
         owner: str | None = None,
         on_lost: OnLost | None = None,
     ) -> None:
-        self.world = world
-        self.backend = backend
-        self.ttl = check_ttl(ttl, backend.traits)
+        self.runtime = runtime
+        self.engine = engine
+        self.ttl = check_ttl(ttl, engine.traits)
         self._given_owner = None if owner is None else check_name(owner, "an owner's label")
         self.owner = self._given_owner or _default_owner()
         """The label for people: what the user gave, else host and process id."""
         self._on_lost = on_lost
         self._make_lease = make_lease
         self.mutex = RLock()  # a signal handler that looks at a lease may interrupt a thread that has it
-        self.keeper = Keeper(self)
-        if backend.traits.loss_pushed:
-            cast(Watchful, backend).on_gone = partial(_gone, weakref.ref(self))
+        self.renewer = LeaseRenewer(self)
+        if engine.traits.loss_pushed:
+            cast(LossNotifier, engine).on_gone = partial(_gone, weakref.ref(self))
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
-        self.under_way: dict[str, Claim] = {}
+        self.in_flight: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False
         self._connected = False
@@ -69,63 +69,63 @@ class Client(Generic[L]):
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
         """Return a lease that the keeper renews, or None if the lock was not free in time."""
         # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
-        self.under_way[claim.id] = claim
-        leftovers = self.keeper.leftovers
+        self.in_flight[claim.id] = claim
+        leftovers = self.renewer.leftovers
         grant: Grant | None = None
         try:
             self._check_open(claim.name)
-            grant = await acquire(self.world, self.backend, claim, timeout, self.under_way, leftovers, self._connected)
+            grant = await acquire(self.runtime, self.engine, claim, timeout, self.in_flight, leftovers, self._connected)
             self._connected = True
             lease: L | None = None
             if grant is not None:
                 lease = self._make_lease(self, renew, max_hold)
                 lease._begin(grant)
-                self.keeper.add(lease)
-                if claim.id not in self.under_way:
+                self.renewer.add(lease)
+                if claim.id not in self.in_flight:
                     raise Forked(FORKED, claim.name)
                 if self.closed:
-                    lease._lose(Reason.CLOSED)
+                    lease._lose(LossReason.CLOSED)
                     self._check_open(claim.name)
-            del self.under_way[claim.id]  # not by a call: an interrupt comes before this, or after we have returned
+            del self.in_flight[claim.id]  # not by a call: an interrupt comes before this, or after we have returned
             return lease
         except BaseException:
-            if grant is not None and claim.id in self.under_way:
-                self.keeper.drop(grant.claim.id)
+            if grant is not None and claim.id in self.in_flight:
+                self.renewer.drop(grant.claim.id)
                 await leftovers.clean_up(grant.claim)
-            self.under_way.pop(claim.id, None)
+            self.in_flight.pop(claim.id, None)
             raise
 
     async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
         """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""
         holders: tuple[Holder, ...] = ()
-        if (left := since + timeout + GRACE - self.world.now()) > 0:
+        if (left := since + timeout + MIN_REPLY_TIMEOUT - self.runtime.now()) > 0:
             with suppress(FencelockError, TimeoutError):
-                holders = (await self.world.in_background(self.backend.inspect(name), left)).holders
+                holders = (await self.runtime.in_background(self.engine.inspect(name), left)).holders
         who = f"it is held by {_describe(holders)}" if holders else f"ask inspect({name!r}) who holds it"
         return LockTimeout(f"{name!r} was not free within {timeout:g} s; {who}", name)
 
     async def check_purpose(self, purpose: str, name: str, timeout: float | None) -> None:
         """Raise GuaranteeUnavailable if the engine, as its server is configured, cannot serve this purpose."""
         self._check_open(name)
-        if hasattr(self.backend, "learn_traits"):
+        if hasattr(self.engine, "learn_traits"):
             with naming(name):
-                await cast(Configured, self.backend).learn_traits(timeout)
+                await cast(Configured, self.engine).learn_traits(timeout)
             self._connected = True
-        check_purpose(purpose, self.backend.traits, name)
+        check_purpose(purpose, self.engine.traits, name)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name and who waits for it."""
         self._check_open(name)
         check_name(name)
         with naming(name):
-            return await self.backend.inspect(name)
+            return await self.engine.inspect(name)
 
     def names(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the names that have a holder or a waiter."""
         self._check_open(None)
         if prefix != "":
             check_name(prefix, "a prefix")
-        return self.backend.names(prefix)
+        return self.engine.names(prefix)
 
     async def force_release(self, name: str, reason: str) -> int:
         """Drop whoever holds the name; return how many that were. It is logged, with the reason."""
@@ -133,7 +133,7 @@ class Client(Generic[L]):
         check_name(name)
         reason = check_reason(reason, name)
         with naming(name), never_repeated("the forced release", "Look with inspect()", name):
-            dropped = await self.backend.force_release(name)
+            dropped = await self.engine.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"
         log("client", WARNING, message, lock=name, owner=self.owner, reason=reason, dropped=dropped)
@@ -154,18 +154,18 @@ class Client(Generic[L]):
             raise
 
     async def _close(self) -> None:
-        self._left += self.keeper.grants()
-        self.keeper.stop(Reason.CLOSED)
-        deadline, leftovers = Deadline(self.world.now, CLOSE_SECONDS), self.keeper.leftovers
+        self._left += self.renewer.grants()
+        self.renewer.stop(LossReason.CLOSED)
+        deadline, leftovers = Deadline(self.runtime.now, CLOSE_SECONDS), self.renewer.leftovers
         try:
             while self._left and not deadline.passed:
                 grant = self._left[-1]
                 try:
-                    await self.backend.release(grant)
+                    await self.engine.release(grant)
                 except Exception:
                     leftovers.add(grant.claim, 0.0)
                 self._left.pop()
-            for claim in list(self.under_way.values()) + [grant.claim for grant in self._left]:
+            for claim in list(self.in_flight.values()) + [grant.claim for grant in self._left]:
                 leftovers.add(claim, 0.0)
             self._left.clear()
             await leftovers.process_all(deadline)
@@ -175,31 +175,31 @@ class Client(Generic[L]):
                 log("client", ERROR, message, owner=self.owner, leases=len(left))
         finally:
             try:
-                await self.backend.close()
+                await self.engine.close()
             finally:
-                await self.world.close()
+                await self.runtime.close()
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
         self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
-        leases = self.keeper.leases()
-        self.keeper = Keeper(self)
+        leases = self.renewer.leases()
+        self.renewer = LeaseRenewer(self)
         self.reentrant.clear()
-        self.under_way.clear()
+        self.in_flight.clear()
         self._left.clear()
         self._connected = False
         self.owner = self._given_owner or _default_owner()
-        self.backend.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
-        self.world.after_fork()
+        self.engine.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
+        self.runtime.after_fork()
         for lease in leases:
-            lease._lose(Reason.FORKED)
+            lease._lose(LossReason.FORKED)
 
-    def call_on_lost(self, lease: LeaseCore, reason: Reason) -> None:
+    def call_on_lost(self, lease: BaseLease, reason: LossReason) -> None:
         """Call the user's `on_lost`, if there is one: in a thread or a callback of its own, so that none delays another."""
         if self._on_lost is not None:
-            self.world.call_user(partial(self._call_on_lost, self._on_lost, lease, reason))
+            self.runtime.call_user(partial(self._call_on_lost, self._on_lost, lease, reason))
 
-    def _call_on_lost(self, on_lost: OnLost, lease: LeaseCore, reason: Reason) -> None:
+    def _call_on_lost(self, on_lost: OnLost, lease: BaseLease, reason: LossReason) -> None:
         """Errors of the user's function are logged."""
         try:
             on_lost(lease, reason)
@@ -209,13 +209,13 @@ class Client(Generic[L]):
     def _check_open(self, name: str | None) -> None:
         if self.closed:
             raise ClientClosed("this client is closed; connect again", name)
-        self.world.check_usable()
+        self.runtime.check_usable()
 
 
 def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
     """Pass on what an engine tells of a claim; the engine must not keep the client from being garbage."""
     if (it := client()) is not None:
-        it.keeper.gone(id)
+        it.renewer.gone(id)
 
 
 def _describe(holders: Sequence[Holder]) -> str:
@@ -244,12 +244,12 @@ def _before_fork() -> None:
     _registry.acquire()
     _forking.append(list(_clients))
     for client in _forking[-1]:
-        client.backend.before_fork()
+        client.engine.before_fork()
 
 
 def _after_fork_in_parent() -> None:
     for client in _forking.pop():
-        client.backend.after_fork(child=False)
+        client.engine.after_fork(child=False)
     _registry.release()
 
 

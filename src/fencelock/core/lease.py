@@ -7,32 +7,32 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.acquire import FIRST_PAUSE, naming
-from fencelock.core.backend import GRACE
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
-from fencelock.core.names import check_seconds
-from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, ReleaseFailed, Unanswered
-from fencelock.model import Grant, Reason, Renewal, drift
+from fencelock.core.validation import check_seconds
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, OutcomeUnknown, ReleaseFailed
+from fencelock.model import Grant, LossReason, Renewal, clock_margin
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
-    from fencelock.core.world import Event, Guard
+    from fencelock.core.runtime import CancelGuard, Event
 
 RELEASE_SECONDS = 1.0
 """A release without a reply is sent again for so long; then the keeper goes on with it."""
 
 _HINTS = {
-    Reason.EXPIRED: "its deadline passed before it could be renewed",
-    Reason.GONE: "the engine no longer has it: it was released by force, its connection or session was ended, or the server "
-    "was restarted or lost it",
-    Reason.MAX_HOLD: "it was held for as long as max_hold allows",
-    Reason.FORKED: "this is the copy in a forked child; connect and acquire in the child itself",
-    Reason.CLOSED: "its client was closed",
+    LossReason.EXPIRED: "its deadline passed before it could be renewed",
+    LossReason.GONE: "the engine no longer has it: it was released by force, its connection or session was ended, or the "
+    "server was restarted or lost it",
+    LossReason.MAX_HOLD: "it was held for as long as max_hold allows",
+    LossReason.FORKED: "this is the copy in a forked child; connect and acquire in the child itself",
+    LossReason.CLOSED: "its client was closed",
 }
 
 ADVICE = "; others may hold it now: stop what it protected, then acquire it anew"
 
 
-class LeaseCore:
+class BaseLease:
     """What the blocking and the asyncio lease share: those add `release`, `renew`, `lost` and the context manager.
 
     Its state changes under the client's one mutex and never across an await, so that a loss is reported once and a renewal
@@ -62,13 +62,13 @@ class LeaseCore:
     def __init__(self, client: Client[Any], renew: bool, max_hold: float | None) -> None:
         self._client = client
         self._event: Event | None = None
-        self._guards: list[tuple[Hashable, Guard]] = []
+        self._guards: list[tuple[Hashable, CancelGuard]] = []
         self._released = False
         self._blocks = 0
         self._depth = 1
         self._renews = renew
         self._final = max_hold
-        self.reason: Reason | None = None
+        self.reason: LossReason | None = None
         """How it was lost, or None."""
         self._pause = 0.0
         self._reentry: tuple[str, Hashable] | None = None
@@ -77,7 +77,7 @@ class LeaseCore:
         """Take the grant."""
         self._grant = grant
         if self._final is not None:
-            self._final += self._client.world.now()
+            self._final += self._client.runtime.now()
         self._extend(grant.since, grant.claim.ttl)
 
     # ------------------------------------------------------------------ what users read
@@ -112,12 +112,12 @@ class LeaseCore:
         """Seconds that the holder may still trust the lease; 0 once it is released or lost."""
         if self._released or self.is_lost():
             return 0.0
-        return max(0.0, self.deadline - self._client.world.now())
+        return max(0.0, self.deadline - self._client.runtime.now())
 
     def is_lost(self) -> bool:
         """Return whether the lease ended before it was released. It looks at the clock itself."""
-        if self.reason is None and not self._released and self._client.world.now() >= self.deadline:
-            self._run_out()
+        if self.reason is None and not self._released and self._client.runtime.now() >= self.deadline:
+            self._expire()
         return self.reason is not None
 
     def check(self) -> None:
@@ -129,14 +129,14 @@ class LeaseCore:
 
     def _loss(self) -> LeaseLost:
         """Return the error that tells of the loss."""
-        reason = self.reason or Reason.EXPIRED
-        advice = ADVICE if reason in (Reason.EXPIRED, Reason.GONE) else ""
+        reason = self.reason or LossReason.EXPIRED
+        advice = ADVICE if reason in (LossReason.EXPIRED, LossReason.GONE) else ""
         return LeaseLost(f"{self._how_lost()}{advice}", self.name, reason)
 
     def _how_lost(self) -> str:
         """Return what happened, without what to do next."""
-        reason = self.reason or Reason.EXPIRED
-        hindered = getattr(self, "_trouble", None) if reason is Reason.EXPIRED else None
+        reason = self.reason or LossReason.EXPIRED
+        hindered = getattr(self, "_trouble", None) if reason is LossReason.EXPIRED else None
         why = f"{_HINTS[reason]} ({hindered})" if hindered is not None else _HINTS[reason]
         return f"the lease on {self.name!r} (token {self.token}) is lost: {why}"
 
@@ -149,7 +149,7 @@ class LeaseCore:
     # ------------------------------------------------------------------ what changes it
 
     @property
-    def _given_back(self) -> bool:
+    def _is_released(self) -> bool:
         """Whether it was released."""
         return self._released
 
@@ -162,14 +162,14 @@ class LeaseCore:
         """Return whether it is due."""
         return now >= self._due
 
-    def _run_out(self) -> None:
+    def _expire(self) -> None:
         """Lose it because its deadline has passed."""
-        self._lose(Reason.MAX_HOLD if self.deadline == self._final else Reason.EXPIRED)
+        self._lose(LossReason.MAX_HOLD if self.deadline == self._final else LossReason.EXPIRED)
 
     def _extend(self, since: float, ttl: float) -> None:
         """Count from then on, which must not lie after the engine did: earlier by a moment is safe."""
         self._engine_end: float = since + ttl
-        self.deadline: float = self._engine_end - drift(ttl)
+        self.deadline: float = self._engine_end - clock_margin(ttl)
         self._due: float = since + ttl / 3 if self._renews else inf
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self._due = self._final, inf
@@ -179,7 +179,7 @@ class LeaseCore:
         with self._client.mutex:
             if self._over:
                 return
-            now = self._client.world.now()
+            now = self._client.runtime.now()
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
                     self._pause = 0.0
@@ -189,36 +189,36 @@ class LeaseCore:
                     # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
                     if self._due != inf:  # renewed by hand only, or about to reach max_hold
-                        self._due = now + self._pause * (0.5 + self._client.world.random() / 2)
+                        self._due = now + self._pause * (0.5 + self._client.runtime.random() / 2)
                     return
         if now < self.deadline:
-            self._lose(Reason.GONE)
+            self._lose(LossReason.GONE)
         else:
             # Also if the reply is LOST: our own clock may have been the first to end it, and its session with it.
-            self._run_out()
+            self._expire()
 
-    def _lose(self, reason: Reason) -> None:
+    def _lose(self, reason: LossReason) -> None:
         """End the lease, once: wake who waits for the loss, cancel the bodies of `with` blocks, call `on_lost`."""
-        keeper = self._client.keeper
+        renewer = self._client.renewer
         with self._client.mutex:
             if self._over:
                 return
-            self.reason, self._trouble = reason, keeper.trouble
-            if keeper.drop(self.id) is not None and reason in (Reason.EXPIRED, Reason.MAX_HOLD):
+            self.reason, self._trouble = reason, renewer.trouble
+            if renewer.drop(self.id) is not None and reason in (LossReason.EXPIRED, LossReason.MAX_HOLD):
                 # The engine ends it then, unless it has applied a renewal whose reply was lost.
-                keeper.leftovers.add(self._grant.claim, self._engine_end)
-        if reason is Reason.FORKED:
+                renewer.leftovers.add(self._grant.claim, self._engine_end)
+        if reason is LossReason.FORKED:
             return  # this is only a copy, and the event is the parent's: to set it would write into the parent's loop
         if self._event is not None:
             self._event.set()
         for _, guard in self._guards.copy():  # a thread may have seen the loss, and the loop goes on meanwhile
             guard.interrupt()
-        if reason is not Reason.CLOSED:
+        if reason is not LossReason.CLOSED:
             self._report_loss()
 
     def _report_loss(self) -> None:
         """Log the loss and call the user's `on_lost`."""
-        reason = self.reason or Reason.EXPIRED
+        reason = self.reason or LossReason.EXPIRED
         log(
             "lease",
             WARNING,
@@ -227,7 +227,7 @@ class LeaseCore:
             token=self.token,
             owner=self.owner,
             reason=reason.value,
-            engine=self._client.backend.traits.engine,
+            engine=self._client.engine.traits.engine,
         )
         self._client.call_on_lost(self, reason)
 
@@ -237,7 +237,7 @@ class LeaseCore:
         if not self._over:
             with self._client.mutex:
                 if self._event is None:
-                    self._event = self._client.world.event()
+                    self._event = self._client.runtime.event()
             if not self._over:
                 await self._event.wait(timeout)
         return self.is_lost()
@@ -245,9 +245,9 @@ class LeaseCore:
     async def _renew_now(self) -> None:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
         self.check()
-        sent = self._client.world.now()
+        sent = self._client.runtime.now()
         with naming(self.name):
-            (answer,) = await self._client.backend.renew([self._grant])
+            (answer,) = await self._client.engine.renew([self._grant])
         self._renewed(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(
@@ -255,19 +255,19 @@ class LeaseCore:
             )
         self.check()
 
-    def _again(self) -> bool:
+    def _reenter(self) -> bool:
         """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""
         with self._client.mutex:
             self._depth += 1
-            if not self._released and self.id in self._client.keeper:
+            if not self._released and self.id in self._client.renewer:
                 return True
             self._depth -= 1
             return False
 
-    async def _give_back(self) -> bool:
+    async def _release(self) -> bool:
         """Release; return whether it was still ours. Calling again is harmless. Raise ReleaseFailed."""
         client, claim = self._client, self._grant.claim
-        leftovers = client.keeper.leftovers
+        leftovers = client.renewer.leftovers
         self.is_lost()
         releasing = False
         try:
@@ -278,17 +278,17 @@ class LeaseCore:
                     self._depth -= 1
                     return self.reason is None
                 releasing = True
-                client.under_way[claim.id] = claim  # before it leaves the keeper: close() finds it in one of the two
-                held = client.keeper.drop(claim.id) is not None
+                client.in_flight[claim.id] = claim  # before it leaves the keeper: close() finds it in one of the two
+                held = client.renewer.drop(claim.id) is not None
                 self._released = True
             if self._reentry is not None:
                 client.reentrant.pop(self._reentry, None)
             if self._event is not None:
                 self._event.set()
             if held:
-                return await self._release(self._grant)
-            if self.reason is Reason.MAX_HOLD and claim.id in leftovers:
-                await leftovers.discard(claim, GRACE)
+                return await self._send_release(self._grant)
+            if self.reason is LossReason.MAX_HOLD and claim.id in leftovers:
+                await leftovers.discard(claim, MIN_REPLY_TIMEOUT)
             return False  # it was lost, or close() was faster
         except FencelockError:
             raise
@@ -298,42 +298,42 @@ class LeaseCore:
             raise
         finally:
             if releasing:
-                client.under_way.pop(claim.id, None)
+                client.in_flight.pop(claim.id, None)
 
-    async def _release(self, grant: Grant) -> bool:
+    async def _send_release(self, grant: Grant) -> bool:
         """Send the release, again if its reply is lost; return whether the lock was still ours."""
-        client, leftovers = self._client, self._client.keeper.leftovers
-        until, pause, repeated = client.world.now() + RELEASE_SECONDS, FIRST_PAUSE, False
+        client, leftovers = self._client, self._client.renewer.leftovers
+        until, pause, repeated = client.runtime.now() + RELEASE_SECONDS, FIRST_PAUSE, False
         ours: bool | None = None
         try:
             while ours is None:
                 try:
-                    ours = await client.backend.release(grant)
-                except Unanswered:
-                    if client.world.now() + pause >= until:
+                    ours = await client.engine.release(grant)
+                except OutcomeUnknown:
+                    if client.runtime.now() + pause >= until:
                         raise
                     repeated = True
-                    await client.world.sleep(pause)
+                    await client.runtime.sleep(pause)
                     pause *= 2
         except EngineUnavailable as error:
-            leftovers.add(grant.claim, client.world.now())
-            client.keeper.look_at(client.world.now())
+            leftovers.add(grant.claim, client.runtime.now())
+            client.renewer.look_at(client.runtime.now())
             raise ReleaseFailed(
                 f"{self.name!r} could not be released ({error}); this client tries again until the lease runs out, within "
                 f"{self.ttl:g} s",
                 self.name,
             ) from error
-        if grant.straggler:
-            await leftovers.discard(grant.claim, GRACE)
+        if grant.attempt_in_flight:
+            await leftovers.discard(grant.claim, MIN_REPLY_TIMEOUT)
         # After a repetition nobody can say whether the lock was lost, or only the reply to its release.
         if not ours and not repeated and not client.closed:  # close() in another thread may have released it before us
-            self.reason = Reason.GONE
+            self.reason = LossReason.GONE
             self._report_loss()
         return ours
 
     # ------------------------------------------------------------------ the with block
 
-    def _watch(self, place: Hashable, guard: Guard) -> None:
+    def _watch(self, place: Hashable, guard: CancelGuard) -> None:
         """Have the guard interrupt the body of a `with` block on loss. `place` is `World.here` of whoever enters it."""
         self._guards.append((place, guard))
         if self.is_lost():
@@ -346,29 +346,29 @@ class LeaseCore:
         """
         guards = self._guards
         try:
-            here = self._client.world.here()
+            current_task = self._client.runtime.current_task()
         except RuntimeError:
-            here = None  # no task at all: the loop was closed, and what was left pending there is being ended
+            current_task = None  # no task at all: the loop was closed, and what was left pending there is being ended
         # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
-        at = next((at for at in reversed(range(len(guards))) if guards[at][0] == here), -1)
+        at = next((at for at in reversed(range(len(guards))) if guards[at][0] == current_task), -1)
         return guards.pop(at)[1].leave()
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
         self.check()
-        if self._blocks and not self._again():
+        if self._blocks and not self._reenter():
             self.check()
         self._blocks += 1
-        world = self._client.world
-        if (guard := world.guard) is not None:
-            self._watch(world.here(), guard())
+        runtime = self._client.runtime
+        if (guard := runtime.guard) is not None:
+            self._watch(runtime.current_task(), guard())
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def _exit_block(self, error: BaseException | None) -> None:
         """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self._blocks -= 1
         ours = self._unwatch() if self._guards else False
         try:
-            await self._give_back()
+            await self._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
             log("lease", WARNING, str(failure), lock=self.name, token=self.token, owner=self.owner)

@@ -70,13 +70,13 @@ class Leftovers:
         """Abandon the claim in the background; return when that is done, and after so many seconds in any case."""
         self._add_in_flight(claim)
         with suppress(TimeoutError):
-            await self._client.world.in_background(self._abandon_soon(claim), seconds)
+            await self._client.runtime.in_background(self._abandon_soon(claim), seconds)
 
     async def clean_up(self, claim: Claim) -> None:
         """Abandon the claim of a caller that is being cancelled or interrupted, before the caller goes on."""
         self._add_in_flight(claim)
         with suppress(TimeoutError):
-            await self._client.world.shield(self._abandon_soon(claim), CLEANUP_SECONDS)
+            await self._client.runtime.shield(self._abandon_soon(claim), CLEANUP_SECONDS)
 
     def next_due(self) -> float:
         """Return when the next leftover is due: never if there is none, or if a pass is running."""
@@ -94,14 +94,14 @@ class Leftovers:
     def skip_pass(self) -> None:
         """Make up for a pass that could not be started: everything that is due waits a little."""
         self._processing = False
-        now = self._client.world.now()
+        now = self._client.runtime.now()
         for id, leftover in list(self._table.items()):
             if leftover.due <= now:
                 self._table[id] = leftover._replace(due=now + MAX_PAUSE)
 
     async def process(self) -> None:
         """Abandon everything that is due. What fails is due again after a pause."""
-        now = self._client.world.now
+        now = self._client.runtime.now
         try:
             for id, leftover in list(self._table.items()):
                 started = now()
@@ -111,7 +111,7 @@ class Leftovers:
                     break
         finally:
             self._processing = False
-        self._client.keeper.look_at(self.next_due())
+        self._client.renewer.look_at(self.next_due())
 
     async def process_all(self, deadline: Deadline) -> None:
         """Abandon all leftovers, due or not, as far as the time allows."""
@@ -122,23 +122,23 @@ class Leftovers:
 
     def _add_in_flight(self, claim: Claim) -> None:
         """Add a claim that is being abandoned now: it is due only if that never ends."""
-        now = self._client.world.now()
+        now = self._client.runtime.now()
         self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
 
     async def _abandon_soon(self, claim: Claim) -> None:
         """Abandon a claim that somebody waits for. If the engine fails quickly, try again; then the renewer goes on."""
-        until = self._client.world.now() + HANGING
+        until = self._client.runtime.now() + HANGING
         while claim.id in self._table and not await self._abandon(claim):
-            if self._client.world.now() >= until:
-                self._client.keeper.look_at(self.next_due())
+            if self._client.runtime.now() >= until:
+                self._client.renewer.look_at(self.next_due())
                 return
-            await self._client.world.sleep(self._pause)
+            await self._client.runtime.sleep(self._pause)
 
     async def _abandon(self, claim: Claim) -> bool:
         """Abandon the claim; return whether the engine did it. If not, it is due again after a pause."""
         client = self._client
         try:
-            await client.backend.abandon(claim)
+            await client.engine.abandon(claim)
         except Exception as error:
             if not isinstance(error, FencelockError):
                 message = f"the clean-up of {claim.name!r} failed unexpectedly; it is tried again: {error}"
@@ -149,5 +149,5 @@ class Leftovers:
             return True
         self._pause = min(self._pause * 2, MAX_PAUSE)
         if (leftover := self._table.get(claim.id)) is not None:
-            self._table[claim.id] = leftover._replace(due=client.world.now() + min(self._pause, claim.ttl / 10))
+            self._table[claim.id] = leftover._replace(due=client.runtime.now() + min(self._pause, claim.ttl / 10))
         return False

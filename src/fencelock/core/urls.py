@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine as SqlAlchemyEngine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from fencelock.core.backend import Backend, Schema
-    from fencelock.core.world import World
+    from fencelock.core.engine import Engine, Schema
+    from fencelock.core.runtime import Runtime
 
     class DjangoConnection(Protocol):
         """`django.db.connection`, or one of `django.db.connections`."""
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Engine(NamedTuple):
+class EngineModule(NamedTuple):
     """A line of the table: the module that has `connect(world, url, namespace)`, and the extra that brings its driver."""
 
     module: str
     extra: str | None = None
 
 
-ENGINES: dict[str, Engine] = {
-    "memory": Engine("fencelock.backends.memory"),
-    "sqlite": Engine("fencelock.backends.sqlite"),
+ENGINES: dict[str, EngineModule] = {
+    "memory": EngineModule("fencelock.engines.memory"),
+    "sqlite": EngineModule("fencelock.engines.sqlite"),
     **dict.fromkeys(
         (
             "redis",
@@ -75,16 +75,16 @@ ENGINES: dict[str, Engine] = {
             "valkey+sentinel",
             "valkeys+sentinel",
         ),
-        Engine("fencelock.backends.redis", "redis"),
+        EngineModule("fencelock.engines.redis", "redis"),
     ),
-    **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), Engine("fencelock.backends.zookeeper", "zookeeper")),
-    **dict.fromkeys(("redlock", "redlocks"), Engine("fencelock.backends.redis.redlock", "redlock")),
-    **dict.fromkeys(("etcd", "etcds"), Engine("fencelock.backends.etcd", "etcd")),
+    **dict.fromkeys(("zookeeper", "zookeepers", "zk", "zks"), EngineModule("fencelock.engines.zookeeper", "zookeeper")),
+    **dict.fromkeys(("redlock", "redlocks"), EngineModule("fencelock.engines.redlock", "redlock")),
+    **dict.fromkeys(("etcd", "etcds"), EngineModule("fencelock.engines.etcd", "etcd")),
+    **dict.fromkeys(("postgresql", "postgres"), EngineModule("fencelock.engines.postgres", "postgres")),
     **dict.fromkeys(
-        ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory"),
-        Engine("fencelock.backends.postgres", "postgres"),
+        ("postgresql+advisory", "postgres+advisory"), EngineModule("fencelock.engines.postgres_advisory", "postgres")
     ),
-    **dict.fromkeys(("mysql", "mariadb"), Engine("fencelock.backends.mysql", "mysql")),
+    **dict.fromkeys(("mysql", "mariadb"), EngineModule("fencelock.engines.mysql", "mysql")),
 }
 
 KNOWN = "sqlite:, redis://, redlock://, etcd://, zookeeper://, postgresql://, mysql:// and memory://"
@@ -129,28 +129,40 @@ def resolve(url: T | None) -> T | str:
     return url
 
 
-def open_backend(world: World, url: object, namespace: str) -> Backend:
+def open_engine(runtime: Runtime, url: object, namespace: str) -> Engine:
     """Return the engine that the URL names, or that a driver's client speaks to; raise InvalidURL or MissingDependency."""
     if not isinstance(url, str):
-        return _adopt(world, url, namespace)
+        return _adopt(runtime, url, namespace)
     if isinstance(url, FromEnvironment):
         try:
-            return open_backend(world, str(url), namespace)
+            return open_engine(runtime, str(url), namespace)
         except InvalidURL as error:
             raise InvalidURL(f"$FENCELOCK_URL: {error}") from error.__cause__
-    return cast("Callable[[World, str, str], Backend]", module_of(url).connect)(world, url, namespace)
+    return cast("Callable[[Runtime, str, str], Engine]", module_of(url).connect)(runtime, url, namespace)
 
 
 def module_of(url: str) -> ModuleType:
     """Return the module of the engine that a URL names; raise InvalidURL or MissingDependency."""
     scheme, colon, rest = url.partition(":")
-    engine = ENGINES.get(scheme.lower()) if colon else None
+    scheme = scheme.lower()
+    engine = (ENGINES.get(scheme) or _installed(scheme)) if colon else None
     if engine is None or (engine.extra is not None and _port(rest) in PORTS):  # redis:6379 is a host and its port
         raise InvalidURL(_unknown(url))
-    return _load(scheme.lower(), engine)
+    return _load(scheme, engine)
 
 
-def _load(scheme: str, engine: Engine) -> ModuleType:
+def _installed(scheme: str) -> EngineModule | None:
+    """Return the engine that another package has registered for the scheme, under the entry point `fencelock.engines`.
+
+    The entry point names a module with `connect(runtime, url, namespace)`.
+    """
+    from importlib.metadata import entry_points
+
+    found = next(iter(entry_points(group="fencelock.engines", name=scheme)), None)
+    return None if found is None else EngineModule(found.module)
+
+
+def _load(scheme: str, engine: EngineModule) -> ModuleType:
     try:
         return import_module(engine.module)
     except ImportError as error:
@@ -161,7 +173,7 @@ def _load(scheme: str, engine: Engine) -> ModuleType:
         ) from error
 
 
-def _adopt(world: World, client: object, namespace: str) -> Backend:
+def _adopt(runtime: Runtime, client: object, namespace: str) -> Engine:
     """Return the engine for an object of the application's own that knows a server."""
     for kind in type(client).__mro__:
         package = kind.__module__.partition(".")[0]
@@ -172,7 +184,7 @@ def _adopt(world: World, client: object, namespace: str) -> Backend:
                 engine = ENGINES.get(scheme)
         adopt = None if engine is None else getattr(_load(scheme, engine), "adopt", None)
         if adopt is not None:
-            return cast("Callable[[World, object, str], Backend]", adopt)(world, client, namespace)
+            return cast("Callable[[Runtime, object, str], Engine]", adopt)(runtime, client, namespace)
     kind = type(client)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}."
     raise InvalidURL(
@@ -186,18 +198,18 @@ TAKEN = (
 )
 
 
-def open_schema(world: World, url: str) -> Schema | None:
+def open_schema(runtime: Runtime, url: str) -> Schema | None:
     """Return what makes the tables of the engine that the URL names, or None if it needs none.
 
     An engine that needs some has `schema_for(world, url)` in its module.
     """
     make = getattr(module_of(url), "schema_for", None)
-    return None if make is None else cast("Callable[[World, str], Schema]", make)(world, url)
+    return None if make is None else cast("Callable[[Runtime, str], Schema]", make)(runtime, url)
 
 
-def shown(url: object, backend: Backend) -> str:
+def shown(url: object, engine: Engine) -> str:
     """Return the URL for people to see: without its password, and what a default stands for in its place."""
-    return redact(getattr(backend, "url", None) or str(url))
+    return redact(getattr(engine, "url", None) or str(url))
 
 
 def _unknown(url: str) -> str:

@@ -87,7 +87,7 @@ class ObjectFence:
             body = change(None if seen.etag is None else seen.body)
             if self._put(key, bearer(lease), body, seen):
                 return body
-            tried = _again(key, tried)
+            tried = _reenter(key, tried)
 
     def read(self, lease: Fenced, key: str) -> Stored:
         """Return an object as it is, or raise StaleToken if somebody newer has written it. No ETag: there is none."""
@@ -130,7 +130,7 @@ class ObjectFence:
                 )
             if self._put(key, to, seen.body, seen):
                 break
-            tried = _again(key, tried)
+            tried = _reenter(key, tried)
         tell_moved(key, token_of(seen.mark), token, reason)
 
     def _get(self, key: str) -> Stored:
@@ -198,7 +198,7 @@ class ObjectFence:
         )
 
 
-def _again(key: str, tried: int) -> int:
+def _reenter(key: str, tried: int) -> int:
     """Pause before another attempt, and return how many there were; raise VersionConflict after the last."""
     if tried + 1 == ATTEMPTS:
         raise VersionConflict(

@@ -94,20 +94,20 @@ class Cell(ABC, Generic[T]):
             raise VersionConflict(f"{self.name!r} is no longer as it was read: read again, and decide again", self.name)
 
     async def _modify(self, change: Any, timeout: float | None, attempts: int | None) -> T | None:
-        world = world_of(awaited=self.awaited)
-        until = None if timeout is None else world.now() + timeout
+        runtime = world_of(awaited=self.awaited)
+        until = None if timeout is None else runtime.now() + timeout
         pause, tried = FIRST_PAUSE, 0
         while True:
             done, value = await self._attempt(change)
             if done:
                 return value
             tried += 1
-            wait = pause * world.random()
-            if tried == attempts or (until is not None and world.now() + wait > until):
+            wait = pause * runtime.random()
+            if tried == attempts or (until is not None and runtime.now() + wait > until):
                 raise VersionConflict(
                     f"{self.name!r} was changed by others each of the {tried} times that it was tried: try again later, or "
                     "take a lock for what so many want at once",
                     self.name,
                 )
-            await world.sleep(wait)
+            await runtime.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE)

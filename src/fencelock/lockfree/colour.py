@@ -10,27 +10,27 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fencelock.errors import InvalidType
+from fencelock.runtime.blocking import BlockingRuntime, run_sync
 from fencelock.sqlio import settled as settled
-from fencelock.worlds.blocking import BlockingWorld, drive
 
 if TYPE_CHECKING:
-    from fencelock.core.world import World
+    from fencelock.core.runtime import Runtime
 
 T = TypeVar("T")
 
 
-def world_of(*, awaited: bool) -> World:
+def world_of(*, awaited: bool) -> Runtime:
     """Return the world of a colour, for its clock and its sleep."""
     if not awaited:
-        return BlockingWorld()
-    from fencelock.worlds.aio import AioWorld  # asyncio is only for those who use it
+        return BlockingRuntime()
+    from fencelock.runtime.asyncio import AsyncioRuntime  # asyncio is only for those who use it
 
-    return AioWorld()
+    return AsyncioRuntime()
 
 
 def in_colour(work: Coroutine[Any, Any, T], *, awaited: bool) -> Any:
     """Return what the work returns, or the work itself, to be awaited."""
-    return work if awaited else drive(work)
+    return work if awaited else run_sync(work)
 
 
 def check_colour(thing: object, *, awaited: bool, asked: bool) -> None:

@@ -14,15 +14,15 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-from fencelock.core.names import LONGEST, check_name
+from fencelock.core.validation import LONGEST, check_name
 from fencelock.errors import FencelockError, InvalidArgument, InvalidName, InvalidType, KeyInProgress, KeyReused
 from fencelock.lockfree import idempotency_sql
 from fencelock.lockfree.canonical import Json, canonical, written
 from fencelock.lockfree.colour import check_colour
 from fencelock.lockfree.idempotency_sql import Done, SqlStore
 from fencelock.primitives.locked import naming
+from fencelock.runtime.blocking import run_sync
 from fencelock.sqlio import Awaited, Blocking, link, run
-from fencelock.worlds.blocking import drive
 
 __all__ = [
     "Idempotent",
@@ -132,13 +132,13 @@ class Idempotent:
         self._run: Run | None = None
 
     def __enter__(self) -> Run:
-        return drive(self._begin(self._open(awaited=False)))
+        return run_sync(self._begin(self._open(awaited=False)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._store is not None
-        drive(self._end(self._store, error))
+        run_sync(self._end(self._store, error))
 
     async def __aenter__(self) -> Run:
         return await self._begin(self._open(awaited=True))

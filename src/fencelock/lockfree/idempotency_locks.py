@@ -13,11 +13,11 @@ import logging
 from typing import Any
 
 from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
+from fencelock.core.lease import BaseLease
 from fencelock.core.records import VALUE_MAX_BYTES, Records
 from fencelock.errors import GuaranteeUnavailable, LockTimeout, StaleToken
 from fencelock.lockfree.idempotency_sql import Done, in_progress
-from fencelock.primitives.mutex import Mutex
+from fencelock.primitives.lock import LockFactory
 
 PREFIX = "idempotency:"
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("fencelock.lockfree")
 
 def records_of(locks: Any, what: str) -> Records:
     """Return the records of a client's engine; raise GuaranteeUnavailable if it keeps none."""
-    records: Records | None = getattr(locks._client.backend, "records", None)
+    records: Records | None = getattr(locks._client.engine, "records", None)
     if records is None:
         raise GuaranteeUnavailable(
             f"{what} needs an engine that keeps records, and {locks.traits.engine} does not: use another one"
@@ -52,14 +52,14 @@ class LockStore:
         self._records = records_of(locks, f"the idempotency key {key!r}")
         self._client: Client[Any] = locks._client
         self._key = key
-        self._lease: LeaseCore | None = None
+        self._lease: BaseLease | None = None
         self._fingerprint = ""
 
     async def claim(self, fingerprint: str, ttl: float, patience: float | None) -> Done | None:
         """Return what an earlier run left, or None: it is for us to run. Raise KeyInProgress."""
         if (done := self._done(await self._stored())) is not None:
             return done
-        mutex = Mutex(self._client, PREFIX + self._key, timeout=patience)
+        mutex = LockFactory(self._client, PREFIX + self._key, timeout=patience)
         try:
             lease = self._lease = await mutex.acquire()
         except LockTimeout as error:
@@ -67,7 +67,7 @@ class LockStore:
             if (done := self._done(await self._stored())) is not None:
                 return done
             raise in_progress(self._key) from error
-        mutex.entered(mutex.here(), lease)
+        mutex.entered(mutex.current_task(), lease)
         self._fingerprint = fingerprint
         stored = await self._stored()
         if (done := self._done(stored)) is not None:
@@ -99,7 +99,7 @@ class LockStore:
     async def leave(self, error: BaseException | None) -> None:
         """End the block and release the lock."""
         if self._lease is not None:
-            await self._lease._leave(error)
+            await self._lease._exit_block(error)
 
     async def _stored(self) -> dict[str, Any]:
         """Return what the record has: a fingerprint, and a result if the run is finished; nothing if there is no record."""

@@ -176,8 +176,8 @@ class SqlStore:
     async def _claim_pg(self, patience: float | None) -> Done | None:
         number = sha256(f"fencelock.idempotency:{self._key}".encode()).digest()[:8]
         args = {**self._args, "turn": int.from_bytes(number, signed=True)}
-        world = world_of(awaited=self.awaited)
-        until, pause = world.now() + (patience or 0.0), FIRST_PAUSE
+        runtime = world_of(awaited=self.awaited)
+        until, pause = runtime.now() + (patience or 0.0), FIRST_PAUSE
         while True:  # only once for who waits, unless what it waited for was collected before it could be read
             if (await self._on.execute(PG_WAIT if patience is None else PG_TRY, args)).touched:
                 return None
@@ -185,16 +185,16 @@ class SqlStore:
                 return done
             if patience is None:
                 continue
-            left = until - world.now()
+            left = until - runtime.now()
             if left <= 0:
                 raise in_progress(self._key)
-            await world.sleep(min(left, pause * (0.5 + world.random() / 2)))
+            await runtime.sleep(min(left, pause * (0.5 + runtime.random() / 2)))
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _claim_my(self, patience: float | None) -> Done | None:
         seconds = FOR_EVER if patience is None else patience
-        world = world_of(awaited=self.awaited)
-        until = world.now() + seconds
+        runtime = world_of(awaited=self.awaited)
+        until = runtime.now() + seconds
         key = sha256(self._key.encode()).hexdigest()
         ((got, turn),) = (await self._on.execute(MY_TURN, {"key": key, "seconds": seconds})).rows
         if got != 1:
@@ -204,7 +204,7 @@ class SqlStore:
         bound = "" if patience is None else MY_BOUND
         try:
             while True:  # once, unless what is in the way is collected before it can be read
-                args = {**self._args, "bound": math.ceil(max(0.0, until - world.now()))}
+                args = {**self._args, "bound": math.ceil(max(0.0, until - runtime.now()))}
                 if (await self._on.execute(bound + MY_CLAIM, args)).touched:
                     return None
                 # Past the snapshot that the transaction may have taken before. A shared lock, which MY_CLAIM took already:
@@ -250,10 +250,10 @@ class SqlStore:
 
     async def _insert_lite(self, patience: float | None, own_timeout: float) -> bool:
         """Insert the claim, as soon as no other transaction writes; return False if the key has a row already."""
-        world = world_of(awaited=self.awaited)
-        until = math.inf if patience is None else world.now() + patience
+        runtime = world_of(awaited=self.awaited)
+        until = math.inf if patience is None else runtime.now() + patience
         while True:
-            started = world.now()
+            started = runtime.now()
             timeout = own_timeout
             if patience != 0:
                 timeout = max(0.001, min(LITE_SLICE, until - started))
@@ -263,7 +263,7 @@ class SqlStore:
             except Exception as error:
                 if LITE_LOCKED not in str(error):
                     raise
-                now = world.now()
+                now = runtime.now()
                 # SQLite refuses without waiting if this transaction has read: waiting could never end, or would keep the
                 # other one from committing.
                 if now - started < timeout / 2:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from hashlib import sha256
 from typing import Any, NamedTuple, overload
 
-from fencelock.core.names import check_name
+from fencelock.core.validation import check_name
 from fencelock.errors import FencelockError, InvalidName
 from fencelock.lockfree.canonical import Json, written
 from fencelock.lockfree.schema import explain

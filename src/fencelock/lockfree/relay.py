@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any
 
 from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
-from fencelock.core.world import Event
+from fencelock.core.lease import BaseLease
+from fencelock.core.runtime import Event
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidType, LeaseLost, LockTimeout, StaleToken
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.colour import in_colour, settled, world_of
 from fencelock.lockfree.idempotency_locks import is_awaited
 from fencelock.lockfree.outbox import Message, Outbox, Unreadable
-from fencelock.primitives.mutex import Mutex
+from fencelock.primitives.lock import LockFactory
 from fencelock.sqlio import link
 from fencelock.sqlio.lent import check_connect, lent
 from fencelock.sqlio.lent import is_awaited as is_awaited_connection
@@ -43,18 +43,18 @@ _log = logging.getLogger("fencelock")
 class _Held:
     """Holds the lock for a block of either colour: where it can be, the body is interrupted when the lease is lost."""
 
-    def __init__(self, mutex: Mutex[Any], patience: float | None) -> None:
+    def __init__(self, mutex: LockFactory[Any], patience: float | None) -> None:
         self._mutex = mutex
         self._patience = patience
 
-    async def __aenter__(self) -> LeaseCore:
-        lease: LeaseCore = self._mutex.entered(self._mutex.here(), await self._mutex.acquire(self._patience))
+    async def __aenter__(self) -> BaseLease:
+        lease: BaseLease = self._mutex.entered(self._mutex.current_task(), await self._mutex.acquire(self._patience))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._mutex.leaving()._leave(error)
+        await self._mutex.leaving()._exit_block(error)
 
 
 class _Blocked:
@@ -126,7 +126,7 @@ class Relay:
         self._poll = poll
         self._batch = batch
         self._resource = f"outbox:{outbox.name}"
-        self._mutex: Mutex[Any] = Mutex(self._client, self._resource, ttl=ttl)
+        self._mutex: LockFactory[Any] = LockFactory(self._client, self._resource, ttl=ttl)
         self._stopped = False
         self._bell: Event | None = None
 
@@ -148,11 +148,11 @@ class Relay:
             self._bell.set()
 
     async def _run(self) -> None:
-        world = self._client.world
-        bell = self._bell = world.event()
+        runtime = self._client.runtime
+        bell = self._bell = runtime.event()
         pause = FIRST_PAUSE
         while not self._stopped:
-            since = world.now()
+            since = runtime.now()
             try:
                 async with _Held(self._mutex, IN_LINE) as lease:
                     _log.info("%s relays %r (token %d)", lease.owner, self._outbox.name, lease.token)
@@ -167,10 +167,10 @@ class Relay:
                 raise
             except Exception as error:
                 _log.warning("the relay of %r starts anew: %s", self._outbox.name, error, exc_info=error)
-            if world.now() - since > LONGEST_PAUSE:
+            if runtime.now() - since > LONGEST_PAUSE:
                 pause = FIRST_PAUSE  # it went well for a while
             if not self._stopped:
-                await bell.wait(pause * (0.5 + world.random() / 2))
+                await bell.wait(pause * (0.5 + runtime.random() / 2))
                 pause = min(pause * 2, LONGEST_PAUSE)
         self._stopped = False
 
@@ -178,10 +178,10 @@ class Relay:
         async with _Held(self._mutex, timeout) as lease:
             return await self._serve(lease, None)
 
-    async def _serve(self, lease: LeaseCore, bell: Event | None) -> int:
+    async def _serve(self, lease: BaseLease, bell: Event | None) -> int:
         """Deliver as long as we are the one: until we are stopped or, without a bell, until there is nothing more."""
-        world = self._client.world
-        blocked = _Blocked(world.now, world.random)
+        runtime = self._client.runtime
+        blocked = _Blocked(runtime.now, runtime.random)
         given = self._connect()
         if not self._awaited and is_awaited_connection(given):
             with suppress(Exception):
@@ -219,7 +219,7 @@ class Relay:
             await self._threads.close()
 
     async def _turn(
-        self, connection: Any, lease: LeaseCore, done: list[int], most: int, waiting: list[str], *, first: bool
+        self, connection: Any, lease: BaseLease, done: list[int], most: int, waiting: list[str], *, first: bool
     ) -> list[Message]:
         """Mark what was delivered and read what is next, in one transaction that a relay that was replaced cannot begin.
 
@@ -241,16 +241,16 @@ class Relay:
         return messages
 
     async def _deliver_all(
-        self, messages: list[Message], lease: LeaseCore, blocked: _Blocked, *, stoppable: bool
+        self, messages: list[Message], lease: BaseLease, blocked: _Blocked, *, stoppable: bool
     ) -> tuple[list[int], Exception | None]:
         """Deliver one after the other for a while; return which were, and a failure: the rest of that key has to wait."""
-        world = self._client.world
+        runtime = self._client.runtime
         done: list[int] = []
         failed: set[str] = set()
         failure: Exception | None = None
-        started = world.now()
+        started = runtime.now()
         for message in messages:
-            if (stoppable and self._stopped) or world.now() - started > UNMARKED:
+            if (stoppable and self._stopped) or runtime.now() - started > UNMARKED:
                 break
             if message.key in failed:
                 continue

@@ -13,7 +13,7 @@ from fencelock.sim.history import History, Kind, Op, Outcome, Write
 
 
 @dataclass(frozen=True, slots=True)
-class Promises:
+class Invariants:
     """What is demanded of a history. An engine that loses its data keeps fewer of them."""
 
     exclusion: bool = True
@@ -41,7 +41,7 @@ class Violation:
         return f"{self.check} of {self.name!r}: {self.message}"
 
 
-def check(history: History, promises: Promises | None = None) -> list[Violation]:
+def check(history: History, promises: Invariants | None = None) -> list[Violation]:
     """Return every promise that the history breaks; none, if all is well.
 
     >>> from fencelock.sim.history import Op
@@ -51,7 +51,7 @@ def check(history: History, promises: Promises | None = None) -> list[Violation]
     exclusion of 'x': b (token 2) holds it from 1.5000, a (token 1) until 2.0000
     linearizability of 'x': b (token 2) was granted by 1.5000, but its turn came at 2.0000
     """
-    promises = promises or Promises()
+    promises = promises or Invariants()
     by_name: defaultdict[str, list[Op]] = defaultdict(list)
     for op in history.ops:
         by_name[op.name].append(op)
@@ -201,7 +201,7 @@ def resource(writes: Iterable[Write]) -> Iterator[str]:
         last = write
 
 
-def orphans(history: History, promises: Promises) -> Iterator[Violation]:
+def orphans(history: History, promises: Invariants) -> Iterator[Violation]:
     """After quiet and one ttl nothing is left; of those who ended in order, nothing at once."""
     given_back = {(op.name, op.token) for op in history.ops if op.kind is Kind.RELEASE and op.outcome is Outcome.OK}
     unsure = {

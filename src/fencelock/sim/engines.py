@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol
 
-from fencelock.core.backend import Backend
+from fencelock.core.engine import Engine
 from fencelock.model import Claim
 from fencelock.sim.history import Left
-from fencelock.sim.host import Host
+from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
-from fencelock.sim.world import SimWorld
 
 
-class Engine(Protocol):
+class SimulatedEngine(Protocol):
     """One engine: its servers, a way to them, and what can be seen of it from outside."""
 
     labels: Sequence[str]
     """Its servers on the network."""
-    hosts: Sequence[Host]
+    hosts: Sequence[SimulatedHost]
     """Those that can be stopped and started."""
     tickets: Mapping[int, int]
     """In which order claims came, by token; empty where that means nothing."""
@@ -28,7 +28,7 @@ class Engine(Protocol):
     patience: float
     """Seconds for which what runs in the background may still wait for an answer that never comes."""
 
-    def connect(self, world: SimWorld) -> Backend:
+    def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production backend for a process."""
         ...
 
@@ -54,14 +54,14 @@ class Engine(Protocol):
 
 
 _MAKERS = {
-    "memory": ("fencelock.sim.engine", "MemoryEngine"),
-    "redis": ("fencelock.sim.redis_engine", "RedisEngine"),
-    "redlock": ("fencelock.sim.redlock_engine", "RedlockEngine"),
+    "memory": ("fencelock.sim.memory_engine", "SimulatedMemory"),
+    "redis": ("fencelock.sim.redis_engine", "SimulatedRedis"),
+    "redlock": ("fencelock.sim.redlock_engine", "SimulatedRedlock"),
 }
 
 
-def make(network: Network, scenario: Scenario) -> Engine:
+def make(network: Network, scenario: Scenario) -> SimulatedEngine:
     """Return the engine that a scenario is played on; drivers are imported only here."""
     module, name = _MAKERS[scenario.engine]
-    maker: Callable[[Network, Scenario], Engine] = getattr(import_module(module), name)
+    maker: Callable[[Network, Scenario], SimulatedEngine] = getattr(import_module(module), name)
     return maker(network, scenario)

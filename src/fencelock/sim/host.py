@@ -11,7 +11,7 @@ from fencelock.sim.network import Network
 from fencelock.sim.redis import Redis, Session
 
 
-class Host:
+class SimulatedHost:
     """It can be stopped for a while, and it can go down and come back, with its data or without."""
 
     def __init__(self, network: Network, label: str, make: Callable[[Callable[[], int], str], Redis] = Redis) -> None:

@@ -6,19 +6,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from fencelock.core.client import Client
-from fencelock.core.lease import LeaseCore
+from fencelock.core.lease import BaseLease
 from fencelock.errors import EngineUnavailable
-from fencelock.model import Grant, Reason
+from fencelock.model import Grant, LossReason
 from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.process import Process
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.task import Cancelled
-from fencelock.sim.world import SimWorld
 
 if TYPE_CHECKING:
     from fencelock.sim.recorder import Recorder
 
 
-class SimLease(LeaseCore):
+class SimLease(BaseLease):
     """A lease that remembers when its holder stopped to believe in it."""
 
     __slots__ = ("_ended", "_recorder", "begun")
@@ -34,7 +34,7 @@ class SimLease(LeaseCore):
 
     @property
     def _process(self) -> Process:
-        return cast("SimWorld", self._client.world).process
+        return cast("SimRuntime", self._client.runtime).process
 
     def valid_until(self) -> float:
         """Return when `is_lost` would first have answered True, or the lease was released, or its process died."""
@@ -42,12 +42,12 @@ class SimLease(LeaseCore):
         ends = [process.clock.true(self.deadline), self._ended, process.died]
         return min(end for end in ends if end is not None)
 
-    async def _give_back(self) -> bool:
+    async def _release(self) -> bool:
         """Release; the caller has stopped to work under the lease."""
         self._end()
         op = self._recorder.call(self.name, Kind.RELEASE, self._process, self.token)
         try:
-            ours = await super()._give_back()
+            ours = await super()._release()
         except Cancelled:
             op.ended(Outcome.OK)  # nobody learns of it, but it must have been released
             self._recorder.given_back(self)
@@ -56,11 +56,11 @@ class SimLease(LeaseCore):
             op.ended(Outcome.UNKNOWN)
             raise
         op.ended(Outcome.OK if ours else Outcome.FAILED)
-        if ours and self.id not in self._client.keeper.leftovers:  # else the engine has not confirmed its clean-up
+        if ours and self.id not in self._client.renewer.leftovers:  # else the engine has not confirmed its clean-up
             self._recorder.given_back(self)
         return ours
 
-    def _lose(self, reason: Reason) -> None:
+    def _lose(self, reason: LossReason) -> None:
         """Record when it was lost."""
         self._end()
         super()._lose(reason)
@@ -83,4 +83,4 @@ class Held:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._lease._leave(error)
+        await self._lease._exit_block(error)

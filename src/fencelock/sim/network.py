@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from fencelock.errors import Unanswered
+from fencelock.errors import OutcomeUnknown
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
-from fencelock.sim.task import Parked
+from fencelock.sim.task import Suspension
 
 if TYPE_CHECKING:
-    from fencelock.sim.host import Host
+    from fencelock.sim.host import SimulatedHost
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class NetworkFaults:
     """How messages fare: chances from 0 to 1, times in seconds."""
 
     delay: float = 0.02
@@ -36,11 +36,11 @@ class Weather:
 class Network:
     """Carries messages between processes and servers, which are known by their labels."""
 
-    def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
+    def __init__(self, scheduler: Scheduler, faults: NetworkFaults) -> None:
         self.scheduler = scheduler
-        self.weather = weather
+        self.faults = faults
         self.healed = False
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, SimulatedHost] = {}
         """Servers that can be connected to, by label."""
         self._cuts: dict[tuple[str, str], int] = {}
         self._held: list[tuple[str, str, Callable[[], object]]] = []
@@ -74,29 +74,29 @@ class Network:
     def heal(self) -> None:
         """Lose nothing from now on; what was sent before may still be on its way."""
         self.healed = True
-        self.weather = Weather(self.weather.delay, patience=self.weather.patience)
+        self.faults = NetworkFaults(self.faults.delay, patience=self.faults.patience)
         self._cuts.clear()
         self._go_on()
 
     def send(self, source: str, target: str, arrive: Callable[[], object], *, once: bool = False) -> None:
         """Send a message: `arrive` happens at the other end, perhaps; `once` if it must not happen twice."""
-        weather, chance = self.weather, self.scheduler.random
-        if self._cuts.get((source, target)) or (weather.lost and chance.random() < weather.lost):
+        faults, chance = self.faults, self.scheduler.random
+        if self._cuts.get((source, target)) or (faults.lost and chance.random() < faults.lost):
             return
         self.scheduler.after(self.delay(), arrive)
-        if weather.doubled and not once and chance.random() < weather.doubled:
+        if faults.doubled and not once and chance.random() < faults.doubled:
             self.scheduler.after(self.delay(), arrive)
 
     def delay(self) -> float:
         """Return how long some message takes."""
-        weather, chance = self.weather, self.scheduler.random
-        slow = weather.slow and chance.random() < weather.slow
-        return chance.random() * (weather.slowest if slow else weather.delay)
+        faults, chance = self.faults, self.scheduler.random
+        slow = faults.slow and chance.random() < faults.slow
+        return chance.random() * (faults.slowest if slow else faults.delay)
 
     async def ask(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
-        """Carry a question to a server and its answer back, or raise Unanswered."""
+        """Carry a question to a server and its answer back, or raise OutcomeUnknown."""
         call: Call[T] = Call(process)
-        timer = process.timer(self.weather.patience, call.parked.wake)
+        timer = process.timer(self.faults.patience, call.parked.wake)
         self.send(process.label, server, partial(self._arrive, call, server, question), once=once)
         try:
             await call.parked
@@ -119,7 +119,7 @@ class Call(Generic[T]):
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.parked = Parked(process)
+        self.parked = Suspension(process)
         self.answered = False
         self._error: Exception | None = None
         self._value: T | None = None
@@ -140,7 +140,7 @@ class Call(Generic[T]):
     def result(self) -> T:
         """Return the answer, or raise."""
         if not self.answered:
-            raise Unanswered("no answer from the simulated server")
+            raise OutcomeUnknown("no answer from the simulated server")
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from random import Random
 
 from fencelock.core.client import Client
-from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, StaleToken, Unanswered
+from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
 from fencelock.model import Claim
-from fencelock.primitives.mutex import Mutex
+from fencelock.primitives.lock import LockFactory
 from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
 from fencelock.sim.recorder import Recorder
 from fencelock.sim.resource import Resource
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
 from fencelock.sim.task import Cancelled
-from fencelock.sim.world import SimWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Worker:
     """A task of a process that does one job after the other."""
 
     def __init__(
-        self, client: Client[SimLease], world: SimWorld, resources: dict[str, Resource], recorder: Recorder
+        self, client: Client[SimLease], runtime: SimRuntime, resources: dict[str, Resource], recorder: Recorder
     ) -> None:
         self._client = client
-        self._world = world
+        self._runtime = runtime
         self._resources = resources
         self._recorder = recorder
 
@@ -84,10 +84,10 @@ class Worker:
         """Do the jobs; a cancellation ends one of them, not the worker."""
         for job in jobs:
             try:
-                await self._world.sleep(job.rest)
+                await self._runtime.sleep(job.rest)
                 await self._do(job)
             except Cancelled:
-                task = self._world.process.current
+                task = self._runtime.process.current
                 assert task is not None
                 task.uncancel()
 
@@ -103,13 +103,13 @@ class Worker:
                 try:
                     await self._change(job, lease)
                 finally:
-                    await lease._give_back()
+                    await lease._release()
         except (LeaseLost, StaleToken, EngineUnavailable):
             pass  # told, and nothing more is written under this lease
 
     async def _acquire(self, job: Job) -> SimLease | None:
         kind = Kind.TRY if job.timeout == 0.0 else Kind.ACQUIRE
-        op = self._recorder.call(job.name, kind, self._world.process, shared=job.shared, limit=job.limit)
+        op = self._recorder.call(job.name, kind, self._runtime.process, shared=job.shared, limit=job.limit)
         try:
             lease = await self._ask(job)
         except (LockTimeout, Cancelled) as error:
@@ -127,20 +127,20 @@ class Worker:
         if job.shared:
             claim = Claim(job.name, job.ttl, self._client.owner, shared=True, limit=job.limit)
             return await self._client.acquire(claim, job.timeout, job.renew, job.max_hold)
-        lock = Mutex(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
+        lock = LockFactory(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
         return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 
     async def _change(self, job: Job, lease: SimLease) -> None:
-        resource, process = self._resources[job.name], self._world.process
+        resource, process = self._resources[job.name], self._runtime.process
         if job.renews:
             await lease._renew_now()
         for _ in range(job.rounds):
             saw = await resource.read(process, lease)
-            await self._world.sleep(job.think * self._world.random())
+            await self._runtime.sleep(job.think * self._runtime.random())
             if job.careful:
                 lease.check()
             try:
                 await resource.write(process, lease, saw)
-            except Unanswered:
+            except OutcomeUnknown:
                 break  # it may yet arrive, so nothing else may be written under this lease
-        await self._world.sleep(job.linger * self._world.random())
+        await self._runtime.sleep(job.linger * self._runtime.random())

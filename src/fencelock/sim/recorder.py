@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fencelock.sim.engines import Engine
+from fencelock.sim.engines import SimulatedEngine
 from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
@@ -57,7 +57,7 @@ class Pending:
 class Recorder:
     """What happened so far."""
 
-    def __init__(self, scheduler: Scheduler, engine: Engine, settled: float) -> None:
+    def __init__(self, scheduler: Scheduler, engine: SimulatedEngine, settled: float) -> None:
         self._settled = settled
         """Seconds after which no message is on its way any more."""
         self.scheduler = scheduler

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
-from fencelock.backends.redis.dial import DIAL_SECONDS, RedisDialer
-from fencelock.backends.redis.engine import RedisBackend
-from fencelock.core.backend import Backend
-from fencelock.core.world import Command, Dialer, World
+from fencelock.core.engine import Engine
+from fencelock.core.runtime import Command, Connector, Runtime
+from fencelock.engines.redis.dial import DIAL_SECONDS, RedisConnector
+from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
+from fencelock.runtime.blocking import run_sync
+from fencelock.sim.connection import as_parsed
 from fencelock.sim.history import Left
-from fencelock.sim.host import Host
+from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.redis import Redis, Session
 from fencelock.sim.redis_data import Words
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
-from fencelock.sim.wire import as_parsed
-from fencelock.sim.world import SimWorld
-from fencelock.worlds.blocking import drive
 
 NAMESPACE = "fencelock"
 COARSE = 1_000_000
@@ -61,7 +61,7 @@ class Watched(Redis):
         return super()._do_hset(words)
 
 
-class RedisEngine:
+class SimulatedRedis:
     """One server."""
 
     patience = DIAL_SECONDS
@@ -69,21 +69,21 @@ class RedisEngine:
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario
         self._chance = network.scheduler.random
-        self._host = Host(network, "redis", Watched)
+        self._host = SimulatedHost(network, "redis", Watched)
         self._server = cast("Watched", self._host.redis)
         self._start = self._host.wall.us()
         if scenario.rewinds:
             self._host.wall.step = COARSE
         self.labels: Sequence[str] = (self._host.label,)
-        self.hosts: Sequence[Host] = (self._host,)
-        self._dialer = dialer("redis")
-        self._probe = RedisBackend(outside(self.hosts), self._dialer, NAMESPACE)
+        self.hosts: Sequence[SimulatedHost] = (self._host,)
+        self._connector = connector("redis")
+        self._probe = RedisEngine(outside(self.hosts), self._connector, NAMESPACE)
         self.tickets: Mapping[int, int] = self._server.tickets
 
-    def connect(self, world: SimWorld) -> Backend:
+    def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production backend; as in asyncio its tasks share a connection, or as in threads they do not."""
-        world.shares_wires = self._chance.random() < 0.5
-        return RedisBackend(world, self._dialer, NAMESPACE)
+        runtime.shares_connections = self._chance.random() < 0.5
+        return RedisEngine(runtime, self._connector, NAMESPACE)
 
     def has(self, claim: Claim) -> bool:
         """Return whether a claim is in line, or holds the lock."""
@@ -105,7 +105,7 @@ class RedisEngine:
 
     def force(self, name: str) -> None:
         """Release by force."""
-        drive(self._probe.force_release(name))
+        run_sync(self._probe.force_release(name))
 
     def jump(self, seconds: float) -> bool:
         """Leases run out by this clock: it is set only where nothing is promised of them."""
@@ -114,58 +114,58 @@ class RedisEngine:
         return self._scenario.jumps
 
 
-def dialer(label: str) -> RedisDialer:
+def connector(label: str) -> RedisConnector:
     """Return the production dialer, which never dials here: simulated wires ask it for nothing but how errors look."""
-    return RedisDialer(label, _never, _never)
+    return RedisConnector(label, _never, _never)
 
 
-def look(backend: Backend, names: Sequence[str], at: float) -> list[Left]:
+def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Left]:
     """Return whom a backend finds under some names."""
     found = []
     for name in names:
-        snapshot = drive(backend.inspect(name))
+        snapshot = run_sync(client_engine.inspect(name))
         found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
         found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
     return found
 
 
-def outside(hosts: Sequence[Host]) -> World:
+def outside(hosts: Sequence[SimulatedHost]) -> Runtime:
     """Return a world for whoever looks at servers from outside: every answer is there at once, whatever goes wrong."""
-    return cast("World", _Outside({host.label: host for host in hosts}))
+    return cast("Runtime", _Outside({host.label: host for host in hosts}))
 
 
 class _Outside:
-    shares_wires = False
+    shares_connections = False
 
-    def __init__(self, hosts: dict[str, Host]) -> None:
+    def __init__(self, hosts: dict[str, SimulatedHost]) -> None:
         self._hosts = hosts
 
     def now(self) -> float:
         return 0.0
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
-        drive(work)
+        run_sync(work)
 
-    async def wire(self, dialer: Dialer, *_: Callable[..., None]) -> _Direct:
-        return _Direct(self._hosts[dialer.address], dialer)
+    async def connection(self, connector: Connector, *_: Callable[..., None]) -> _Direct:
+        return _Direct(self._hosts[connector.address], connector)
 
     async def fan(self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object) -> list[Any]:
-        return [await wire.ask(command, timeout) for wire, command in asked]
+        return [await connection.ask(command, timeout) for connection, command in asked]
 
 
 class _Direct:
     open = True
     owed = ()
-    waiting_since = None
+    oldest_pending_since = None
 
-    def __init__(self, host: Host, dialer: Dialer) -> None:
+    def __init__(self, host: SimulatedHost, connector: Connector) -> None:
         self._host = host
-        self._dialer = dialer
+        self._connector = connector
 
     async def ask(self, command: Command | bytes, _: float) -> Any:
         if command[0] == "SUBSCRIBE":
             return [b"subscribe", b"", 0]
-        return as_parsed(self._dialer, self._host.redis.ask(command)[0])
+        return as_parsed(self._connector, self._host.redis.ask(command)[0])
 
     def alive(self) -> bool:
         return True

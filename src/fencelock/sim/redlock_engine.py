@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fencelock.backends.redis.dial import DIAL_SECONDS
-from fencelock.backends.redis.redlock.engine import RedlockBackend
-from fencelock.core.backend import Backend
+from fencelock.core.engine import Engine
+from fencelock.engines.redis.dial import DIAL_SECONDS
+from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim
+from fencelock.runtime.blocking import run_sync
 from fencelock.sim.clocks import RATE_ERROR, WallClock
 from fencelock.sim.history import Left
-from fencelock.sim.host import Host
+from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
-from fencelock.sim.redis_engine import NAMESPACE, dialer, outside
+from fencelock.sim.redis_engine import NAMESPACE, connector, outside
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
-from fencelock.sim.world import SimWorld
-from fencelock.worlds.blocking import drive
 
 SKEWS = (0.0, 0.01, 1.0, 1000.0)
 """Seconds by which clocks are off, at most: nothing that is promised depends on them, as long as no data is lost."""
@@ -24,7 +24,7 @@ PERIOD = 60.0
 """Seconds after which a node begins to forget names: some runs begin shortly before."""
 
 
-class RedlockEngine:
+class SimulatedRedlock:
     """Three or five nodes that know nothing of each other."""
 
     patience = DIAL_SECONDS
@@ -39,24 +39,24 @@ class RedlockEngine:
         """The clients'."""
         count = self._chance.choice(scenario.nodes)
         self.labels: Sequence[str] = tuple(f"node-{number}" for number in range(1, count + 1))
-        self.hosts: Sequence[Host] = tuple(Host(network, label) for label in self.labels)
+        self.hosts: Sequence[SimulatedHost] = tuple(SimulatedHost(network, label) for label in self.labels)
         self._late = self._chance.uniform(0, PERIOD)
         for host in self.hosts:
             self._set(host.wall)
-        self._dialers = [dialer(label) for label in self.labels]
-        self._probe = RedlockBackend(outside(self.hosts), self._dialers, NAMESPACE)
+        self._connectors = [connector(label) for label in self.labels]
+        self._probe = RedlockEngine(outside(self.hosts), self._connectors, NAMESPACE)
 
     def _set(self, wall: WallClock) -> WallClock:
         wall.jump(self._late + self._chance.uniform(-self._skew, self._skew))
         return wall
 
-    def connect(self, world: SimWorld) -> Backend:
+    def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production backend, with a wall clock of the process's own."""
-        world.shares_wires = self._chance.random() < 0.5
+        runtime.shares_connections = self._chance.random() < 0.5
         rate = 1.0 if self._scenario.wipes else 1 + self._chance.uniform(-RATE_ERROR, RATE_ERROR)
         wall = self._set(WallClock(self._network.scheduler, rate))
         self._walls.append(wall)
-        return RedlockBackend(world, self._dialers, NAMESPACE, wall.us)
+        return RedlockEngine(runtime, self._connectors, NAMESPACE, wall.us)
 
     def has(self, claim: Claim) -> bool:
         """Return whether a claim is in line on some node, or has it."""
@@ -92,7 +92,7 @@ class RedlockEngine:
 
     def force(self, name: str) -> None:
         """Release by force."""
-        drive(self._probe.force_release(name))
+        run_sync(self._probe.force_release(name))
 
     def jump(self, seconds: float, /) -> bool:
         """Set a client's clock. Leases run out by those of the nodes: they are wrong from the beginning, but run on."""

@@ -10,7 +10,7 @@ from random import Random
 
 from fencelock.core.client import Client
 from fencelock.fences.memory import MemoryFence
-from fencelock.model import Reason
+from fencelock.model import LossReason
 from fencelock.sim import engines
 from fencelock.sim.check import Violation, check
 from fencelock.sim.history import History, Left
@@ -20,10 +20,10 @@ from fencelock.sim.process import Process
 from fencelock.sim.program import Worker, any_job
 from fencelock.sim.recorder import Recorder
 from fencelock.sim.resource import Resource
+from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario, scenario_of
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
-from fencelock.sim.world import SimWorld
 
 logging.getLogger("fencelock").addHandler(logging.NullHandler())  # servers that lose their data are part of the play
 
@@ -39,7 +39,7 @@ SPAN = 6.0
 CLUSTERED = 0.4
 """The chance that a misfortune follows closely on the last one: what one leaves behind, the next brings out."""
 
-GRACE = 0.05
+MIN_REPLY_TIMEOUT = 0.05
 """Seconds for tasks to take in the last message."""
 
 
@@ -74,9 +74,9 @@ class Run:
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.scenario = scenario
         # The time within which every message has arrived, and been answered.
-        self._settled = max(4 * scenario.weather.delay, scenario.weather.slowest) + GRACE
+        self._settled = max(4 * scenario.faults.delay, scenario.faults.slowest) + MIN_REPLY_TIMEOUT
         self.scheduler = Scheduler(f"{scenario.name}:{seed}")
-        self.network = Network(self.scheduler, scenario.weather)
+        self.network = Network(self.scheduler, scenario.faults)
         self.engine = engines.make(self.network, scenario)
         self.recorder = Recorder(self.scheduler, self.engine, self._settled)
         log = self.recorder.history.writes.append
@@ -93,12 +93,12 @@ class Run:
 
     def _start(self, label: str) -> None:
         process = Process(self.scheduler, label)
-        world = SimWorld(process, self.network)
-        backend = self.engine.connect(world)
+        runtime = SimRuntime(process, self.network)
+        client_engine = self.engine.connect(runtime)
         client = Client(
-            world, backend, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
+            runtime, client_engine, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
         )
-        worker = Worker(client, world, self.resources, self.recorder)
+        worker = Worker(client, runtime, self.resources, self.recorder)
         for _ in range(self.scenario.tasks):
             jobs = [any_job(self._chance, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
             process.spawn(worker.work(jobs), "worker", self._done)
@@ -182,7 +182,7 @@ class Run:
         if self.engine.jump(seconds):
             self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
 
-    def _lost(self, label: str, lease: SimLease, reason: Reason) -> None:
+    def _lost(self, label: str, lease: SimLease, reason: LossReason) -> None:
         self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
 
     # ------------------------------------------------------------------ the end
@@ -230,4 +230,4 @@ class Run:
         for process in self.processes:
             process.end()
         for client in self.clients:
-            client.keeper.stop(Reason.CLOSED)
+            client.renewer.stop(LossReason.CLOSED)

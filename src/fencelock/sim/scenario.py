@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fencelock.sim.check import Promises
-from fencelock.sim.network import Weather
+from fencelock.sim.check import Invariants
+from fencelock.sim.network import NetworkFaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class Scenario:
 
     name: str
     about: str
-    promises: Promises
-    weather: Weather
+    promises: Invariants
+    faults: NetworkFaults
     names: tuple[str, ...] = ("x",)
     processes: int = 3
     tasks: int = 1
@@ -55,15 +55,15 @@ class Scenario:
 LONG = 60.0
 """Seconds that bound a wait in bad weather: every participant may have to run out, one after the other."""
 
-ROUGH = Weather(delay=0.03, slow=0.1, slowest=1.2, lost=0.08, doubled=0.05)
+ROUGH = NetworkFaults(delay=0.03, slow=0.1, slowest=1.2, lost=0.08, doubled=0.05)
 
 SCENARIOS = (
     Scenario(
         "calm",
         "messages overtake each other and none is lost; waiting and working tasks are cancelled",
         # Nobody has to run out, so a release must reach the next in line within a few messages.
-        Promises(free_at_most=0.6, ttl=3.1),
-        Weather(delay=0.02),
+        Invariants(free_at_most=0.6, ttl=3.1),
+        NetworkFaults(delay=0.02),
         tasks=2,
         ttls=(2.0, 3.0),
         lapses=False,
@@ -72,8 +72,8 @@ SCENARIOS = (
     Scenario(
         "shared",
         "as calm, with readers and writers, or with permits; some are stopped",
-        Promises(free_at_most=LONG, ttl=3.1),
-        Weather(delay=0.02),
+        Invariants(free_at_most=LONG, ttl=3.1),
+        NetworkFaults(delay=0.02),
         tasks=2,
         jobs=2,
         ttls=(2.0, 3.0),
@@ -84,7 +84,7 @@ SCENARIOS = (
     Scenario(
         "lossy",
         "messages are lost, arrive late, or arrive twice",
-        Promises(free_at_most=LONG, clean=False, ttl=2.1),
+        Invariants(free_at_most=LONG, clean=False, ttl=2.1),
         ROUGH,
         cancels=1,
     ),
@@ -92,8 +92,8 @@ SCENARIOS = (
         "late",
         "messages are lost or arrive late, after their sender gave up on an answer and asked again",
         # Whoever ends in order asks until it is answered, and what arrives late must find that it is too late.
-        Promises(free_at_most=LONG, ttl=3.1),
-        Weather(delay=0.03, slow=0.12, slowest=0.9, lost=0.08),
+        Invariants(free_at_most=LONG, ttl=3.1),
+        NetworkFaults(delay=0.03, slow=0.12, slowest=0.9, lost=0.08),
         ttls=(2.0, 3.0),
         lapses=False,
         cancels=5,
@@ -101,8 +101,8 @@ SCENARIOS = (
     Scenario(
         "stops",
         "processes are stopped for longer than their leases last, and crash",
-        Promises(free_at_most=LONG, ttl=2.1),
-        Weather(delay=0.03, patience=1.0),
+        Invariants(free_at_most=LONG, ttl=2.1),
+        NetworkFaults(delay=0.03, patience=1.0),
         pauses=5,
         crashes=1,
         cancels=1,
@@ -110,8 +110,8 @@ SCENARIOS = (
     Scenario(
         "drift",
         "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
-        Promises(free_at_most=10 * LONG, ttl=20.1),
-        Weather(delay=0.002),
+        Invariants(free_at_most=10 * LONG, ttl=20.1),
+        NetworkFaults(delay=0.002),
         jobs=2,
         ttls=(20.0,),
         pauses=2,
@@ -119,8 +119,8 @@ SCENARIOS = (
     Scenario(
         "kept",
         "leases are held for many ttls, while stops and outages come in a row",
-        Promises(free_at_most=LONG, clean=False, ttl=1.1),
-        Weather(delay=0.05, patience=0.8),
+        Invariants(free_at_most=LONG, clean=False, ttl=1.1),
+        NetworkFaults(delay=0.05, patience=0.8),
         jobs=1,
         ttls=(1.0,),
         lapses=False,
@@ -132,8 +132,8 @@ SCENARIOS = (
     Scenario(
         "outage",
         "the engine cannot be reached, or cannot answer",
-        Promises(free_at_most=LONG, clean=False, ttl=2.1),
-        Weather(delay=0.03, slow=0.05, slowest=0.5, lost=0.02),
+        Invariants(free_at_most=LONG, clean=False, ttl=2.1),
+        NetworkFaults(delay=0.03, slow=0.05, slowest=0.5, lost=0.02),
         cuts=5,
         pauses=1,
         ttls=(1.0, 2.0),
@@ -141,7 +141,7 @@ SCENARIOS = (
     Scenario(
         "chaos",
         "everything but the loss of the engine's data",
-        Promises(free_at_most=LONG, clean=False, ttl=2.1),
+        Invariants(free_at_most=LONG, clean=False, ttl=2.1),
         ROUGH,
         names=("x", "y"),  # so that a client keeps several leases at a time
         tasks=2,
@@ -155,8 +155,8 @@ SCENARIOS = (
         "wiped",
         "the engine loses its data, and people release by force",
         # Whoever held the lock learns of it only when it renews. The clock goes on, so tokens rise all the same.
-        Promises(exclusion=False, free_at_most=LONG, clean=False, ttl=2.1),
-        Weather(delay=0.03, slow=0.1, slowest=0.8),
+        Invariants(exclusion=False, free_at_most=LONG, clean=False, ttl=2.1),
+        NetworkFaults(delay=0.03, slow=0.1, slowest=0.8),
         wipes=2,
         forces=1,
         pauses=2,
@@ -165,8 +165,8 @@ SCENARIOS = (
         "reborn",
         "the engine loses its data and its clock: tokens are given out twice",
         # Nothing is promised then but what the fence keeps: the resource stays right.
-        Promises(exclusion=False, tokens=False, order=False, free_at_most=LONG, clean=False, ttl=2.1),
-        Weather(delay=0.05, slow=0.1, slowest=0.8),
+        Invariants(exclusion=False, tokens=False, order=False, free_at_most=LONG, clean=False, ttl=2.1),
+        NetworkFaults(delay=0.05, slow=0.1, slowest=0.8),
         wipes=2,
         rewinds=True,
         pauses=1,
@@ -176,7 +176,7 @@ SCENARIOS = (
 UNFENCED = Scenario(
     "unfenced",
     "as chaos, without a fence: the resource's data must be seen to break",
-    Promises(free_at_most=LONG, clean=False, ttl=2.1),
+    Invariants(free_at_most=LONG, clean=False, ttl=2.1),
     ROUGH,
     fence=False,
     cancels=2,
@@ -195,8 +195,8 @@ REDIS = (
     Scenario(
         "late",
         "requests arrive after their sender gave up on the connection, and asked again or took them back on another one",
-        Promises(free_at_most=LONG, order=False, ttl=3.1),
-        Weather(delay=0.03, slow=0.12, slowest=1.8, lost=0.04),
+        Invariants(free_at_most=LONG, order=False, ttl=3.1),
+        NetworkFaults(delay=0.03, slow=0.12, slowest=1.8, lost=0.04),
         ttls=(2.0, 3.0),
         lapses=False,
         cancels=5,
@@ -205,8 +205,8 @@ REDIS = (
     Scenario(
         "restarts",
         "the server is stopped, and goes down and comes back with its data",
-        Promises(free_at_most=LONG, order=False, clean=False, ttl=2.1),
-        Weather(delay=0.03, slow=0.05, slowest=0.5),
+        Invariants(free_at_most=LONG, order=False, clean=False, ttl=2.1),
+        NetworkFaults(delay=0.03, slow=0.05, slowest=0.5),
         cancels=1,
         pauses=1,
         stalls=2,
@@ -217,8 +217,8 @@ REDIS = (
         "set",
         "somebody sets the server's clock, by which leases run out",
         # Whoever holds the lock may run out at once, or not for long; tokens rise all the same.
-        Promises(exclusion=False, order=False, clean=False, ttl=1100.0),
-        Weather(delay=0.03),
+        Invariants(exclusion=False, order=False, clean=False, ttl=1100.0),
+        NetworkFaults(delay=0.03),
         pauses=2,
         crashes=1,
         jumps=True,
@@ -227,25 +227,27 @@ REDIS = (
 )
 
 
-def _redlock(name: str, about: str, promises: Promises, weather: Weather, **more: Any) -> Scenario:
+def _redlock(name: str, about: str, promises: Invariants, faults: NetworkFaults, **more: Any) -> Scenario:
     """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
     settings: dict[str, Any] = {"nodes": (3, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
     promises = replace(promises, order=False)
-    return Scenario(name, about, promises, weather, engine="redlock", **settings)
+    return Scenario(name, about, promises, faults, engine="redlock", **settings)
 
 
-UNCLEAN = Promises(free_at_most=LONG, clean=False, ttl=3.1)
-UNSTEADY = Weather(delay=0.02, slow=0.04, slowest=0.7, lost=0.004)
+UNCLEAN = Invariants(free_at_most=LONG, clean=False, ttl=3.1)
+UNSTEADY = NetworkFaults(delay=0.02, slow=0.04, slowest=0.7, lost=0.004)
 """Every request takes a message to each node and back, so that this is worse than it looks."""
 
 REDLOCK = (
-    _redlock("calm", "clients contend, and are cancelled", Promises(free_at_most=5.0, ttl=3.1), Weather(), cancels=3),
+    _redlock(
+        "calm", "clients contend, and are cancelled", Invariants(free_at_most=5.0, ttl=3.1), NetworkFaults(), cancels=3
+    ),
     _redlock("late", "messages arrive late, and connections break", UNCLEAN, UNSTEADY, cancels=2),
     _redlock(
         "stops",
         "clients and nodes are stopped, and clients crash",
         UNCLEAN,
-        Weather(),
+        NetworkFaults(),
         pauses=4,
         crashes=1,
         stalls=3,
@@ -254,7 +256,7 @@ REDLOCK = (
         "drift",
         "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
         replace(UNCLEAN, free_at_most=10 * LONG, ttl=20.1),
-        Weather(delay=0.002),
+        NetworkFaults(delay=0.002),
         processes=2,
         ttls=(20.0,),
         pauses=2,
@@ -263,7 +265,7 @@ REDLOCK = (
         "outage",
         "clients cannot reach some of the nodes, or cannot be reached",
         UNCLEAN,
-        Weather(delay=0.02, slow=0.02, slowest=0.5),
+        NetworkFaults(delay=0.02, slow=0.02, slowest=0.5),
         cuts=5,
         pauses=1,
     ),
@@ -271,7 +273,7 @@ REDLOCK = (
         "restarts",
         "nodes are stopped, and go down and come back with their data",
         UNCLEAN,
-        Weather(),
+        NetworkFaults(),
         cancels=1,
         stalls=2,
         restarts=5,
@@ -294,7 +296,7 @@ REDLOCK = (
         "a node loses its data, and people release by force",
         # What remains then is the clock: tokens rise with it, and exclusion is not promised.
         replace(UNCLEAN, exclusion=False),
-        Weather(delay=0.02, slow=0.02, slowest=0.5),
+        NetworkFaults(delay=0.02, slow=0.02, slowest=0.5),
         wipes=2,
         forces=1,
         pauses=2,

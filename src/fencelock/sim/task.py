@@ -17,7 +17,7 @@ class Gone(BaseException):
     """The process is no more. Nothing of it may run, but its coroutines have to be closed somehow."""
 
 
-class Parked:
+class Suspension:
     """An await that suspends until somebody wakes it."""
 
     __slots__ = ("_process", "_task", "done")
@@ -34,7 +34,7 @@ class Parked:
             if self._task is not None:
                 self._task.resume(self)
 
-    def __await__(self) -> Generator[Parked, None, None]:
+    def __await__(self) -> Generator[Suspension, None, None]:
         if self._process.dead:
             raise Gone
         if not self.done:
@@ -68,7 +68,7 @@ class Task:
         self._process = process
         self._coro = coro
         self._whole = whole
-        self._parked: Parked | None = None
+        self._parked: Suspension | None = None
         self._pending = False
         self._must_cancel = False
         self.name = name
@@ -83,7 +83,7 @@ class Task:
             self._pending = True
             self._process.soon(self._step)
 
-    def resume(self, parked: Parked) -> None:
+    def resume(self, parked: Suspension) -> None:
         """Go on after an await, unless the task has left it already."""
         if self._parked is parked:
             self._schedule()

@@ -1,0 +1,298 @@
+"""The asyncio API: the same names, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack
+
+from fencelock.core.client import Client
+from fencelock.core.lease import BaseLease
+from fencelock.core.urls import open_engine, resolve, shown
+from fencelock.core.validation import check_callback, check_name, warn_long_ttl
+from fencelock.model import LossReason, Snapshot, Traits
+from fencelock.primitives.habits import no_attribute, no_keyword
+from fencelock.primitives.lock import UNSET, LockFactory, LockOptions, Unset
+from fencelock.primitives.locked import check_template, naming
+from fencelock.runtime.asyncio import AsyncioRuntime
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from fencelock.core.urls import Database
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Lost:
+    """The event of a lease's loss.
+
+    >>> async def main():
+    ...     async with connect("memory://lost") as locks, locks.lock("x") as lease:
+    ...         return lease.lost.is_set(), await lease.lost.wait(timeout=0.01)
+    >>> asyncio.run(main())
+    (False, False)
+    """
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: BaseLease) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Return whether the lease is lost. It looks at the clock: a task that was held up learns it here."""
+        return self._lease.is_lost()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
+        return await self._lease._wait_lost(timeout)
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+    def __repr__(self) -> str:
+        return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
+
+
+class Lease(BaseLease):
+    """What a holder holds: a name, a fencing token, and time.
+
+    >>> async def main():
+    ...     async with connect("memory://lease") as locks:
+    ...         lease = await locks.lock("x", ttl=30).acquire()
+    ...         return lease.remaining > 29, await lease.release(), await lease.release()
+    >>> asyncio.run(main())
+    (True, True, False)
+    """
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> Lost:
+        """The event of its loss: `is_set()`, which is also its truth, and `wait(timeout)`."""
+        return Lost(self)
+
+    async def renew(self) -> None:
+        """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
+        await self._renew_now()
+
+    async def release(self) -> bool:
+        """Release; return True if it was still ours. Safe to call again."""
+        return await self._release()
+
+    async def __aenter__(self) -> Lease:
+        self._enter_block()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._exit_block(error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
+
+
+class Lock:
+    """A lock on a name: a factory of leases, safe to share between tasks.
+
+    The body of an `async with` is cancelled when the lease is lost, and LeaseLost comes out.
+
+    >>> async def main():
+    ...     async with connect("memory://lock") as locks:
+    ...         lock = locks.lock("x", timeout=5)
+    ...         async with lock as lease:
+    ...             return await lock.try_acquire()
+    >>> asyncio.run(main()) is None
+    True
+    """
+
+    __slots__ = ("_mutex",)
+
+    def __init__(self, mutex: LockFactory[Lease]) -> None:
+        self._mutex = mutex
+
+    @property
+    def name(self) -> str:
+        """The name that it locks."""
+        return self._mutex.name
+
+    async def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
+        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
+
+        Keep the lease: one that nobody refers to any more is no longer renewed. If it is cancelled, what was asked for is
+        undone before the cancellation comes out; a server that does not answer is given 5 seconds for that.
+        """
+        if unknown:
+            raise no_keyword("acquire", unknown)
+        return await self._mutex.acquire(timeout)
+
+    async def try_acquire(self) -> Lease | None:
+        """Return a lease, or None if the lock is not free now."""
+        return await self._mutex.try_acquire()
+
+    async def __aenter__(self) -> Lease:
+        return self._mutex.entered(self._mutex.current_task(), await self._mutex.acquire())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._mutex.leaving()._exit_block(error)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, attribute: str) -> NoReturn:
+            raise no_attribute(attribute)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
+
+
+class Locks:
+    """A client: the locks of one engine and namespace. Made by `connect`; safe to share between tasks.
+
+    >>> async def main():
+    ...     async with connect("memory://locks") as locks, locks.lock("order:42"):
+    ...         return [name async for name in locks.names(prefix="order:")]
+    >>> asyncio.run(main())
+    ['order:42']
+    """
+
+    def __init__(self, client: Client[Lease], url: object) -> None:
+        self._client = client
+        self._url = shown(url, client.engine)
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine promises: how strong its tokens are, whether it is fair, which ttls it takes."""
+        return self._client.engine.traits
+
+    @property
+    def owner(self) -> str:
+        """The label that others see when they inspect what this client holds."""
+        return self._client.owner
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        reentrant: bool = False,
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **unknown: Never,
+    ) -> Lock:
+        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
+
+        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then); by default
+        the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
+        once, None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is lost even if all is
+        well. `reentrant`: the task that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
+        could repeat after a failure.
+        """
+        if unknown:
+            raise no_keyword("lock", unknown)
+        options = LockOptions(
+            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
+        )
+        return Lock(LockFactory(self._client, name, **options))
+
+    def locked(
+        self, name: str, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Return a decorator: each call holds the lock, made with the options of `lock`.
+
+        `{argument}` in the name stands for the call's argument.
+
+        >>> async def main():
+        ...     async with connect("memory://locked") as locks:
+        ...         @locks.locked("report:{day}", timeout=5)
+        ...         async def report(day):
+        ...             return [name async for name in locks.names()]
+        ...         return await report("monday")
+        >>> asyncio.run(main())
+        ['report:monday']
+        """
+        check_template(name)
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+            name_of = naming(name, function, awaited=True)
+
+            @wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                async with self.lock(name_of(*args, **kwargs), **options):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return who holds the name and who waits for it."""
+        return await self._client.inspect(name)
+
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        """Iterate over the names that have a holder or a waiter."""
+        return self._client.names(prefix)
+
+    async def force_release(self, name: str, *, reason: str) -> int:
+        """Drop whoever holds the name and return how many that were. Logged with the reason; they learn of it."""
+        return await self._client.force_release(name, reason)
+
+    async def close(self) -> None:
+        """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Locks:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Locks {self._url}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock client cannot be sent to another process; call connect() there")
+
+
+def connect(
+    url: str | Redis | Database | None = None,
+    *,
+    namespace: str = "fencelock",
+    ttl: float = 30.0,
+    owner: str | None = None,
+    on_lost: Callable[[Lease, LossReason], object] | None = None,
+) -> Locks:
+    """Return a client for the engine that the URL names. Nothing is sent before it is used.
+
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.asyncio.Redis`, a connection or pool of
+    psycopg, a connection of PyMySQL, an engine of SQLAlchemy or a connection of Django's can stand for a URL: we connect as
+    it does, over connections of our own. `namespace` keeps applications on one engine apart; `ttl` is the default for its
+    locks; `owner` is a label for people (host and process id if not given); `on_lost(lease, reason)` is called once, on the
+    event loop, for every lease that is lost, but not for those that
+    close() gives up.
+
+    >>> async def main():
+    ...     async with connect("memory://connect", owner="worker-1") as locks:
+    ...         async with locks.lock("order:42") as lease:
+    ...             return (await locks.inspect("order:42")).holders[0].owner
+    >>> asyncio.run(main())
+    'worker-1'
+    """
+    check_callback(on_lost)
+    target = resolve(url)
+    runtime = AsyncioRuntime()
+    engine = open_engine(runtime, target, check_name(namespace, "a namespace"))
+    client = Client(runtime, engine, Lease, ttl=ttl, owner=owner, on_lost=on_lost)
+    warn_long_ttl(ttl)
+    return Locks(client, target)

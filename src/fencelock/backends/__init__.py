@@ -1,1 +1,0 @@
-"""The engines: one module each, over the protocol of `fencelock.core.backend`."""

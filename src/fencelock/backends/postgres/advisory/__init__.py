@@ -1,1 +1,0 @@
-"""`postgresql+advisory://`: the server's own advisory locks."""

@@ -1,0 +1,101 @@
+"""An application's own database objects in a URL's place: what the SQL engines share.
+
+The application says how to connect; the engine then makes connections of its own. Nothing is taken from the application's
+pool: its threads may hold all connections of the pool while they wait for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from fencelock.core.clock import Deadline
+from fencelock.core.runtime import Runtime
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
+
+Words = Mapping[str, Any]
+"""What a driver's `connect` is given."""
+Find = Callable[[], Awaitable[Words]]
+P = TypeVar("P")
+L = TypeVar("L")
+
+
+class AdoptedClient(Generic[P]):
+    """A database, as an application connects to it. `parse` turns a driver's words into what the engine connects with."""
+
+    def __init__(
+        self, find: Find, parse: Callable[[Words], P], title: str, url: str, *, connects: bool = False
+    ) -> None:
+        self.address = title
+        """For people, until it is known better."""
+        self.url = url
+        """For people: without a password."""
+        self.connects = connects
+        """Whether asking makes the application open a connection, which may take long."""
+        self._find = find
+        self._parse = parse
+        self._place: P | None = None
+
+    async def place(self, *, afresh: bool = False) -> P:
+        """Return where to connect to, and how. The application is asked once, unless `afresh`."""
+        if self._place is None or afresh:
+            try:
+                self._place = self._parse(await self._find())
+            except FencelockError:
+                raise
+            except Exception as error:
+                raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
+        return self._place
+
+    async def connect(self, connect: Callable[[P], Awaitable[L]], refused: type[Exception], limit: Deadline) -> L:
+        """Connect as the application does. If that fails, ask it again, once: passwords and addresses change.
+
+        Where asking opens a connection, it is asked again only if the server has `refused` the login, and so answers.
+        """
+        place = await self.place()
+        try:
+            return await connect(place)
+        except EngineUnavailable as error:
+            if limit.passed or (self.connects and not isinstance(error.__cause__, refused)):
+                raise
+            fresh = await self.place(afresh=True)
+            if fresh == place:
+                raise
+        return await connect(fresh)
+
+
+async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Words]) -> Words:
+    """Return what `read(engine, connection)` says of a new connection of SQLAlchemy's, made as the engine makes its own."""
+    if not hasattr(engine, "sync_engine"):
+        return await runtime.block(_ask_new_connection, engine, read)
+    from sqlalchemy.util import greenlet_spawn
+
+    words: Words = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)
+    return words
+
+
+def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Words]) -> Words:
+    """Connect through a pool of our own: a copy without connections, with all arguments and hooks of the engine's."""
+    pool = engine.pool.recreate()
+    try:
+        connection = pool.connect()
+        try:
+            return read(engine, connection)
+        finally:
+            connection.close()
+    finally:
+        pool.dispose()
+
+
+def check_engine(runtime: Runtime, engine: Any) -> str:
+    """Return an engine's URL without its password; raise InvalidType if it is not one that can be used here."""
+    if not hasattr(engine, "raw_connection"):
+        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+    if hasattr(engine, "sync_engine") and not runtime.shares_connections:
+        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
+    return str(engine.url.render_as_string(hide_password=True))
+
+
+async def ready(words: Words) -> Words:
+    """Return words that were read before."""
+    return words

@@ -1,0 +1,267 @@
+"""The keeper: renews all leases of a client, in batches, and reports a loss on time even if the engine hangs."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from fencelock.core.lease import BaseLease
+from fencelock.core.leftovers import Leftovers
+from fencelock.core.log import ERROR, INFO, WARNING, log
+from fencelock.errors import FencelockError
+from fencelock.model import Grant, LossReason, Renewal
+
+if TYPE_CHECKING:
+    from fencelock.core.client import Client
+    from fencelock.core.runtime import Event
+
+SLACK = 0.1
+"""A lease joins a batch if it is due within this share of a third of its ttl."""
+
+
+REST = 1.0
+"""Seconds for which the loop stays when there is nothing to do: to start it for each lease costs more than the wait."""
+
+
+class Kept(weakref.ref[BaseLease]):
+    """A lease that may become garbage while it is held, and the grant that stays of it then."""
+
+    __slots__ = ("grant",)
+
+    grant: Grant
+
+
+class LeaseRenewer:
+    """One per client. It runs while there are leases or leftovers and ends, in one place, when there are none.
+
+    Renewals run beside the loop that watches the deadlines: one that hangs delays neither the report of a loss nor the
+    renewal of another lease.
+    """
+
+    def __init__(self, client: Client[Any]) -> None:
+        self._client = client
+        self._leases: dict[str, Kept] = {}  # it changes at any moment: copy it before you iterate
+        self.leftovers = Leftovers(client)
+        self._renewing: set[str] = set()
+        self._gone: set[str] = set()
+        self._wake: Event | None = None
+        self._planned = inf
+        self.trouble: str | None = None
+        """Why the last renewals failed, if they did. In words: the error would keep its frames, and the leases in them."""
+
+    def add(self, lease: BaseLease) -> None:
+        """Renew a lease from now on, and watch its deadline. A caller that is interrupted in this has to `drop` it."""
+        kept = Kept(lease, self._dropped)
+        grant = kept.grant = lease._grant
+        self._leases[grant.claim.id] = kept
+        self.look_at(min(lease._due, lease.deadline))
+
+    def drop(self, id: str) -> Kept | None:
+        """Forget a lease and return what was kept of it: only one caller gets that, and may release it."""
+        return self._leases.pop(id, None)
+
+    def look_at(self, at: float) -> None:
+        """Have the loop look at everything at that time or before; start the loop if it is not running."""
+        ours = wake = None
+        try:
+            with self._client.mutex:
+                if at >= self._planned or self._client.closed:
+                    return
+                self._planned = at
+                if self._wake is None:
+                    ours = self._client.runtime.event()
+                    self._wake = ours
+                wake = self._wake
+            if ours is None:
+                wake.set()
+            else:
+                self._client.runtime.spawn(self._run(ours), "fencelock-keeper")
+        except BaseException:  # Ctrl-C, or no more threads: the next caller must find a loop that runs, or none
+            with self._client.mutex:
+                if ours is not None:
+                    self._ended(ours)
+            if wake is not None:
+                wake.set()
+            raise
+
+    def __contains__(self, id: str) -> bool:
+        """Whether it looks after the lease with this id."""
+        return id in self._leases
+
+    def gone(self, id: str) -> None:
+        """Note that the engine has dropped a claim, from any thread; the loop ends its lease at once."""
+        with self._client.mutex:
+            wake = self._wake
+            if id not in self._leases or wake is None:
+                return  # not ours, or released, or not a lease yet: then the next renewal finds out
+            self._gone.add(id)
+        wake.set()
+
+    def leases(self) -> list[BaseLease]:
+        """Return the leases that are still held."""
+        return [lease for kept in list(self._leases.values()) if (lease := kept()) is not None]
+
+    def grants(self) -> list[Grant]:
+        """Return the grants of the leases that are still held."""
+        return [lease._grant for lease in self.leases()]
+
+    def _dropped(self, kept: weakref.ref[BaseLease]) -> None:
+        """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
+
+        It runs out, or close() releases it, rather than we at once: the code that dropped the object may still be at work.
+        """
+        grant: Grant = kept.grant  # type: ignore[attr-defined]
+        if self._leases.get(grant.claim.id) is kept:
+            self._orphan(grant)
+        elif grant.claim.id not in self.leftovers:  # where the loop puts it, if it is faster than we are
+            return
+        message = (
+            f"the lease on {grant.claim.name!r} (token {grant.token}) was dropped without release(): it is no "
+            f"longer renewed and runs out within {grant.claim.ttl:g} s. Keep a reference to it, or use a with block."
+        )
+        # Python hides ResourceWarnings unless it is asked for them.
+        log("lease", WARNING, message, lock=grant.claim.name, token=grant.token, owner=grant.claim.owner)
+        warnings.warn(message, ResourceWarning, stacklevel=2)
+
+    def _orphan(self, grant: Grant) -> None:
+        """Remember a claim that nobody refers to any more, so that close() can abandon it."""
+        self.leftovers.add(grant.claim, self._client.runtime.now() + grant.claim.ttl)
+        self.drop(grant.claim.id)
+
+    async def _run(self, wake: Event) -> None:
+        try:
+            while True:
+                # No reference may stay here while asleep: it would hide that the user dropped a lease.
+                self._act(*self._look())
+                with self._client.mutex:
+                    delay = self._plan()
+                    if delay is None or self._wake is not wake:
+                        self._ended(wake)
+                        return
+                if await wake.wait(delay):
+                    wake.clear()
+        except BaseException:
+            with self._client.mutex:
+                self._ended(wake)  # its event loop was closed: the next lease starts it again
+            raise
+
+    def _act(self, due: list[BaseLease], overdue: list[BaseLease], gone: list[BaseLease]) -> None:
+        for lease in overdue:
+            lease._expire()
+        for lease in gone:
+            lease._lose(LossReason.GONE)
+        if due:
+            try:
+                self._client.runtime.spawn(self._renew(due), "fencelock-renewal")
+            except RuntimeError as error:  # no more threads: the same as a renewal without a reply
+                self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.runtime.now())
+                self._log_outage(due, error)
+        if self.leftovers.start_pass(self._client.runtime.now()):
+            try:
+                self._client.runtime.spawn(self.leftovers.process(), "fencelock-clean-up")
+            except RuntimeError:
+                self.leftovers.skip_pass()
+
+    def _ended(self, wake: Event) -> None:
+        if self._wake is wake:
+            self._wake, self._planned = None, inf
+
+    def _look(self) -> tuple[list[BaseLease], list[BaseLease], list[BaseLease]]:
+        """Decide which leases to renew now and which have ended: their time is over, or the engine has dropped them."""
+        now = self._client.runtime.now()
+        due: list[BaseLease] = []
+        overdue: list[BaseLease] = []
+        gone: list[BaseLease] = []
+        with self._client.mutex:
+            dropped, self._gone = self._gone, set()
+            for id, kept in list(self._leases.items()):
+                lease = kept()
+                if lease is None:
+                    # If it is not there any more, it was released after we copied: nobody can do that from now on.
+                    if self._leases.get(id) is kept:
+                        self._orphan(kept.grant)
+                elif lease._over:
+                    self.drop(id)
+                elif now >= lease.deadline:
+                    overdue.append(lease)
+                elif id in dropped:
+                    gone.append(lease)
+                elif id not in self._renewing and lease._wants_renewal(now + lease.ttl / 3 * SLACK):
+                    due.append(lease)
+            if not any(lease._wants_renewal(now) for lease in due):
+                due = []
+            self._renewing.update(lease.id for lease in due)
+        return due, overdue, gone
+
+    def _plan(self) -> float | None:
+        """Return how long to sleep, or None if there is nothing left to look after. The mutex is held."""
+        now, before = self._client.runtime.now(), self._planned
+        self._planned = self.leftovers.next_due()
+        for id, kept in list(self._leases.items()):
+            if (lease := kept()) is not None:
+                look = lease.deadline if id in self._renewing else min(lease._due, lease.deadline)
+                self._planned = min(self._planned, look)
+        if self._planned == inf and not self._leases and now < before < inf:
+            # A lease was released before we came to look. Another often follows soon, and need not wake us.
+            self._planned = min(before, now + REST)
+        return None if self._planned == inf else max(0.0, self._planned - now)
+
+    async def _renew(self, due: list[BaseLease]) -> None:
+        sent = self._client.runtime.now()
+        failure: BaseException | None = None
+        answers = [Renewal.UNKNOWN] * len(due)
+        try:
+            answers = await self._client.engine.renew([lease._grant for lease in due])
+        except Exception as error:
+            failure = error
+        finally:
+            self._answered(due, answers, sent)
+        unknown = [lease for lease, answer in zip(due, answers, strict=True) if answer is Renewal.UNKNOWN]
+        self._log_outage(unknown, failure)
+
+    def _answered(self, due: list[BaseLease], answers: list[Renewal], sent: float) -> None:
+        """Apply the replies to a batch of renewals."""
+        for lease, answer in zip(due, answers, strict=True):
+            lease._renewed(answer, sent)
+        with self._client.mutex:
+            self._renewing.difference_update(lease.id for lease in due)
+        looks = [min(lease._due, lease.deadline) for lease in self.leases()]
+        if looks and self._wake is not None:
+            self.look_at(min(looks))
+
+    def _log_outage(self, unknown: list[BaseLease], failure: BaseException | None) -> None:
+        """Log the first failed renewal of an outage, and its end."""
+        engine = self._client.engine.traits.engine
+        if unknown:
+            began, self.trouble = self.trouble is None, str(failure or "the engine sent no reply")
+            if failure is not None and not isinstance(failure, FencelockError):
+                log("renewer", ERROR, "a renewal failed unexpectedly; it is tried again", error=failure, engine=engine)
+            elif began:
+                lease = min(unknown, key=lambda lease: lease.deadline)
+                others = f" and {len(unknown) - 1} other leases" if len(unknown) > 1 else ""
+                log(
+                    "renewer",
+                    WARNING,
+                    f"the renewal of {lease.name!r}{others} failed; it is tried again for the {lease.remaining:.1f} s that "
+                    f"are left: {self.trouble}",
+                    lock=lease.name,
+                    token=lease.token,
+                    owner=lease.owner,
+                    remaining=lease.remaining,
+                    leases=len(unknown),
+                    engine=engine,
+                )
+        elif self.trouble is not None:
+            self.trouble = None
+            log("renewer", INFO, "renewals work again", engine=engine)
+
+    def stop(self, reason: LossReason) -> None:
+        """End every lease that is left, and the loop. The caller releases what `grants` has returned before."""
+        for lease in self.leases():
+            lease._lose(reason)
+        with self._client.mutex:
+            wake, self._wake, self._planned = self._wake, None, inf
+        if wake is not None:
+            wake.set()

@@ -1,0 +1,120 @@
+"""The rules for what users hand in: names, namespaces, ttls, timeouts. One place, the same for every engine."""
+
+from __future__ import annotations
+
+from fencelock.core.log import WARNING, log
+from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
+from fencelock.model import CORRECT, Traits
+
+NAME_MAX_BYTES = 1024
+LONGEST = 1e9
+"""Seconds that are as good as for ever."""
+LONG_TTL = 3600.0
+"""Seconds. A longer ttl is allowed, but somebody may have given milliseconds."""
+CO_COROUTINE = 0x80  # as in inspect, which takes 10 ms to import
+PURPOSES = ("efficiency", "correctness")
+SAFE = "sqlite:, etcd:, zookeeper:, postgresql: or mysql:"
+"""URLs of engines that hold for either."""
+
+
+def check_name(name: str, what: str = "a lock's name") -> str:
+    """Return the name as it is, or raise InvalidName: 1 to 1024 bytes of UTF-8 without control characters."""
+    if not isinstance(name, str):
+        raise InvalidName(f"{what} must be a str, not {type(name).__name__}: {name!r:.80}")
+    if name and len(name) <= NAME_MAX_BYTES and name.isascii() and name.isprintable():
+        return name
+    if not name:
+        raise InvalidName(f"{what} must not be empty")
+    for character in name:
+        code = ord(character)
+        if code < 0x20 or 0x7F <= code < 0xA0:
+            raise InvalidName(f"{what} must not contain control characters: {name!r:.80} has U+{code:04X}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} must be text that UTF-8 can express: {name!r:.80} has a lone surrogate") from None
+    if size > NAME_MAX_BYTES:
+        raise InvalidName(f"{what} may have at most {NAME_MAX_BYTES} bytes in UTF-8, {name!r:.40}… has {size}")
+    return name
+
+
+def check_ttl(ttl: object, traits: Traits, name: str | None = None) -> float:
+    """Return the ttl as a float, or raise InvalidTTL with the numbers that the engine can keep."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        raise InvalidTTL(f"ttl must be a number of seconds, not {type(ttl).__name__}", name)
+    if not traits.ttl_min <= ttl <= traits.ttl_max:  # false for NaN, too
+        raise InvalidTTL(
+            f"ttl must be between {traits.ttl_min:g} and {traits.ttl_max:g} seconds on {traits.engine}, not {ttl!r:.40}",
+            name,
+        )
+    return float(ttl)
+
+
+def warn_long_ttl(ttl: float, name: str | None = None) -> None:
+    """Log a warning for a ttl above one hour, once per process: others wait that long for a holder that died."""
+    global _warned_long_ttl
+    if ttl <= LONG_TTL or _warned_long_ttl:
+        return
+    _warned_long_ttl = True
+    log("client", WARNING, f"{'' if name is None else f'{name!r}: '}{long_ttl(ttl)}", lock=name, ttl=ttl)
+
+
+def long_ttl(ttl: float) -> str:
+    """Return the warning about a ttl above one hour."""
+    return (
+        f"ttl is in seconds: {ttl:g} is {ttl / 3600:.1f} hours, and others wait that long for a holder that died or hangs. "
+        "A lease is renewed in the background, so 30 is enough for work of any length"
+    )
+
+
+_warned_long_ttl = False
+
+
+def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float | None:
+    """Return a duration that may be None ("no end"), or raise InvalidArgument."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
+        raise InvalidArgument(f"{name!r}: {what} must be a number of seconds or None, not {value!r:.40}", name)
+    if value < 0 or (value == 0 and not zero):
+        raise InvalidArgument(
+            f"{name!r}: {what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r:.40}", name
+        )
+    return float(value) if value <= LONGEST else None
+
+
+def check_reason(reason: object, name: str) -> str:
+    """Return why a lock is released by force, or raise InvalidArgument."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidArgument(f"a forced release of {name!r} needs a reason that others can read later", name)
+    return reason
+
+
+def check_purpose(purpose: str, traits: Traits, name: str) -> None:
+    """Raise GuaranteeUnavailable if the engine's tokens could repeat after a failure and that would matter."""
+    if purpose not in PURPOSES:
+        raise InvalidArgument(f"{name!r}: purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.40}", name)
+    if purpose == "correctness" and traits.weakness:
+        raise GuaranteeUnavailable(
+            f"{name!r}: tokens of this {traits.engine} server could repeat after a crash of its machine: {traits.weakness}, "
+            "or use the purpose 'efficiency'",
+            name,
+        )
+    if purpose == "correctness" and traits.guarantee not in CORRECT:
+        raise GuaranteeUnavailable(
+            f"{name!r}: tokens of {traits.engine} are only as strong as {traits.guarantee.value!r} and could repeat after a "
+            f"failure; use an engine with {' or '.join(sorted(s.value for s in CORRECT))} tokens, such as {SAFE}, or the "
+            "purpose 'efficiency'",
+            name,
+        )
+
+
+def check_callback(on_lost: object) -> None:
+    """Raise InvalidType unless it can be called with a lease and a reason, or is None."""
+    if on_lost is None:
+        return
+    if not callable(on_lost):
+        raise InvalidType(f"on_lost must be a function of a lease and a reason, not {type(on_lost).__name__}")
+    code = getattr(getattr(on_lost, "__func__", on_lost), "__code__", None)
+    if getattr(code, "co_flags", 0) & CO_COROUTINE:
+        raise InvalidType("on_lost is an async def, and nobody would await it; have a plain function start a task")

@@ -1,0 +1,42 @@
+"""Records on PostgreSQL: one row each."""
+
+from __future__ import annotations
+
+from fencelock.core.engine import never_repeated
+from fencelock.core.records import Record, Written
+from fencelock.engines.postgres.link import Row, Statement
+from fencelock.engines.postgres.links import Links
+
+PATIENCE = 5.0
+
+READ = Statement("fl_read", "SELECT * FROM fencelock.read_record($1, $2)")
+WRITE = Statement("fl_write", "SELECT * FROM fencelock.write_record($1, $2, $3, $4, $5, $6)")
+
+
+class PostgresRecords:
+    """`fencelock.core.records.Records`."""
+
+    def __init__(self, links: Links, namespace: str) -> None:
+        self._links = links
+        self._namespace = namespace
+
+    async def read(self, key: str) -> Record | None:
+        """Look."""
+        rows = await self._links.run(READ, (self._namespace, key), PATIENCE)
+        return _record(rows[0]) if rows else None
+
+    async def write(
+        self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
+    ) -> Written:
+        """Write the record if the token and the expected version allow it, in one statement that runs once."""
+        words = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
+        with never_repeated("the write", "Read it", key):
+            _, ((done, *found),) = await self._links.timed(WRITE, words, PATIENCE)
+        return Written(done == b"t", _record(tuple(found)))
+
+
+def _record(found: Row) -> Record | None:
+    value, token, version, left = found
+    if value is None or token is None or version is None:
+        return None
+    return Record(bytes.fromhex(value[2:].decode()), int(token), int(version), float(left or 0))

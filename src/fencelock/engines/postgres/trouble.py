@@ -1,0 +1,72 @@
+"""What a server's errors mean: the one place where they are translated."""
+
+from __future__ import annotations
+
+from fencelock.errors import EngineUnavailable, FencelockError, InvalidName, OutcomeUnknown
+
+COMMAND = "fencelock schema --apply"
+
+HINTS = {
+    "25006": "it is a replica, or read-only: connect to the primary",
+    "28P01": "the user or the password is wrong: look at the URL, PGPASSWORD and ~/.pgpass",
+    "42501": f"the user lacks the right: have `{COMMAND}` run by one who may create a schema, and see the grants in "
+    "docs/engines/postgres.md",
+    "53100": "its disk is full",
+    "53200": "it is out of memory",
+    "53300": "it has no connection left: raise max_connections, close some, or put PgBouncer between",
+    "FL001": "ALTER ROLE … SET default_transaction_isolation = 'read committed'",
+    "FL002": "use another database, or the same release of fencelock everywhere",
+}
+SIGNS = {
+    "password authentication failed": "28P01",
+    "too many clients": "53300",
+    "too many connections": "53300",
+    "remaining connection slots": "53300",
+}
+"""Of a login that fails libpq keeps the words and not the state."""
+MISSING = frozenset({"3F000", "42P01", "42883"})
+"""The schema, a table or a function is not there."""
+AGAIN = frozenset({"40001", "40P01", "55P03", "57014"})
+"""Serialization failure, deadlock, a role's own lock_timeout or statement_timeout: nothing was done; again may help."""
+PREPARED = "42P05"
+"""The prepared statement is there already."""
+UNPREPARED = "26000"
+"""A prepared statement is gone: somebody between gave the session to others. Another link helps."""
+COLLISION = "FL003"
+FORBIDDEN = "42501"
+RIGHTS = {
+    "permission denied for database": HINTS[FORBIDDEN],
+    "permission denied for": "the schema is there and the user lacks rights in it: have its owner run the GRANTs in "
+    "docs/engines/postgres.md",
+    "terminat": "only members of its role, or of pg_signal_backend, may end another role's session, and only superusers a "
+    "superuser's",
+}
+"""Which right it is that is missing: only the server's words tell, the first that fit."""
+
+
+class ServerError(Exception):
+    """What the server answered in place of a result."""
+
+    def __init__(self, state: str, words: str) -> None:
+        super().__init__(words)
+        self.state = state
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the server ended the session with it: what was asked may or may not have been carried out."""
+        return self.state.startswith(("08", "57P"))
+
+
+def translate(error: ServerError, address: str) -> FencelockError:
+    """Return the error to raise, `from` the server's own."""
+    words = f"{address}: {error}"
+    if error.fatal:
+        return OutcomeUnknown(words)
+    if error.state == COLLISION:
+        return InvalidName(
+            f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
+        )
+    hint = HINTS.get(error.state)
+    if error.state == FORBIDDEN:
+        hint = next((right for said, right in RIGHTS.items() if said in str(error)), hint)
+    return EngineUnavailable(f"{words} ({hint})" if hint else words)

@@ -1,0 +1,26 @@
+"""Redis. `connect` is what the URL table calls; `adopt` is for a user's own client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fencelock.engines.redis.dial import from_client, from_sentinel, from_url
+from fencelock.engines.redis.engine import RedisEngine
+
+if TYPE_CHECKING:
+    from fencelock.core.runtime import Runtime
+
+
+def connect(runtime: Runtime, url: str, namespace: str) -> RedisEngine:
+    """Open `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`, or `redis+sentinel://` and its like."""
+    scheme, _, rest = url.partition(":")
+    scheme = scheme.lower().replace("valkeys", "rediss").replace("valkey", "redis")
+    if scheme.endswith("+sentinel"):
+        return RedisEngine(runtime, from_sentinel(f"{scheme}:{rest}"), namespace)
+    return RedisEngine(runtime, from_url(f"{scheme}:{rest}"), namespace)
+
+
+def adopt(runtime: Runtime, client: Any, namespace: str) -> RedisEngine:
+    """Connect as a `redis.Redis` or `redis.asyncio.Redis` does; its own connections are left alone."""
+    connector = from_client(client, aio=runtime.shares_connections)
+    return RedisEngine(runtime, connector, namespace, f"redis://{connector.address}")

@@ -1,0 +1,118 @@
+"""The memory engine on a host of its own, behind the network: the production store and the production backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from fencelock.engines.memory import Entry, MemoryEngine, MemoryStore
+from fencelock.errors import ClientClosed
+from fencelock.model import Claim
+from fencelock.sim.clocks import BootClock, WallClock
+from fencelock.sim.history import Left
+from fencelock.sim.host import SimulatedHost
+from fencelock.sim.network import Network
+from fencelock.sim.runtime import SimRuntime
+from fencelock.sim.scenario import Scenario
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class SimStore(MemoryStore):
+    """A store that numbers the claims in the order in which they came, for the checker."""
+
+    def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
+        super().__init__(now, wall)
+        self.tickets: dict[int, int] = {}
+        """By token."""
+        self._places: dict[str, tuple[Entry, int]] = {}
+        self._last = 0
+
+    def _settle(self, name: str, now: float) -> tuple[Entry | None, float | None]:
+        for entry in self._queues.get(name, ()):
+            # A claim that ran out and lines up anew has the same id, and a place and a ticket of its own.
+            if self._places.get(entry.id, (None, 0))[0] is not entry:
+                self._last += 1
+                self._places[entry.id] = entry, self._last
+        settled = super()._settle(name, now)
+        for entry in self._queues.get(name, ()):
+            if entry.token is not None:
+                self.tickets.setdefault(entry.token, self._places[entry.id][1])
+        return settled
+
+    def _entry(self, claim: Claim) -> Entry | None:
+        return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether anything is kept for a claim."""
+        return claim.id in self._bells or self._entry(claim) is not None
+
+    def wipe(self) -> None:
+        """Lose all data, the counter included."""
+        self.reset()
+        self._counter = self._wall()
+
+    def left(self, at: float) -> list[Left]:
+        """Return whatever is kept for claims."""
+        found = []
+        for name in self.names(""):
+            snapshot = self.inspect(name)
+            found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
+            found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+        queued = {entry.id for entries in self._queues.values() for entry in entries}
+        return found + [Left("", "", "bell", at) for id in self._bells if id not in queued]
+
+
+class SimulatedMemory:
+    """`fencelock.sim.engines.Engine`: a store, the clocks of its host, and a label on the network."""
+
+    labels: Sequence[str] = ("engine",)
+    hosts: Sequence[SimulatedHost] = ()
+    patience = 0.0
+
+    def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
+        self._network = network
+        self._scenario = scenario
+        self._wall = WallClock(network.scheduler)
+        self._wall.stands = scenario is not None and scenario.rewinds
+        self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
+        self.tickets: Mapping[int, int] = self.store.tickets
+        self.has = self.store.has
+        self.left = self.store.left
+        self.wipe = self.store.wipe
+
+    def connect(self, runtime: SimRuntime) -> SimMemoryEngine:
+        """Return a client's way to the store."""
+        return SimMemoryEngine(runtime, self._network, self)
+
+    def force(self, name: str) -> None:
+        """Release by force."""
+        self.store.force_release(name)
+
+    def jump(self, seconds: float) -> bool:
+        """Leases run out by a boot clock, so that this is fair unless tokens have nothing else to go by."""
+        if self._scenario is not None and self._scenario.wipes:
+            return False
+        self._wall.jump(seconds)
+        return True
+
+
+class SimMemoryEngine(MemoryEngine):
+    """A client's way to the store, with a network in between."""
+
+    def __init__(self, runtime: SimRuntime, network: Network, engine: SimulatedMemory) -> None:
+        super().__init__(runtime, engine.store)
+        self._process = runtime.process
+        self._network = network
+        (self._server,) = engine.labels
+
+    async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        return await self._network.ask(self._process, self._server, partial(fn, *args, **kwargs))
+
+    def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
+        arrive = partial(self._process.deliver, ring)
+        return partial(self._network.send, self._server, self._process.label, arrive)

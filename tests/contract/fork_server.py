@@ -1,0 +1,166 @@
+"""Processes without the cost of a new interpreter: one has imported all that workers need, and forks whenever it is asked.
+
+Each is a process like any other: it has one thread, nothing of fencelock's is open in it, and it ends as every interpreter
+does. A fresh one would spend most of a test's time with imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any
+
+from fencelock import engines, runtime
+
+MESSAGE = 2**17
+DRIVERS = ("redis.asyncio", "kazoo.client", "psycopg", "hpack", "cryptography.hazmat.primitives.asymmetric.padding")
+"""What engines import only when they connect."""
+
+
+class Process:
+    """One of them, seen from the tests: what it says and is told goes over `reader` and `writer`."""
+
+    def __init__(self, pid: int, talk: tuple[Any, Any], fate: tuple[Any, Any]) -> None:
+        self.pid = pid
+        self.reader: asyncio.StreamReader = talk[0]
+        self.writer: asyncio.StreamWriter = talk[1]
+        self._fate: asyncio.StreamReader = fate[0]
+        self._end: asyncio.StreamWriter = fate[1]
+        self._status: int | None = None
+        self._turn = asyncio.Lock()
+        try:
+            self._fd = os.pidfd_open(pid)  # so that no signal ever reaches a stranger
+        except ProcessLookupError:
+            self._fd = -1
+
+    @classmethod
+    async def start(cls, *arguments: str) -> Process:
+        """Start one with these for its `sys.argv`, and with our environment, working directory and stderr."""
+        talk, its_talk = socket.socketpair()
+        fate, its_fate = socket.socketpair()
+        with its_talk, its_fate:
+            request = {"argv": arguments, "environ": dict(os.environ), "folder": os.getcwd()}
+            socket.send_fds(_zygote(), [json.dumps(request).encode()], [its_talk.fileno(), its_fate.fileno(), 2])
+        ends = await asyncio.open_connection(sock=fate)
+        pid = int(await ends[0].readline())
+        return cls(pid, await asyncio.open_connection(sock=talk, limit=2**24), ends)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._fd >= 0:
+            try:
+                signal.pidfd_send_signal(self._fd, number)
+            except ProcessLookupError:
+                pass
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit status, negative for the signal that killed it."""
+        async with self._turn:
+            if self._status is None:
+                self._status = int(await self._fate.readline())
+            return self._status
+
+    async def close(self) -> None:
+        """Kill it if it still is there, and forget it."""
+        self.send_signal(signal.SIGKILL)
+        await self.wait()
+        for writer in (self.writer, self._end):
+            writer.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@cache
+def _zygote() -> socket.socket:
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "dev", "-m", "tests.contract.worker", str(its.fileno())], pass_fds=(its.fileno(),)
+        )
+
+    def end() -> None:
+        mine.close()
+        process.wait()
+
+    atexit.register(end)
+    return mine
+
+
+# ---------------------------------------------------------------------------- the other side
+
+
+def serve(fd: int) -> list[str]:
+    """Fork for each request; return in the children only, with what was asked for. It ends when the tests do."""
+    parts = (walk_packages(package.__path__, f"{package.__name__}.") for package in (engines, runtime))
+    for name in (*DRIVERS, *(module.name for modules in parts for module in modules)):
+        import_module(name)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    control = socket.socket(fileno=fd)
+    children: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([fd, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _reap(children)
+        if fd in ready:
+            message, fds, _, _ = socket.recv_fds(control, MESSAGE, 3)
+            if not message:
+                for pid in children:
+                    os.kill(pid, signal.SIGKILL)
+                sys.exit()
+            talk, fate, err = fds
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGCHLD, signal.SIGINT):
+                    signal.signal(number, signal.SIG_DFL)
+                control.close()
+                for target, source in ((0, talk), (1, talk), (2, err)):
+                    os.dup2(source, target)
+                for spare in (woken, wake, *fds, *children.values()):
+                    os.close(spare)
+                return _become(json.loads(message))
+            children[pid] = fate
+            os.write(fate, f"{pid}\n".encode())
+            os.close(talk)
+            os.close(err)
+
+
+def _reap(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        fate = children.pop(pid)
+        try:
+            os.write(fate, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        except OSError:
+            pass  # nobody waits for it any more
+        os.close(fate)
+
+
+def _become(request: dict[str, Any]) -> list[str]:
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["folder"])
+    return list(request["argv"])

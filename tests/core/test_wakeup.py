@@ -1,0 +1,30 @@
+"""Doorbells that a stranger rings without end: anybody on the machine can send to them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from fencelock.runtime.asyncio import AsyncioRuntime
+from fencelock.runtime.blocking import SocketWakeup
+
+
+def test_flood_in_a_thread() -> None:
+    """A waiter takes in some rings and goes on."""
+    flooded = SimpleNamespace(recv=lambda size: b"x" * size)
+    bell = SocketWakeup(flooded, "name", SocketWakeup.destroy)  # type: ignore[arg-type]
+    assert bell.silence()
+
+
+def test_flood_in_a_loop() -> None:
+    """An event loop takes in some rings and goes on."""
+
+    async def main() -> None:
+        runtime = AsyncioRuntime()
+        runtime.check_usable()
+        runtime._socket = SimpleNamespace(recv=lambda size: b"0", close=lambda: None)  # type: ignore[assignment]
+        runtime._rung()
+        runtime._socket = None
+        await runtime.close()
+
+    asyncio.run(asyncio.wait_for(main(), 15))

@@ -1,0 +1,235 @@
+"""An application's own PyMySQL, SQLAlchemy or Django objects in a URL's place, and Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymysql
+import pytest
+import sqlalchemy
+from django.db import ConnectionHandler
+
+import fencelock
+from fencelock import EngineUnavailable, InvalidURL
+from fencelock.engines.mysql.application import spelled
+from tests import django_app
+from tests.contract.subject import SOON, background, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.mysql_server import holder_of, kill
+from tests.servers.mariadb import MariaDB, MariaDBTls, unpacked
+
+PASSWORD = "s3cr3t ';--%40/"
+DATABASE = "its own; --"
+
+# PyMySQL in mysqlclient's place, as Django users have it who have no compiler. Its modules go there too: imported once more
+# under that name, they would leave `pymysql.err` with other classes than those that its connections raise.
+sys.modules |= {f"MySQLdb{name[7:]}": module for name, module in sys.modules.items() if name.startswith("pymysql")}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDBTls]:
+    """A server on which the application has a password and a database whose name is not for the faint of heart."""
+    with MariaDBTls() as server:
+        escaped = PASSWORD.replace("'", "''")
+        server.query(f"CREATE USER app IDENTIFIED BY '{escaped}'; CREATE DATABASE `{DATABASE}`")
+        server.query(f"GRANT ALL ON `{DATABASE}`.* TO app; CREATE USER tls IDENTIFIED BY '{escaped}' REQUIRE SSL")
+        server.query(f"GRANT ALL ON `{DATABASE}`.* TO tls")
+        yield server
+
+
+def words(server: MariaDB, user: str = "app") -> dict[str, Any]:
+    """What PyMySQL is told."""
+    return {"host": server.host, "port": server.port, "user": user, "password": PASSWORD, "database": DATABASE}
+
+
+def engine(server: MariaDB, driver: str = "pymysql", **options: Any) -> Any:
+    url = sqlalchemy.URL.create(f"mysql+{driver}", "app", PASSWORD, server.host, server.port, DATABASE)
+    return sqlalchemy.create_engine(url, **options)
+
+
+def django(server: MariaDB) -> Any:
+    django_app.ready()
+    given = words(server)
+    database = {name.upper(): value for name, value in given.items() if name != "database"}
+    return ConnectionHandler(
+        {"default": {"ENGINE": "django.db.backends.mysql", "NAME": DATABASE, **database, "PORT": str(server.port)}}
+    )["default"]
+
+
+MADE: dict[str, Callable[[MariaDBTls], Any]] = {
+    "connection": lambda server: pymysql.connect(**words(server)),
+    "connection with TLS": lambda server: pymysql.connect(**words(server, "tls"), ssl_ca=str(server.certificate)),
+    "engine": engine,
+    "engine with hidden words": lambda server: sqlalchemy.create_engine(
+        "mariadb+pymysql://", connect_args={**words(server, "tls"), "ssl": {"ca": str(server.certificate)}}
+    ),
+    "engine that cannot tell": lambda server: engine(server, "mysqldb"),
+    "django": django,
+}
+
+
+@pytest.mark.engine("mariadb", own=True)
+@pytest.mark.filterwarnings("ignore:'(db|passwd)' is deprecated:DeprecationWarning")  # PyMySQL in mysqlclient's place
+@pytest.mark.parametrize("kind", MADE)
+async def test_application(kind: str, server: MariaDBTls, clients: Clients) -> None:
+    """We connect as it does, TLS and all, over connections of our own; its password is nowhere to be seen."""
+    theirs = MADE[kind](server)
+    locks = clients.connect(theirs)
+    async with locks.lock("x"):
+        users = server.query(f"SELECT DISTINCT USER FROM information_schema.PROCESSLIST WHERE DB = '{DATABASE}'")
+        assert users == ("tls" if "TLS" in kind or "hidden" in kind else "app")
+    assert PASSWORD not in f"{locks!r} {locks.raw!r}"
+    await locks.close()
+    if hasattr(theirs, "dispose"):
+        theirs.dispose()
+    elif kind != "django":  # it never was connected
+        theirs.close()
+
+
+@pytest.mark.engine("mariadb", own=True)
+async def test_engine_whose_connections_are_all_in_use(server: MariaDBTls, clients: Clients) -> None:
+    """Who holds all connections of a pool gets locks all the same; the engine opens one connection to be asked, once."""
+    theirs = engine(server, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    made: list[object] = []
+    sqlalchemy.event.listen(theirs, "connect", lambda *_: made.append(None))
+    with theirs.connect():
+        made.clear()
+        locks = clients.connect(theirs)
+        leases = [await locks.lock(f"n{number}").acquire(SOON) for number in range(3)]
+        assert len(made) == 1
+        assert all([await lease.release() for lease in leases])
+    await locks.close()
+    theirs.dispose()
+
+
+@pytest.mark.engine("mariadb", own=True)
+async def test_password_that_changes_under_an_engine(server: MariaDBTls, clients: Clients) -> None:
+    """After a login that the server refuses, an engine is asked again how to connect, and nobody notices."""
+    server.query(f"CREATE USER rotated IDENTIFIED BY 'first'; GRANT ALL ON `{DATABASE}`.* TO rotated")
+    now = {"password": "first"}
+    theirs = engine(server, creator=lambda: pymysql.connect(**{**words(server, "rotated"), **now}))
+    locks = clients.connect(theirs)
+    lease = await locks.lock("x").acquire(SOON)
+    server.query("ALTER USER rotated IDENTIFIED BY 'second'")
+    with pytest.raises(EngineUnavailable, match="Access denied"):
+        await locks.lock("y").acquire(SOON)
+    now["password"] = "second"
+    assert await take(locks, "y")
+    assert await lease.release() is True
+    await locks.close()
+    theirs.dispose()
+    server.query("DROP USER rotated")
+
+
+@pytest.mark.engine("mariadb", own=True)
+def test_encryption_that_is_not_told(server: MariaDBTls) -> None:
+    """An engine that encrypts in a way that cannot be seen is refused rather than followed without encryption."""
+
+    class Mute:
+        """A connection of a driver that does not say how it was made."""
+
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "ctx":
+                raise AttributeError(name)
+            return getattr(self._connection, name)
+
+    hidden = engine(server, creator=lambda: Mute(pymysql.connect(**words(server), ssl_ca=str(server.certificate))))
+    with fencelock.connect(hidden) as locks, pytest.raises(EngineUnavailable, match="encrypted, and only PyMySQL's"):
+        locks.lock("x").try_acquire()
+    hidden.dispose()
+
+
+def test_words() -> None:
+    """Drivers' words for the same things are understood."""
+    place = spelled({"db": b"d", "passwd": "p", "unix_socket": "/s", "ssl": {"ca": "nowhere"}})
+    assert place[:6] == ("/s", 3306, "", "p", "d", None)
+    place = spelled({"database": "d", "ssl_mode": "required"})
+    assert place.host == "localhost"
+    assert place.tls is not None
+    assert place.tls.verify_mode == ssl.CERT_NONE
+    assert spelled({"db": "d", "ssl_mode": "DISABLED"}).tls is None
+    with pytest.raises(EngineUnavailable, match="no database"):
+        spelled({"host": "h"})
+
+
+def test_objects_that_do_not_tell() -> None:
+    """A driver whose connections do not say how they were made is refused when the client is made, in words."""
+    stranger = type("Connection", (), {"__module__": "MySQLdb.connections"})()
+    with pytest.raises(TypeError, match=r"does not say how it was connected; give its URL as mysql://"):
+        fencelock.connect(stranger)
+    with pytest.raises(InvalidURL, match="must be a str"):
+        fencelock.connect(object())  # type: ignore[arg-type]
+
+
+def _local(server: MariaDB, user: str, database: str = "fencelock") -> str:
+    return f"mysql://{user}@/{database}?unix_socket={server.folder / 'socket'}"
+
+
+async def test_unix_socket(mariadb: MariaDB, clients: Clients) -> None:
+    """Over a Unix socket locks are taken, waited for, kept and released; a wait in vain leaves nothing."""
+    url = _local(mariadb, "root")
+    locks, other = clients.connect(url), clients.connect(url)
+    lease = await locks.lock("local", ttl=9).acquire()
+    async with background(other.lock("local", ttl=9).acquire(4)) as (task,):
+        await waiting(locks, "local")
+        with pytest.raises(TimeoutError):
+            await task
+    lease.check()
+    assert (await locks.inspect("local")).waiters == ()
+    kill(mariadb, holder_of(mariadb, "mysql://h/fencelock", "local"))
+    assert await lease.lost.wait(SOON)
+    assert await take(other, "local") > lease.token
+
+
+async def test_unix_socket_of_a_server_that_was_restarted(
+    own_mariadb: Callable[..., MariaDB], clients: Clients
+) -> None:
+    """Numbers of sessions begin anew with a server: what a holder of before cleans up is never somebody else's session."""
+    server = own_mariadb()
+    url = _local(server, "root")
+    locks, other = clients.connect(url), clients.connect(url)
+    old = [await locks.lock(f"old {number}", ttl=60).acquire() for number in range(3)]
+    await asyncio.sleep(2.5)
+    server.kill()
+    server.start()
+    new = [await other.lock(f"new {number}", ttl=60).acquire() for number in range(6)]
+    for lease in old:
+        assert await lease.release() is False
+    for lease in new:
+        assert await lease.release() is True
+
+
+async def test_user_of_the_machine(mariadb: MariaDB, clients: Clients) -> None:
+    """Who is known to the server by the machine's own word for it needs no password."""
+    user = getpass.getuser()
+    if unpacked():
+        mariadb.query("INSTALL PLUGIN auth_socket SONAME 'auth_socket.so'")
+        mariadb.query(f"CREATE USER local IDENTIFIED WITH auth_socket AS '{user}'; GRANT ALL ON fencelock.* TO local")
+        assert await take(clients.connect(_local(mariadb, "local")), "socket")
+        mariadb.query("DROP USER local; UNINSTALL PLUGIN auth_socket")
+        return
+    account = f"{user}@localhost"
+    mariadb.query(f"CREATE USER IF NOT EXISTS {account}; GRANT ALL ON *.* TO {account}")
+    mariadb.query(f"ALTER USER {account} IDENTIFIED VIA unix_socket")
+    try:
+        assert await take(clients.connect(_local(mariadb, user)), "socket")
+    finally:
+        mariadb.query(f"ALTER USER {account} IDENTIFIED BY ''")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql://u@h/d?unix_socket=/s", "mysql://u@/d?unix_socket=s", "mysql://u@/d?unix_socket=/s&ssl-mode=required"],
+)
+def test_bad_sockets(url: str) -> None:
+    """A socket beside a host, a path that is none, and TLS over a socket are refused."""
+    with pytest.raises(InvalidURL):
+        fencelock.connect(url)

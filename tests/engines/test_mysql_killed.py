@@ -1,0 +1,80 @@
+"""A session killed at every step of a lock's life, before the step and after it: the full table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from fencelock.engines.mysql.link import Link, Reply
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost
+from tests.contract.runtimes import client_of
+from tests.contract.subject import SOON, background, nobody, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.mysql_server import kill, own_database, sessions_in
+from tests.servers.mariadb import MariaDB
+
+STEPS = {
+    "greet": "SET SESSION",
+    "try": "REPLACE INTO fencelock_holders (connection",
+    "line up": "SELECT GET_LOCK",
+    "reserve": "UPDATE fencelock_layout",
+    "renew": "SELECT IS_USED_LOCK",
+    "release": "DELETE FROM fencelock_holders WHERE connection = ",
+}
+
+
+@pytest.mark.parametrize("what", ["CONNECTION", "QUERY"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+async def test_killed(
+    step: str, after: bool, what: str, mariadb: MariaDB, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is killed, nothing hangs, no token comes twice, a lease that says it was released was, and nothing is left."""
+    url = own_database(mariadb)
+    other = clients.connect(url)
+    tokens = [await take(other, "x")]
+    database = url.rpartition("/")[2]
+    mariadb.query(f"UPDATE {database}.fencelock_layout SET reserved = 0")
+    victim = clients.connect(url)
+    runtime = client_of(victim).runtime
+    say, fired = Link.say, 0
+
+    def deadly(link: Link, statements: Sequence[str]) -> list[Reply]:
+        nonlocal fired
+        hit = not fired and link._runtime is runtime and any(line.startswith(STEPS[step]) for line in statements)
+        fired += hit
+        replies = say(link, statements) if after or not hit else []
+        if hit:
+            if after:
+                time.sleep(0.05)  # the server has done it, or is at it
+            with suppress(RuntimeError):  # it is gone
+                kill(mariadb, str(link.id) if link.id else sessions_in(mariadb, url)[-1], what)
+        return replies or say(link, statements)
+
+    monkeypatch.setattr(Link, "say", deadly)
+    for _ in range(2):
+        with suppress(EngineUnavailable, LeaseLost):  # whose session was killed while it held
+            tokens.append(await take(victim, "free"))
+        holder = await other.lock("x", ttl=60).acquire(SOON)
+        tokens.append(holder.token)
+        async with background(victim.lock("x", ttl=30).acquire(60)) as (task,):
+            with suppress(AssertionError):  # one that could not line up
+                await waiting(other, "x")
+            assert await holder.release() is True
+            try:
+                lease = await task
+            except EngineUnavailable:
+                continue
+            tokens.append(lease.token)
+            with suppress(FencelockError):
+                await lease.renew()
+                if await lease.release():
+                    tokens.append(await take(other, "x"))
+    assert fired == 1
+    await nobody(other, "x")
+    await nobody(other, "free")
+    tokens += [await take(victim, "x"), await take(other, "x")]
+    assert tokens == sorted(set(tokens))

@@ -1,0 +1,198 @@
+"""Logging in, with TLS and without, and the packets of the protocol in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from hashlib import sha1, sha256
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA1
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fencelock import EngineUnavailable
+from fencelock.cli import database
+from fencelock.core.runtime import NO_REPLY
+from fencelock.engines.mysql.login import CACHING, CLEAR, NATIVE, Greeting, Login, read_greeting
+from fencelock.engines.mysql.packets import Messages, Ok, Rows, ServerError, packet
+from fencelock.engines.mysql.place import parse
+from tests.contract.subject import background, is_free, renewed, take, waiting
+from tests.engines.conftest import Clients
+from tests.servers.mariadb import MariaDB, MariaDBTls
+
+NONCE = bytes(range(1, 21))
+
+
+@pytest.fixture(scope="module")
+def tls_server() -> Iterator[MariaDBTls]:
+    """A server with TLS, for all tests of this file."""
+    with MariaDBTls() as server:
+        yield server
+
+
+async def test_tls(tls_server: MariaDBTls, clients: Clients) -> None:
+    """Over TLS locks are taken, waited for, renewed and released as ever, and the server says that it is encrypted."""
+    before = _handshakes(tls_server)
+    locks, other = clients.connect(tls_server.tls_url), clients.connect(f"{tls_server.url}?ssl-mode=required")
+    lease = await locks.lock("x", ttl=6).acquire()
+    async with background(other.lock("x", ttl=6).acquire(30)) as (task,):
+        await waiting(locks, "x")
+        await renewed(lease)
+        assert await lease.release()
+        got = await task
+        assert got.token > lease.token
+        assert await got.release()
+    assert _handshakes(tls_server) >= before + 2
+
+
+def test_schema_command_connects_with_tls(tls_server: MariaDBTls) -> None:
+    """`fencelock schema --fence` and `--lockfree` connect with the TLS that the URL asks for, or not at all."""
+    connection = database.connect(tls_server.tls_url)
+    cursor = connection.cursor()
+    cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    assert cursor.fetchone()[1]
+    connection.close()
+    with pytest.raises(EngineUnavailable, match="certificate verify failed"):
+        database.connect(f"{tls_server.url}?ssl-mode=verify_identity")
+
+
+def _handshakes(server: MariaDBTls) -> int:
+    return int(server.query("SHOW GLOBAL STATUS LIKE 'Ssl_finished_accepts'").split()[1])
+
+
+async def test_tls_only_user(tls_server: MariaDBTls, clients: Clients) -> None:
+    """Who has to use TLS gets in with it, and without it not; the password is in no error."""
+    user = f"tls_{clients.runtime_name}"
+    tls_server.query(f"CREATE USER {user} IDENTIFIED BY 's3cr3t' REQUIRE SSL; GRANT ALL ON fencelock.* TO {user}")
+    url = tls_server.tls_url.replace("root@", f"{user}:s3cr3t@")
+    assert await take(clients.connect(url), "y")
+    with pytest.raises(
+        EngineUnavailable, match=r"cannot log in to MySQL at .*: .*Access denied.*ssl-mode=REQUIRED"
+    ) as caught:
+        await take(clients.connect(url.partition("?")[0]), "y")
+    assert "s3cr3t" not in repr(caught.value)
+
+
+async def test_tls_that_cannot_be_trusted(tls_server: MariaDBTls, clients: Clients) -> None:
+    """A certificate that nobody vouches for, or that is somebody else's, is refused before anything is said."""
+    with pytest.raises(EngineUnavailable, match=r"cannot log in to MySQL at .*: .*certificate"):
+        await take(clients.connect(f"{tls_server.url}?ssl-mode=verify_identity"), "y")
+    with pytest.raises(EngineUnavailable, match="certificate"):
+        await take(clients.connect(tls_server.tls_url.replace("127.0.0.1:", "localhost:", 1)), "y")
+
+
+async def test_server_without_tls(mariadb: MariaDB, clients: Clients) -> None:
+    """A server that does not speak TLS is told so, rather than spoken to in the clear."""
+    with pytest.raises(EngineUnavailable, match="does not speak TLS"):
+        await take(clients.connect(f"{mariadb.url}?ssl-mode=required"), "y")
+
+
+async def test_nobody_there(clients: Clients) -> None:
+    """A server that is not there, or is not MySQL's, is told with its address."""
+
+    async def before_tls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example.org ESMTP\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(before_tls, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        for options in ("", "?ssl-mode=required&connect_timeout=2"):
+            with pytest.raises(EngineUnavailable, match=f"cannot reach MySQL at 127.0.0.1:{port}"):
+                await take(clients.connect(f"mysql://u@127.0.0.1:{port}/d{options}"), "y")
+    with pytest.raises(EngineUnavailable, match=r"cannot reach MySQL at 127\.0\.0\.1:1"):
+        await is_free(clients.connect("mysql://u@127.0.0.1:1/d"), "y")
+
+
+def _login(plugin: str, *, tls: bool = False) -> Login:
+    place = parse("mysql://u:s3cr3t@h/d" + ("?ssl-mode=required" if tls else ""))
+    return Login(place, Greeting("8.4.0", 0, NONCE, plugin))
+
+
+def _proof(login: Login) -> bytes:
+    """Return what a login answers when the server asks for a plugin by name."""
+    said = login.begin()[4:]
+    after_user = said[32:].partition(b"\0")[2]
+    return after_user[1 : 1 + after_user[0]]
+
+
+def test_native_password() -> None:
+    """What proves a password is what a server that only knows its double hash can check."""
+    stored = sha1(sha1(b"s3cr3t").digest()).digest()
+    mask = sha1(NONCE + stored).digest()
+    once = bytes(a ^ b for a, b in zip(_proof(_login(NATIVE)), mask, strict=True))
+    assert sha1(once).digest() == stored
+
+
+def test_caching_password() -> None:
+    """MySQL 8's way: the proof first; a password that the server does not remember goes under its key, or through TLS."""
+    stored = sha256(sha256(b"s3cr3t").digest()).digest()
+    login = _login(CACHING)
+    mask = sha256(stored + NONCE).digest()
+    once = bytes(a ^ b for a, b in zip(_proof(login), mask, strict=True))
+    assert sha256(once).digest() == stored
+    assert login.answer(2, b"\x01\x04") == packet(3, b"\x02")
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    sealed = login.answer(4, b"\x01" + pem)
+    assert sealed is not None
+    plain = key.decrypt(sealed[4:], padding.OAEP(padding.MGF1(SHA1()), SHA1(), None))
+    assert bytes(a ^ NONCE[n % 20] for n, a in enumerate(plain)) == b"s3cr3t\0"
+    assert login.answer(6, b"\0\0\0\2\0\0\0") is None
+    assert _login(CACHING, tls=True).answer(3, b"\x01\x04") == packet(4, b"s3cr3t\0")
+
+
+def test_password_that_the_server_remembers() -> None:
+    """That a proof is good and that we are in come together or apart; who logs in sees the second only."""
+    stream = packet(2, b"\x01\x03") + packet(3, b"\0\0\0\2\0\0\0")
+    for size in (1, 5, 6, len(stream)):
+        messages = Messages()
+        found = []
+        for start in range(0, len(stream), size):
+            messages.feed(stream[start : start + size])
+            while (answer := messages.gets()) is not NO_REPLY:
+                found.append(answer)
+        assert found == [(3, b"\0\0\0\2\0\0\0")]
+
+
+def test_other_ways_to_log_in() -> None:
+    """A plugin that we do not know is named, and a password is never sent in the clear without TLS."""
+    login = _login("client_ed25519")
+    login.begin()
+    with pytest.raises(ValueError, match="client_ed25519"):
+        login.answer(2, b"\xfeclient_ed25519\0" + NONCE)
+    with pytest.raises(ValueError, match="without TLS"):
+        _login(NATIVE).answer(2, b"\xfe" + CLEAR.encode() + b"\0")
+    assert _login(NATIVE, tls=True).answer(2, b"\xfe" + CLEAR.encode() + b"\0") == packet(3, b"s3cr3t\0")
+    with pytest.raises(ServerError, match="no"):
+        _login(NATIVE).answer(2, b"\xff\x15\x04#28000no")
+
+
+@pytest.mark.parametrize("greeting", [b"", b"\x09", b"\x0aversion", b"\x0aversion\0short", b"220 ESMTP"])
+def test_greetings_that_are_none(greeting: bytes) -> None:
+    """What is no greeting is refused as such."""
+    with pytest.raises(ValueError):
+        read_greeting(greeting)
+
+
+def test_answers_in_any_pieces() -> None:
+    """However the network cuts answers up, they are the same."""
+    row = bytes((1,)) + b"7" + b"\xfb" + b"\xfc\x2c\x01" + b"n" * 300
+    stream = b"".join(
+        (
+            packet(1, b"\x00\xfc\x10\x27\xfe" + (1 << 52).to_bytes(8, "little") + b"\x02\0\0\0"),
+            packet(1, b"\x03"), packet(2, b"c1"), packet(3, b"c2"), packet(4, b"c3"), packet(5, b"\xfe\0\0\2\0"),
+            packet(6, row), packet(7, b"\xfe\0\0\2\0"),
+            packet(1, b"\xff\x25\x05#70100broken off"),
+        )
+    )  # fmt: skip
+    for size in (1, 2, 5, 7, len(stream)):
+        messages = Messages()
+        messages.logged_in = True
+        found = []
+        for start in range(0, len(stream), size):
+            messages.feed(stream[start : start + size])
+            while (answer := messages.gets()) is not NO_REPLY:
+                found.append(answer)
+        assert found[:2] == [Ok(10000, 1 << 52), Rows([(b"7", None, b"n" * 300)])]
+        assert (found[2].code, found[2].message) == (1317, "broken off")

@@ -1,0 +1,268 @@
+"""Attacks that broke the engines of PostgreSQL once: cancelled renewals, shared sessions, lost answers, dead connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+
+import fencelock
+import fencelock.aio
+from fencelock import EngineUnavailable, LeaseLost, LockTimeout
+from fencelock.core.clock import PATIENT
+from fencelock.model import Claim, Renewal
+from fencelock.runtime.blocking import run_sync
+from tests.contract.runtimes import client_of
+from tests.contract.subject import SOON, background, eventually
+from tests.engines.conftest import Clients
+from tests.engines.forwarder import forwarding
+from tests.engines.postgres_server import advisory, ask, empty
+from tests.servers.postgres import Postgres
+from tests.servers.proxy import Proxy
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    """The shared PostgreSQL, empty."""
+    return advisory(empty(postgres))
+
+
+async def somebody_waits(locks: fencelock.aio.Locks) -> None:
+    """Wait until there is a waiter for x."""
+
+    async def is_so() -> bool:
+        return bool((await locks.inspect("x")).waiters)
+
+    await eventually(is_so, "somebody waits")
+
+
+async def test_renewal_cancelled(url: str) -> None:
+    """The answer to a renewal that was cancelled does not pass for that of the next, which the server never heard of."""
+    async with fencelock.aio.connect(url) as locks, fencelock.aio.connect(url) as others:
+        lease = await locks.lock("x", ttl=3, renew=False).acquire()
+        task = asyncio.ensure_future(lease.renew())
+        (seat,) = cast(Any, locks._client.engine)._seats.values()
+        while not seat.link.pending:  # noqa: ASYNC110 - at the first moment in which it is under way
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(2)
+        with suppress(LeaseLost):
+            await lease.renew()
+        successor = asyncio.ensure_future(others.lock("x", ttl=3).acquire(SOON))
+        await asyncio.wait([successor], timeout=2)
+        assert not successor.done() or lease.is_lost()
+        await lease.release()
+        await (await successor).release()
+
+
+def test_renewals_beside_releases(url: str) -> None:
+    """While threads take and release, a batch of renewals never speaks on a session that is somebody else's by now."""
+    troubles: list[BaseException] = []
+    current: dict[int, fencelock.Lease] = {}
+    done = threading.Event()
+
+    def churn(number: int) -> None:
+        try:
+            while not done.is_set():
+                lease = current[number] = locks.lock(f"{number}", ttl=60).acquire(timeout=SOON)
+                assert lease.release() is True
+        except BaseException as error:
+            troubles.append(error)
+            done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with fencelock.connect(url) as locks:
+            held = [locks.lock(f"held {number}", ttl=60).acquire() for number in range(60)]
+            threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + 5
+            while time.monotonic() < until and not done.is_set():
+                grants = [lease._grant for lease in [*held, *current.values()]]
+                assert Renewal.LOST not in run_sync(locks._client.engine.renew(grants))[: len(held)]
+            done.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    assert not troubles
+
+
+@pytest.mark.parametrize("engine", ["rows", "advisory"])
+async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) -> None:
+    """A forced release whose answer is lost is not tried again by itself: it would drop whoever was let in meanwhile."""
+    empty(postgres)
+    with Proxy(postgres) as proxy:
+        near, far = (postgres.url, proxy.url) if engine == "rows" else (advisory(postgres), advisory(proxy))
+        async with fencelock.aio.connect(near) as locks, fencelock.aio.connect(far) as admin:
+            dropped = await locks.lock("x", ttl=60).acquire()
+            await admin.inspect("x")
+            successor = asyncio.ensure_future(locks.lock("x", ttl=60).acquire(SOON))
+            await somebody_waits(locks)
+            proxy.cut("to_client")
+            forced = asyncio.ensure_future(admin.force_release("x", reason="a test"))
+            lease = await asyncio.wait_for(successor, SOON)
+            proxy.disconnect()
+            proxy.heal()
+            await asyncio.wait([forced], timeout=SOON)
+            await lease.renew()
+            assert isinstance(forced.exception(), EngineUnavailable)
+            await lease.release()
+            await dropped.release()
+
+
+async def test_tombstones_are_swept(postgres: Postgres) -> None:
+    """A client that stays connected and gives up again and again does not fill a table with what it gave up."""
+    async with fencelock.aio.connect(empty(postgres).url) as locks, locks.lock("x", ttl=60):
+
+        async def give_up(times: int) -> None:
+            for _ in range(times):
+                with pytest.raises((LockTimeout, EngineUnavailable)):  # where the server is too slow for so short a ttl
+                    await locks.lock("x", ttl=0.1).acquire(timeout=0.005)
+
+        await give_up(150)
+        await asyncio.sleep(1.2)
+        ((long_ago,),) = ask(postgres, "SELECT clock_timestamp() - interval '1s'")
+        await give_up(100)
+        ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.gone WHERE until < %s", long_ago)
+        assert left == 0
+
+
+async def test_frozen_waiter(postgres: Postgres) -> None:
+    """A waiter whose connection went dead without a word finds its place in line gone, and lines up anew."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(advisory(postgres)) as locks:
+        far = fencelock.aio.connect(advisory(path))
+        holder = await locks.lock("x", ttl=60).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=3).acquire())
+        await somebody_waits(locks)
+        path.freeze()
+        await holder.release()  # the server lets a session in that nobody hears of, until it was silent for its ttl
+        lease = await asyncio.wait_for(waiter, 2 * SOON)
+        assert lease.token > holder.token
+        await lease.release()
+        await far.close()
+
+
+def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that ends before it has begun leaves no channel behind, and the next waiter starts another."""
+    with fencelock.connect(empty(postgres).url) as locks:
+        ear = cast(Any, locks._client.engine)._ear
+        runtime = locks._client.runtime
+        spawn = runtime.spawn
+
+        def spawn_after_a_break(work: Any, name: str) -> None:
+            """Have the server end the session first, and the listener end before it returns."""
+            monkeypatch.undo()
+            ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ear._link.pid)
+            ended = ear._ended
+            spawn(work, name)
+            assert run_sync(ended.wait(SOON))
+
+        monkeypatch.setattr(runtime, "spawn", spawn_after_a_break)
+        run_sync(ear.open(SOON, PATIENT))
+        assert ear.channel is None
+        run_sync(ear.open(SOON, PATIENT))
+        assert ear.channel is not None
+        assert ear._link.open
+
+
+async def test_malformed_calls_are_ignored(postgres: Postgres, clients: Clients) -> None:
+    """What anybody else sends on a waiter's channel neither ends the listener nor wakes anybody; the right call does."""
+    empty(postgres)
+    locks, other = clients.connect(postgres.url), clients.connect(postgres.url)
+    holder = await locks.lock("x", ttl=600).acquire()
+    async with background(other.lock("x", ttl=600).acquire(2 * SOON)) as (task,):
+
+        async def can_be_called() -> bool:
+            return bool(ask(postgres, "SELECT 1 FROM fencelock.claim WHERE token IS NULL AND seat <> ''"))
+
+        await eventually(can_be_called, "the waiter listens")
+        ((channel, id),) = ask(postgres, "SELECT split_part(seat, ':', 1), id FROM fencelock.claim WHERE token IS NULL")
+        ear = cast(Any, client_of(other).engine)._ear
+        link = ear._link
+        for call in ("", "nonsense", ":", "::", f"{id}:1", f"{id}:one:two", f"{id}:1:2:3", f"{id}::1", "ü" * 1000):
+            ask(postgres, "SELECT pg_notify(%s, %s)", channel, call)
+        await holder.release()
+        lease = await asyncio.wait_for(task, SOON)
+        assert lease.token > holder.token
+        assert ear._link is link
+        assert link.open
+        await lease.release()
+
+
+def test_hanging_up_spares_a_descriptor_that_the_process_has_reused(postgres: Postgres) -> None:
+    """A link whose descriptor's number belongs to another socket by now does not shut that one down."""
+    with fencelock.connect(empty(postgres).url) as locks:
+        links = cast(Any, locks._client.engine)._links
+        link = run_sync(links.make())
+        own, number = os.dup(link.fileno()), link.fileno()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            os.dup2(ours.fileno(), number)  # as if libpq had closed it, and somebody else got the number
+            link.hang_up()
+            theirs.sendall(b"still open")
+            assert ours.recv(100) == b"still open"
+            os.dup2(own, number)
+            os.close(own)
+        assert link.alive()
+        link.hang_up()
+        assert not link.alive()
+        links.drop(link)
+
+
+async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: Postgres, clients: Clients) -> None:
+    """After a renewal without a reply another connection tells whether the session still has its lock."""
+    empty(postgres)
+    async with forwarding(postgres) as path:
+        engine: Any = clients.on(advisory(path)).engine()
+        claims = [Claim("kept", 60), Claim("ended", 3)]
+        grants = [await clients.run(engine.attempt(claim, queue=False)) for claim in claims]
+        kept, ended = (engine._seats[claim.id].link for claim in claims)
+        path.freeze()
+        ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)
+        assert await clients.run(engine.renew(grants)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
+
+        async def lost() -> bool:
+            (answer,) = await clients.run(engine.renew(grants[1:]))
+            return bool(answer is Renewal.LOST)
+
+        await eventually(lost, "the lookup finds that the session has ended")
+        assert await clients.run(engine.release(grants[1])) is False
+        assert kept.open
+        assert (kept.pid,) in ask(postgres, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+
+
+async def test_frozen_ear(postgres: Postgres) -> None:
+    """A client that listens on a connection which went dead without a word notices, and is called again."""
+    empty(postgres)
+    async with forwarding(postgres) as path, fencelock.aio.connect(postgres.url) as locks:
+        far = fencelock.aio.connect(path.url)
+        holder = await locks.lock("x", ttl=600).acquire()
+        waiter = asyncio.ensure_future(far.lock("x", ttl=600).acquire())
+        await somebody_waits(locks)
+
+        async def listening() -> bool:
+            ear = cast(Any, far._client.engine)._ear
+            return any(seat.round > 1 for seat in ear.seats.values())
+
+        await eventually(listening, "it said where it can be called")
+        path.freeze()
+        await holder.release()
+        lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl
+        await lease.release()
+        await far.close()

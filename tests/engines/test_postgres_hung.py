@@ -1,0 +1,103 @@
+"""A server that hangs and goes on: whoever has little time is told in time, and what was asked meanwhile is undone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+import fencelock
+from fencelock import ClientClosed, EngineUnavailable
+from fencelock.core.clock import Deadline
+from fencelock.engines.postgres.link import Halfway, connect
+from fencelock.engines.postgres.place import parse
+from fencelock.runtime.blocking import BlockingRuntime, run_sync
+from tests.contract.subject import eventually, is_free, renewed, take
+from tests.engines.conftest import Clients
+from tests.engines.hung import hurried, in_vain
+from tests.engines.postgres_server import advisory, empty
+from tests.servers.postgres import Postgres
+
+
+@pytest.mark.parametrize("engine", ["rows", "advisory"])
+async def test_timeout_while_the_server_hangs(postgres: Postgres, clients: Clients, engine: str) -> None:
+    """Whoever has little time is told after little more than that, and leaves nothing behind."""
+    server = empty(postgres)
+    await hurried(server, server.url if engine == "rows" else advisory(server), clients)
+
+
+async def test_hurried_past_a_host_that_hangs(postgres: Postgres, clients: Clients) -> None:
+    """Of several hosts the first may hang: whoever has little time has some left for the next."""
+    server = empty(postgres)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{server.address}"
+        url = server.url.replace(server.address, hosts)
+        await take(clients.connect(f"{url}?connect_timeout=20"), "x", 6)
+
+
+def test_connection_left_halfway(postgres: Postgres) -> None:
+    """What somebody had no time to wait for is there for the next, as connecting may always take longer than that."""
+    runtime, place, left = BlockingRuntime(), parse(f"{postgres.url}?connect_timeout=20"), list[Halfway]()
+    postgres.pause()
+    try:
+        with pytest.raises(EngineUnavailable, match="no connection within"):
+            run_sync(connect(runtime, place, left, Deadline(runtime.now, 0.1)))
+    finally:
+        postgres.resume()
+    (halfway,) = left
+    descriptor = halfway.fileno()
+    link = run_sync(connect(runtime, place, left))
+    assert link.fileno() == descriptor
+    assert not left
+    link.close()
+
+
+async def test_undone_beside_renewals(postgres: Postgres, clients: Clients) -> None:
+    """What a hung server was asked in vain is undone as soon as a lease of the same client is renewed."""
+    server = empty(postgres)
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+    kept = await locks.lock("kept", ttl=9).acquire()
+    for _ in range(3):  # once it is prepared, a statement is sent without waiting for anything
+        await take(locks, "x")
+    server.pause()
+    try:
+        await in_vain(locks, "x", 60, 0)
+    finally:
+        server.resume()
+    await renewed(kept)
+
+    async def free() -> bool:
+        return await is_free(other, "x")
+
+    await eventually(free, "the lock is free for others")
+    assert await kept.release()
+
+
+def connections(port: int) -> int:
+    """Return how many connections this process has to a port."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as copy:
+            found += copy.getpeername()[1:2] == (port,)
+    return found
+
+
+def test_closed_while_it_connects(postgres: Postgres) -> None:
+    """A client that is closed while some connect to a hung server leaves no connection, before it is garbage."""
+    locks = fencelock.connect(empty(postgres).url)
+    before = connections(postgres.port)
+    postgres.pause()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(locks.lock("x", timeout=0).acquire) for _ in range(3)]
+            time.sleep(0.3)
+            locks.close()
+            assert all(isinstance(each.exception(), EngineUnavailable | ClientClosed) for each in asked)
+        assert connections(postgres.port) == before
+    finally:
+        postgres.resume()
+    locks.close()

@@ -1,0 +1,383 @@
+"""The wire itself, against a real Redis: every answer goes to who asked for it, however many gave up before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import pytest
+
+from fencelock import aio
+from fencelock.core.clock import boottime
+from fencelock.core.runtime import NO_REPLY, Connection, Runtime
+from fencelock.engines.redis.dial import RedisConnector, from_url
+from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.asyncio import AsyncioRuntime
+from fencelock.runtime.blocking import BlockingRuntime, run_sync
+from tests.contract.subject import SOON
+from tests.servers.proxy import Proxy
+from tests.servers.redis import Redis, RedisTls
+
+CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
+
+
+class Ends:
+    """Wires of one colour, closed at the end of the test."""
+
+    def __init__(self, runtime_name: str) -> None:
+        self.runtime: Runtime = AsyncioRuntime() if runtime_name == "aio" else BlockingRuntime()
+        self.heard: list[Any] = []
+        self.ended = 0
+        self._wires: list[Connection] = []
+
+    async def connection(self, connector: Any) -> Connection:
+        """Connect."""
+        self._wires.append(await self.runtime.connection(connector, self._hear, self._end))
+        return self._wires[-1]
+
+    def _hear(self, push: Any) -> bool:
+        if push[0] == b"subscribe":
+            return True
+        self.heard.append(push)
+        return False
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    async def finish(self) -> None:
+        """Close all."""
+        for connection in self._wires:
+            connection.close()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def ends(runtime_name: str) -> Ends:
+    """Wires of either colour."""
+    return Ends(runtime_name)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> str:
+    """The URL of a server, with and without TLS."""
+    return server.url if request.param == "plain" else redis_tls.tls_url
+
+
+def _never() -> NoReturn:
+    raise AssertionError("nobody is to be dialled")
+
+
+class Scripted(RedisConnector):
+    """Leads to a server that says what the test has it say, byte by byte."""
+
+    def __init__(self) -> None:
+        super().__init__("scripted", _never, _never)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.ours = socket.create_connection(server.getsockname())
+            self.theirs = server.accept()[0]
+        self.theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def dial(self, reach: object = None) -> socket.socket:
+        return self.ours
+
+    async def aconnect(self, reach: object = None) -> tuple[Any, object]:
+        return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=self.ours)
+
+
+PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13])
+@pytest.mark.parametrize("with_answer", [True, False])
+async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
+    """A push whose last bytes come by themselves is heard."""
+    connector = Scripted()
+    bell = ends.runtime.bell()
+    ends.heard = _Ringing(bell)
+    connection = await ends.connection(connector)
+    connector.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
+    assert await connection.ask(("PING",), SOON) == -2
+    if not with_answer:
+        connector.theirs.sendall(PUSH[:-cut])
+        assert not await ends.runtime.listen([connection], bell, 0.02)
+    connector.theirs.sendall(PUSH[-cut:])
+    assert await ends.runtime.listen([connection], bell, SOON)
+    assert [push[2] for push in ends.heard] == [b"0123456789"]
+    connector.theirs.close()
+
+
+async def test_time_out_under_signals(ends: Ends) -> None:
+    """A time-out comes on time, however often signals interrupt whoever waits."""
+    connector = Scripted()
+    connection = await ends.connection(connector)
+    over = threading.Event()
+    waiter = threading.get_ident()
+
+    def harass() -> None:
+        for _ in range(300):
+            signal.pthread_kill(waiter, signal.SIGUSR1)
+            if over.wait(0.02):
+                break
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=harass)
+    begun = boottime()
+    thread.start()
+    try:
+        with pytest.raises(OutcomeUnknown, match="no answer within"):
+            await connection.ask(("PING",), 0.2)
+        assert boottime() - begun < 4
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+        connector.theirs.close()
+
+
+def test_time_out_under_a_timer() -> None:
+    """A time-out comes on time, also if a profiler has a signal sent every millisecond."""
+    connector = Scripted()
+    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    begun = boottime()
+    # Should it hang, it breaks, with another error.
+    cut = threading.Timer(10, connector.theirs.close)
+    cut.start()
+    try:
+        with pytest.raises(OutcomeUnknown, match="no answer within"):
+            run_sync(connection.ask(("PING",), 0.2))
+        assert boottime() - begun < 4
+    finally:
+        cut.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        connection.close()
+        connector.theirs.close()
+
+
+def test_server_that_reads_late() -> None:
+    """A command for which there is no room waits until the server reads on, and then comes through whole."""
+    connector = Scripted()
+    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    blob = "x" * 30_000_000  # more than the buffers of both ends
+    got = bytearray()
+
+    def read_late() -> None:
+        time.sleep(0.3)
+        while len(got) < len(blob):
+            got.extend(connector.theirs.recv(1_000_000))
+        connector.theirs.sendall(b"+read\r\n")
+
+    thread = threading.Thread(target=read_late)
+    thread.start()
+    try:
+        assert run_sync(connection.ask(("ECHO", blob), SOON)) == b"read"
+        assert bytes(got).endswith(blob.encode() + b"\r\n")
+    finally:
+        thread.join()
+        connection.close()
+        connector.theirs.close()
+
+
+def test_server_that_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that leaves us with full buffers counts as gone: half a command must not be followed by another."""
+    monkeypatch.setattr("fencelock.runtime.socket_connection.SEND_SECONDS", 0.2)
+    connector = Scripted()
+    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    with pytest.raises(OutcomeUnknown, match="the connection broke"):
+        run_sync(connection.ask(("ECHO", "x" * 30_000_000), SOON))
+    assert not connection.open
+    with pytest.raises(OutcomeUnknown, match="the connection broke"):
+        run_sync(connection.ask(("PING",), SOON))
+    connector.theirs.close()
+
+
+async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
+    """What is pushed in the same packet as an answer is heard, and never taken for it."""
+    connection = await ends.connection(from_url(url))
+    await connection.ask(("SUBSCRIBE", "here"), SOON)
+    for i in range(200):
+        asked = ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", f"answer{i}")
+        assert await connection.ask(asked, SOON) == b"answer%d" % i
+    await connection.ask(("PING",), SOON)
+    assert [push[2] for push in ends.heard] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
+
+
+async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
+    """Who listens is woken by a push that another sends, and by the end of the wire."""
+    connection, other = await ends.connection(from_url(url)), await ends.connection(from_url(url))
+    bell = ends.runtime.event()
+    ends.heard = _Ringing(bell)
+    connection = await ends.connection(from_url(url))
+    await connection.ask(("SUBSCRIBE", "here"), SOON)
+    assert not await ends.runtime.listen([connection], bell, 0.02)
+    assert await other.ask(("PUBLISH", "here", "x" * 100_000), SOON) == 1
+    assert await ends.runtime.listen([connection], bell, SOON)
+    assert len(ends.heard[0][2]) == 100_000
+    bell.clear()
+    await other.ask(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
+    await ends.runtime.listen([connection], bell, SOON)
+    await asyncio.sleep(0.01)
+    assert not connection.alive()
+    assert not connection.open
+
+
+class _Ringing(list[Any]):
+    """Takes in pushes, and rings."""
+
+    def __init__(self, bell: Any) -> None:
+        super().__init__()
+        self._bell = bell
+
+    def append(self, push: Any) -> None:
+        super().append(push)
+        self._bell.set()
+
+
+async def test_large_answers(url: str, ends: Ends) -> None:
+    """Answers and commands larger than any buffer come through whole."""
+    connection = await ends.connection(from_url(url))
+    for size in (1, 65_535, 65_536, 65_537, 3_000_000):
+        assert await connection.ask(("ECHO", "ä" * size), SOON) == b"\xc3\xa4" * size
+    asked = [(connection, ("ECHO", f"{i}" * 10_000)) for i in range(100)]
+    answers = await ends.runtime.fan(asked, SOON, lambda answers: NO_REPLY not in answers)
+    assert answers == [f"{i}".encode() * 10_000 for i in range(100)]
+
+
+async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Proxy], ends: Ends) -> None:
+    """An answer that comes after its asker gave up is skipped; the next asker gets its own."""
+    between = proxy(server)
+    connection = await ends.connection(from_url(between.url))
+    between.delay(0.05, "to_client")
+    for i in range(5):
+        with pytest.raises(OutcomeUnknown, match="no answer within"):
+            await connection.ask(("ECHO", f"late{i}"), 0.001)
+        assert connection.oldest_pending_since is not None
+        assert await connection.ask(("ECHO", f"good{i}"), SOON) == b"good%d" % i
+        assert connection.oldest_pending_since is None
+    missed = await ends.runtime.fan([(connection, ("ECHO", f"fan{i}")) for i in range(3)], 0.001, lambda answers: False)
+    assert missed == [NO_REPLY] * 3
+    assert await connection.ask(("ECHO", "after"), SOON) == b"after"
+    assert connection.open
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_patience(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
+    """Whoever asks with whatever patience gets its own answer or none, never another's."""
+    between = proxy(server)
+    dice = random.Random(seed)
+    connection = await ends.connection(from_url(between.url))
+    between.delay(0.002, "to_client")
+    right = 0
+    for i in range(150):
+        try:
+            assert await connection.ask(("ECHO", f"{i}"), dice.choice([0.0005, 0.001, 0.002, 0.003, 0.01])) == b"%d" % i
+            right += 1
+        except OutcomeUnknown:
+            pass
+    assert await connection.ask(("ECHO", "end"), SOON) == b"end"
+    assert connection.open
+    assert right
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
+    """A hundred tasks share a connection and are cancelled at random: none ever sees what another asked for."""
+    between = proxy(server)
+    dice = random.Random(seed)
+    async with aio.connect(between.url) as locks:
+        leases = await asyncio.gather(*(locks.lock(f"n{i}", ttl=60).acquire() for i in range(100)))
+        between.delay(0.001, "to_client")
+        answered = 0
+
+        async def look(i: int) -> None:
+            nonlocal answered
+            while True:
+                seen = await locks.inspect(f"n{i}")
+                assert [holder.token for holder in seen.holders] == [leases[i].token]
+                answered += 1
+
+        async def harass(i: int) -> None:
+            for _ in range(10):
+                task = asyncio.ensure_future(look(i))
+                await asyncio.sleep(dice.uniform(0, 0.03))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+        await asyncio.gather(*(harass(i) for i in range(100)))
+        assert answered > 0
+        between.heal()
+        for lease in leases:
+            assert await lease.release()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
+    """Whoever is cancelled while the first connection is being made harms nobody who waits for the same one."""
+    between = proxy(server)
+    dice = random.Random(seed)
+    between.delay(0.002)
+    for _ in range(15):
+        async with aio.connect(between.url) as locks:
+            tasks = [asyncio.ensure_future(locks.inspect("x")) for _ in range(5)]
+            for task in tasks[:4]:
+                await asyncio.sleep(dice.uniform(0, 0.006))
+                task.cancel()
+            assert (await tasks[4]).holders == ()
+            await asyncio.wait(tasks)
+
+
+async def test_cancellation_that_a_driver_swallows() -> None:
+    """Who is cancelled while a driver connects is cancelled, even if the driver goes on as if nothing had happened."""
+    begun = asyncio.Event()
+
+    class Deaf(Scripted):
+        async def aconnect(self, reach: object = None) -> tuple[Any, object]:
+            begun.set()
+            with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` does before Python 3.12, if its work is done
+                await asyncio.sleep(60)
+            return await super().aconnect(reach)
+
+    connector = Deaf()
+    runtime = AsyncioRuntime()
+    connecting = asyncio.ensure_future(runtime.connection(connector, print, print))
+    await begun.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await asyncio.to_thread(connector.theirs.recv, 1) == b""
+    connector.theirs.close()
+
+
+async def test_garbage(ends: Ends) -> None:
+    """What is no answer of a Redis ends the wire: whoever asks gets no answer, not the parser's error."""
+    ours, theirs = socket.socketpair()
+
+    class Garbled(RedisConnector):
+        def __init__(self) -> None:
+            super().__init__("garbled", _never, _never)
+
+        def dial(self, reach: object = None) -> socket.socket:
+            return ours
+
+        async def aconnect(self, reach: object = None) -> tuple[Any, object]:
+            return await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+
+    connection = await ends.connection(Garbled())
+    theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(OutcomeUnknown):
+        await connection.ask(("PING",), SOON)
+    assert not connection.open
+    assert ends.ended == 1
+    with pytest.raises(OutcomeUnknown):
+        await connection.ask(("PING",), SOON)
+    theirs.close()

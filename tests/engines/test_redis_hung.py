@@ -1,0 +1,217 @@
+"""A server that hangs and goes on: what it was asked meanwhile is carried out then, and must be undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from fencelock import ClientClosed, EngineUnavailable, LeaseLost
+from fencelock.core.clock import boottime
+from fencelock.engines.redis.links import Links
+from tests.contract.runtimes import LeaseView, LocksView
+from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.forwarder import forwarding
+from tests.engines.redis_server import tell
+from tests.servers.proxy import Proxies
+from tests.servers.redis import Redis
+
+
+async def test_nothing_is_left_of_what_a_hung_server_was_asked(
+    own_redis: Callable[..., Redis], clients: Clients
+) -> None:
+    """A lock that was asked for in vain is free as soon as the server goes on, and not only after a ttl."""
+    server = own_redis()
+    locks = clients.connect(f"{server.url}?socket_timeout=0.5&socket_connect_timeout=0.5")
+    await take(locks, "x")
+    server.pause()
+    with pytest.raises(EngineUnavailable):
+        await locks.lock("x", ttl=60, timeout=0.5).acquire()
+    server.resume()
+    await free_again(locks, "x")
+
+
+@pytest.mark.parametrize(("ttl", "connected"), [(30, True), (1, True), (30, False)])
+async def test_timeout_while_the_server_hangs(
+    own_redis: Callable[..., Redis], clients: Clients, ttl: float, connected: bool
+) -> None:
+    """Whoever has a second is told after little more than that, also if a new connection has to be made first."""
+    server = own_redis()
+    locks = clients.connect(f"{server.url}?socket_timeout=20&socket_connect_timeout=20")
+    if connected:
+        await take(locks, "x")
+    server.pause()
+    begun = boottime()
+    with pytest.raises(EngineUnavailable):
+        await locks.lock("x", ttl=ttl, timeout=1).acquire()
+    assert boottime() - begun < 9
+    server.resume()
+
+
+@pytest.mark.parametrize("then", ["used", "closed"])
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Clients, how: str, then: str) -> None:
+    """A release that could not be asked for is made up for as soon as the client reaches the server again, or is closed."""
+    server = own_redis()
+    with Proxies((server,)) as between:
+        (proxy,) = between.members
+        locks = clients.connect(f"redis://{proxy.address}/0")
+        lease = await locks.lock("x", ttl=60).acquire()
+        if how == "refused":
+            proxy.refuse()
+        else:
+            proxy.drop("to_server")
+        proxy.disconnect()
+        with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+            await lease.release()
+        assert not await is_free(clients.connect(server.url), "x")
+        proxy.disconnect()
+        proxy.heal()
+        if then == "closed":
+            await locks.close()
+            assert await is_free(clients.connect(server.url), "x")
+        await free_again(clients.connect(server.url), "x")
+
+
+async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """A release that a server refuses, as it is busy with somebody's script, is made up for like one that it did not hear."""
+    server = own_redis(settings={"lua-time-limit": "50"})
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=60).acquire()
+
+    def keep_busy() -> None:
+        with pytest.raises(redis.ResponseError, match="killed"):
+            tell(server, "EVAL", "while true do end", 0)
+
+    async def is_busy() -> bool:
+        try:
+            return not tell(server, "PING")
+        except redis.ResponseError as error:
+            return "BUSY" in str(error)
+
+    script = asyncio.create_task(asyncio.to_thread(keep_busy))
+    await eventually(is_busy, "the server is busy")
+    with pytest.raises(EngineUnavailable, match="BUSY"):
+        await lease.release()
+    with pytest.raises(EngineUnavailable, match="BUSY"):
+        await take(locks, "y")  # and what it is asked to make up for with it
+    tell(server, "SCRIPT", "KILL")
+    await script
+    await take(locks, "y")
+    assert await is_free(clients.connect(server.url), "x")
+
+
+@pytest.mark.parametrize(("ttl", "silence"), [(4.5, 2.2), (9, 4.5)])
+async def test_renewal_that_has_to_connect(
+    own_redis: Callable[..., Redis], clients: Clients, ttl: float, silence: float
+) -> None:
+    """A connection that is accepted and never answered does not use up the time in which another would have renewed."""
+    async with forwarding(own_redis()) as path:
+        locks = clients.connect(path.url)
+        lease = await locks.lock("x", ttl=ttl).acquire()
+        path.swallows = True
+        path.hang_up()
+        await asyncio.sleep(silence)
+        path.swallows = False
+        await renewed(lease)
+        assert await lease.release()
+        await locks.close()
+
+
+async def that_owes_a_release(server: Redis, clients: Clients) -> LocksView:
+    """Return a client that could not release "x", as the server is stopped from then on."""
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=3).acquire()
+    server.pause()
+    with pytest.raises(EngineUnavailable, match="'x' could not be released"):
+        await lease.release()
+    return locks
+
+
+class Interrupted(BaseException):
+    """As a Ctrl-C."""
+
+
+async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that was interrupted while it made up for something can be called again, and is an end."""
+    server = own_redis()
+    locks = await that_owes_a_release(server, clients)
+    server.resume()
+
+    async def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Links, "settle", interrupted)
+        await locks.close()
+    await locks.close()
+    with pytest.raises(ClientClosed):
+        await locks.lock("x").acquire()
+    await free_again(clients.connect(server.url), "x")
+
+
+async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """What cannot be made up for, as the server hangs, does not keep the end waiting for long, and runs out."""
+    server = own_redis()
+    locks = await that_owes_a_release(server, clients)
+    begun = boottime()
+    await locks.close()
+    assert boottime() - begun < 4
+    server.resume()
+    await free_again(clients.connect(server.url), "x")
+
+
+async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
+    """Who loses a lease because its server is gone is told that; one that was lost before the outage is not told of it."""
+    server = own_redis()
+    locks = clients.connect(server.url)
+    early = await locks.lock("early", ttl=1, renew=False).acquire()
+    lease = await locks.lock("x", ttl=3).acquire()
+    await eventually(lambda: _is_lost(early), "the first is over")
+    server.kill()
+    await eventually(lambda: _is_lost(lease), "the second is over")
+    with pytest.raises(
+        LeaseLost, match=rf"before it could be renewed \(cannot reach Redis at {server.address}: Error 111"
+    ):
+        lease.check()
+    with pytest.raises(LeaseLost, match="before it could be renewed; others"):
+        early.check()
+    with pytest.raises(EngineUnavailable, match=rf"^'y': cannot reach Redis at {server.address}"):
+        await locks.lock("y").acquire()
+
+
+async def _is_lost(lease: LeaseView) -> bool:
+    return lease.lost.is_set()
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies"])
+async def test_timeout_of_a_waiter_whose_server_fails(
+    own_redis: Callable[..., Redis], clients: Clients, how: str
+) -> None:
+    """A waiter whose time is over is told so, whether its server no longer answers or is no longer there."""
+    server = own_redis()
+    locks, other = clients.connect(server.url), clients.connect(server.url)
+    lease = await other.lock("x").acquire()
+
+    async def wait() -> float:
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x", timeout=6).acquire()
+        return boottime()
+
+    begun = boottime()
+    async with background(wait()) as (waiter,):
+        await waiting(other, "x")
+        if how == "hangs":
+            server.pause()
+        else:
+            server.kill()
+        assert await waiter - begun < 6 + SOON
+    if how == "hangs":
+        server.resume()
+        assert await lease.release()
+    else:
+        with pytest.raises(EngineUnavailable):
+            await lease.release()

@@ -1,0 +1,95 @@
+"""Ctrl-C at any step of an acquire and a release, on a real server: whoever is interrupted leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+import fencelock
+from fencelock.core.runtime import Command
+from fencelock.engines.redis.engine import RedisEngine
+from fencelock.engines.redis.links import LINKS_KEPT
+from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.blocking import run_sync
+from fencelock.runtime.socket_connection import SocketConnection
+from tests.contract.subject import SOON
+from tests.engines.redis_steps import assert_in_step, backend_of, held
+from tests.interrupts import interrupted_at
+from tests.servers.redis import Redis
+
+Own = Callable[..., Redis]
+
+STEPS = (RedisEngine.attempt, RedisEngine.release, RedisEngine._release, SocketConnection.ask, SocketConnection.post)
+
+
+@pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupted_at_any_step(own_redis: Own) -> None:
+    """Who is interrupted, wherever it is, leaves links that are in step, and others have the lock after the ttl at last."""
+    server = own_redis()
+    for step in count(1):
+        with fencelock.connect(server.url) as locks:
+            held(locks.lock("x"))
+            if not interrupted_at(step, STEPS, lambda: held(locks.lock("x", ttl=0.3, timeout=SOON))):
+                break
+            assert_in_step(locks)
+            assert locks.lock("x", timeout=SOON).acquire().release()
+    assert step > 30
+
+
+@pytest.mark.parametrize("late", [("ECHO", "late"), ("EVALSHA", "0" * 40, 0)])
+@pytest.mark.parametrize("forced", [False, True])
+def test_release_behind_an_answer_that_is_owed(own_redis: Own, late: Command, forced: bool) -> None:
+    """Where others gave up waiting for an answer, a release does not take it for its own, whatever it says."""
+    server = own_redis()
+    with fencelock.connect(server.url) as locks:
+        lease = locks.lock("x").acquire()
+        (link,) = backend_of(locks)._links._idle
+        if forced:
+            with fencelock.connect(server.url) as others:
+                others.force_release("x", reason="a test")
+        server.pause()
+        try:
+            with pytest.raises(OutcomeUnknown):
+                run_sync(link.connection.ask(late, 0.05))
+        finally:
+            server.resume()
+        assert link.connection.owed
+        assert lease.release() is not forced
+        assert_in_step(locks)
+        assert not link.connection.owed
+
+
+def test_links_kept_after_many_threads(server: Redis) -> None:
+    """However many threads were there, no more links are kept than ever."""
+    with fencelock.connect(server.url) as locks:
+        lock = locks.lock("many", timeout=4 * SOON)
+
+        def work() -> None:
+            for _ in range(10):
+                held(lock)
+
+        threads = [threading.Thread(target=work) for _ in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(backend_of(locks)._links._idle) <= LINKS_KEPT
+
+
+@pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupted_before_the_lease_is_there(server: Redis) -> None:
+    """Wherever an acquire is interrupted, close() leaves nothing behind."""
+    for step in count(1):
+        with fencelock.connect(server.url, namespace=f"step-{step}") as locks:
+            held(locks.lock("x"))
+            over = not interrupted_at(step, STEPS, locks.lock("x").acquire)
+        with fencelock.connect(server.url, namespace=f"step-{step}") as locks:
+            assert not list(locks.names()), f"interrupted at step {step}, and it is still held"
+        if over:
+            break
+    assert step > 20

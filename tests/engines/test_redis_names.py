@@ -1,0 +1,126 @@
+"""Names and namespaces on a real Redis: exact whatever they contain, and gone without a trace when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from redis.crc import key_slot
+
+from fencelock import LockTimeout, aio
+from tests.contract.runtimes import LocksView
+from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.redis_server import only_counters, tell
+from tests.servers.redis import Redis
+
+Own = Callable[..., Redis]
+
+NAMES = [
+    "a", "a*", "a?", "a[b]", "a[^b]", "a\\", "a\\*", "a-z", "{a}", "{}", "}{", "a}b", "a b", " a ", "🔒", "a🔒",
+    "é", "É", "e\u0301",
+    "holders:a", "queue:a", "waiters:a", "a}:holders:b", "a}:queue:b", "x:{1}:holders:y", "token", "layout", "%41", "A",
+    "a:b", "/", "..", "'", '"', "$1", "n" * 1024, "\u2028", "\ud7ff",
+]  # fmt: skip
+
+
+async def found(locks: LocksView | aio.Locks, prefix: str = "") -> list[str]:
+    """Return the names in use."""
+    return [name async for name in locks.names(prefix)]
+
+
+async def test_keys_of_a_name_share_a_slot(server: Redis, clients: Clients) -> None:
+    """Whatever a name is made of, a Redis Cluster would keep all that is stored for it on one node."""
+    locks = clients.connect(server.url)
+    for name in NAMES:
+        before = set(tell(server, "KEYS", "*"))
+        lease = await locks.lock(name).acquire()
+        async with background(take(locks, name)) as (waiter,):
+            await waiting(locks, name)
+            stored = set(tell(server, "KEYS", "*")) - before - {b"fencelock:layout"}
+            assert len(stored) >= 3  # the holder, the queue, who waits; the counter, if it is the bucket's first
+            assert len({key_slot(key) for key in stored}) == 1, stored
+            await lease.release()
+            await waiter
+
+
+async def test_names_are_exact(server: Redis, clients: Clients) -> None:
+    """Every name is its own, held or waited for, and a prefix finds what begins with it and nothing else."""
+    locks = clients.connect(server.url)
+    leases = [await locks.lock(name).acquire() for name in NAMES]
+    assert await found(locks) == sorted(NAMES)
+    # A claim in line has keys of other kinds than one that holds: they must not be taken for other names.
+    async with background(*(locks.lock(name).acquire() for name in NAMES)) as waiters:
+        for name in NAMES:
+            await waiting(locks, name)
+        for prefix in [*NAMES, "a}", "b", "y", "h", "q", "*", "?", "[", "n" * 1023]:
+            assert await found(locks, prefix) == sorted(name for name in NAMES if name.startswith(prefix)), prefix
+        assert await found(locks) == sorted(NAMES)
+        for lease in leases:
+            assert await lease.release()
+        for lease in await asyncio.gather(*waiters):
+            await lease.release()
+    assert await found(locks) == []
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        ("a", "a:b", "a:{1}", "a:{1}:holders"), ("a", "A", "a%3Ab", "a:b"), ("{a}", "{b}", "a", "b"), ("*", "?", "a", "[a]"),
+        ("a/call", "a", "a/", "é"),
+    ],
+)  # fmt: skip
+async def test_namespaces_never_mix(server: Redis, clients: Clients, spaces: tuple[str, ...]) -> None:
+    """Namespaces that look like parts of each other's keys hold the same names side by side."""
+    sides = {space: clients.connect(server.url, namespace=space) for space in spaces}
+    leases = [await locks.lock(name).acquire() for locks in sides.values() for name in ("x", "b:{1}:holders:x")]
+    assert len({lease.id for lease in leases}) == 8
+    for locks in sides.values():
+        assert await found(locks) == ["b:{1}:holders:x", "x"]
+        assert len((await locks.inspect("x")).holders) == 1
+    for lease in leases:
+        assert await lease.release()
+
+
+async def test_names_leave_no_trace(own_redis: Own) -> None:
+    """20,000 names leave nothing but the counters of their buckets and the version of the layout."""
+    server = own_redis(settings={"appendonly": "no"})
+
+    async def some(start: int) -> None:
+        for i in range(start, start + 100):
+            async with locks.lock(f"order:{i}"):
+                pass
+
+    async with aio.connect(server.url) as locks:
+        await asyncio.gather(*(some(start) for start in range(0, 20_000, 100)))
+        assert await found(locks) == []
+    assert tell(server, "DBSIZE") <= 1024 + 1
+    assert only_counters(server)
+
+
+async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Clients) -> None:
+    """Claims that timed out, were cancelled, killed or left to run out leave nothing behind after their ttl."""
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    worker = await subject.worker()
+    await worker.acquire("killed", ttl=1)
+    await worker.kill()
+    expired = await locks.lock("expired", ttl=1, renew=False).acquire()
+    async with locks.lock("held", ttl=60):
+        for _ in range(3):
+            with pytest.raises(LockTimeout):
+                await locks.lock("held", ttl=1, timeout=0.2).acquire()
+            assert await locks.lock("held", ttl=1).try_acquire() is None
+        other = await subject.worker()
+        async with background(other.acquire("held", ttl=3)) as (task,):
+            await waiting(locks, "held")
+            await other.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+
+    async def clean() -> bool:
+        return only_counters(server)
+
+    await eventually(clean, "only counters are left", SOON)
+    assert expired.lost.is_set()

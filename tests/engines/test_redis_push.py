@@ -1,0 +1,76 @@
+"""Pushes of a server that are none of ours: whatever their form, they are ignored, and the connection stays."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from fencelock.engines.redis.link import Link
+from tests.contract.subject import background, waiting
+from tests.engines.conftest import Clients
+from tests.engines.forwarder import forwarding
+from tests.engines.redis_server import connections, tell
+from tests.servers.redis import Redis
+
+CHANNEL = "fencelock/call/here"
+
+
+@pytest.mark.parametrize(
+    "push",
+    [
+        [],
+        [b"invalidate", None],
+        [b"MIGRATING", 1, 5],
+        [b"MOVING", 7, 30, b"10.0.0.1:6379"],
+        [b"SMIGRATED", 9, [[b"10.0.0.1:6379", b"0-100"]]],
+        [b"pmessage", b"*", CHANNEL.encode(), b"id:1:1"],
+        [b"message", CHANNEL.encode()],
+        [b"message", CHANNEL.encode(), None],
+        [b"message", CHANNEL.encode(), b"\xff\xfe"],
+        [7, [b"message"]],
+    ],
+)
+def test_push_that_is_none_of_ours_is_ignored(push: list[Any]) -> None:
+    """Neither an error, which would break the connection, nor an answer to a command, nor a call for a claim."""
+    link = Link(CHANNEL)
+    link.calls["id"] = "1:1"
+    assert not link.heard(push)
+    assert link.calls["id"] == "1:1"
+
+
+async def test_connections_survive_unknown_pushes(server: Redis, clients: Clients) -> None:
+    """A waiter gets the lock over the connection on which the server pushed something in two parts before."""
+    holder, other = clients.connect(server.url), clients.connect(server.url)
+    lease = await holder.lock("x").acquire()
+    async with background(other.lock("x").acquire()) as (second,):
+        await waiting(holder, "x")
+        ids = {connection["id"] for connection in connections(server)}
+        with ExitStack() as trackers:
+            for id in ids:  # have the server push to each connection that a key has changed
+                tracker = trackers.enter_context(
+                    redis.Redis(host=server.host, port=server.port, single_connection_client=True)
+                )
+                tracker.client_tracking(clientid=int(id), bcast=True)
+            tell(server, "SET", "something", "else")
+            assert await lease.release()
+            assert await (await second).release()
+    assert ids == {connection["id"] for connection in connections(server)}
+
+
+async def test_maintenance_notifications_are_not_asked_for(server: Redis, clients: Clients) -> None:
+    """redis-py asks for them on connections of its own; on ours nobody could act on them."""
+    sent: list[bytes] = []
+
+    def note(data: bytes) -> bool:
+        sent.append(data)
+        return False
+
+    async with forwarding(server) as forwarder:
+        forwarder.swallows_reply_to = note
+        async with clients.connect(forwarder.url) as locks, locks.lock("x"):
+            pass
+    assert b"EVALSHA" in b"".join(sent)
+    assert b"MAINT_NOTIFICATIONS" not in b"".join(sent).upper()

@@ -1,0 +1,168 @@
+"""The queue in Lua, on a real server: nobody polls, one hand-over wakes one waiter, and the dead are passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.redis_server import commands, tell
+from tests.servers.redis import Redis
+
+Own = Callable[..., Redis]
+WAITERS = 20
+
+
+def asked(server: Redis) -> dict[str, int]:
+    """Return what was asked since the last RESETSTAT, but for what asking costs itself."""
+    ours = {"info", "hello", "auth", "select", "client|setinfo", "config|resetstat", "command"}
+    return {name: calls for name, calls in commands(server).items() if name not in ours}
+
+
+async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
+    """While one holds and twenty wait, the server hears of nobody; then each hand-over costs the same few commands."""
+    locks = clients.connect(server.url, ttl=300)  # so that nobody has to renew anything, however slow the machine is
+    lease = await locks.lock("x").acquire()
+    async with background(*(take(locks, "x", 60) for _ in range(WAITERS))) as waiters:
+        await waiting(locks, "x", WAITERS)
+        tell(server, "CONFIG", "RESETSTAT")
+        await asyncio.sleep(2)
+        assert sum(asked(server).values()) == 0, asked(server)
+        tell(server, "CONFIG", "RESETSTAT")
+        await lease.release()
+        await asyncio.gather(*waiters)
+        seen = asked(server)
+    assert seen["evalsha"] == WAITERS + 1, "one release each, and nothing else"
+    assert seen["publish"] == WAITERS, "one call for each that was next"
+    assert "subscribe" not in seen
+
+
+async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
+    """A release calls the next in line and nobody else."""
+    locks = clients.connect(server.url, ttl=300)
+    lease = await locks.lock("x").acquire()
+
+    async def hold() -> int:
+        async with locks.lock("x") as mine:
+            await done.wait()
+            return mine.token
+
+    done = asyncio.Event()
+    async with background(*(hold() for _ in range(WAITERS))) as waiters:
+        await waiting(locks, "x", WAITERS)
+        tell(server, "CONFIG", "RESETSTAT")
+        await lease.release()
+        await waiting(locks, "x", WAITERS - 1)
+        await asyncio.sleep(0.3)
+        assert commands(server)["publish"] == 1
+        done.set()
+        tokens = await asyncio.gather(*waiters)
+    assert len(set(tokens)) == WAITERS
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, watched: bool) -> None:
+    """Waiters that were killed do not hold up the next one, although their places last for a minute.
+
+    Nor do they where somebody listens to everything that is published.
+    """
+    monitor: Any = redis.Redis(host=server.host, port=server.port).pubsub()  # type: ignore[no-untyped-call]
+    if watched:
+        monitor.psubscribe("*")
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    lease = await locks.lock("x", ttl=60).acquire()
+    dead = [await subject.worker(ttl=60) for _ in range(2)]
+    async with background(*(worker.acquire("x", ttl=60) for worker in dead)) as killed:
+        await waiting(locks, "x", 2)
+        async with background(take(locks, "x", 30)) as (waiter,):
+            await waiting(locks, "x", 3)
+            for worker in dead:
+                await worker.kill()
+            await asyncio.wait(killed)
+            for task in killed:
+                assert task.exception() is not None
+
+            async def hung_up() -> bool:
+                return len(tell(server, "PUBSUB", "CHANNELS")) <= 2
+
+            await eventually(hung_up, "the server knows that they are gone")
+            await lease.release()
+            async with asyncio.timeout(SOON):
+                assert await waiter > lease.token
+    # Those who were killed still stand in line, and are passed over by newcomers too.
+    assert len((await locks.inspect("x")).waiters) == 2
+    async with asyncio.timeout(SOON):
+        assert await take(locks, "x", 30)
+    monitor.close()
+
+
+async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) -> None:
+    """A server that lets nobody publish serves waiters all the same: they look by themselves."""
+    server = own_redis()
+    tell(server, "ACL", "SETUSER", "default", "-publish")
+    locks = clients.connect(server.url)
+    lease = await locks.lock("x", ttl=4).acquire()
+
+    async def wait() -> int:
+        async with locks.lock("x", ttl=4) as mine:
+            return mine.token
+
+    async with background(wait(), wait()) as waiters:
+        await waiting(locks, "x", 2)
+        await lease.release()
+        async with asyncio.timeout(SOON):
+            tokens = await asyncio.gather(*waiters)
+    assert len({lease.token, *tokens}) == 3
+
+
+async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clients) -> None:
+    """A waiter behind one that died looks once when that one's place runs out, not all the time."""
+    subject = clients.on(server.url)
+    locks = subject.connect(ttl=300)
+    lease = await locks.lock("x").acquire()
+    dead = await subject.worker()
+    async with background(dead.acquire("x", ttl=0.6)) as (task,):
+        await waiting(locks, "x", 1)
+        async with background(take(locks, "x", 60), take(locks, "x", 60)) as waiters:
+            await waiting(locks, "x", 3)
+            await dead.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+
+            async def gone() -> bool:
+                return len((await locks.inspect("x")).waiters) == 2
+
+            async def quiet() -> bool:
+                tell(server, "CONFIG", "RESETSTAT")
+                await asyncio.sleep(1)
+                return sum(asked(server).values()) == 0
+
+            await eventually(gone, "the place of the dead one has run out")
+            await eventually(quiet, "nobody asks for a second")
+            await lease.release()
+            async with asyncio.timeout(SOON):
+                await asyncio.gather(*waiters)
+
+
+async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
+    """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
+    subject = clients.on(server.url)
+    locks = subject.connect()
+    holder, first = await subject.worker(), await subject.worker()
+    token = await holder.acquire("x", ttl=4)
+    async with background(first.acquire("x", ttl=4.5)) as (task,):
+        await waiting(locks, "x", 1)
+        async with background(take(locks, "x", 30)) as (second,):
+            await waiting(locks, "x", 2)
+            await first.kill()
+            await holder.kill()
+            await asyncio.wait([task])
+            assert task.exception() is not None
+            async with asyncio.timeout(SOON):
+                assert await second > token

@@ -1,0 +1,165 @@
+"""Wires of threads at the edges: ends amid an answer, interrupts, and descriptors that are another's by now."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from fencelock.core.runtime import NO_REPLY, Endpoint
+from fencelock.engines.redis.dial import from_url
+from fencelock.runtime.socket_connection import CHUNK, SocketConnection, fan
+from tests.contract.subject import SOON
+from tests.interrupts import interrupted_at
+from tests.servers.redis import Redis
+
+RESET = struct.pack("ii", 1, 0)
+MANY_STEPS = 200
+
+
+class Plain:
+    """Dials a server that is asked nothing by the way."""
+
+    def __init__(self, port: int) -> None:
+        redis = from_url(f"redis://127.0.0.1:{port}")
+        self.address, self.parser, self.pack, self.pushes = redis.address, redis.parser, redis.pack, redis.pushes
+        self._port = port
+
+    def dial(self, reach: Callable[[Endpoint], socket.socket]) -> socket.socket:
+        return reach(Endpoint("127.0.0.1", self._port, seconds=SOON))
+
+
+@pytest.fixture
+def made() -> Iterator[ExitStack]:
+    """Whatever has to be closed in the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def wire_to(port: int, made: ExitStack) -> SocketConnection:
+    connector: Any = Plain(port)
+    connection = SocketConnection(connector, lambda _: True, lambda: None)
+    made.callback(connection.close)
+    return connection
+
+
+def listener(made: ExitStack) -> socket.socket:
+    return made.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+
+@pytest.mark.parametrize("size", [100, 5000, CHUNK])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
+    """An answer counts, whatever its size, though the server has hung up when it is read."""
+    server = listener(made)
+    connection = wire_to(server.getsockname()[1], made)
+    peer, _ = server.accept()
+    words = b"x" * (size - len(b"$%d\r\n\r\n" % size) + (size == 100))
+    answers: list[Any] = [NO_REPLY]
+    assert connection.post(b"*1\r\n$4\r\nPING\r\n", answers, 0)
+    assert peer.recv(100)
+    answer = b"$%d\r\n%b\r\n" % (len(words), words)
+    assert len(answer) == size
+    peer.sendall(answer)
+    if how == "reset":
+        time.sleep(0.05)  # a reset takes along what has not arrived
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    peer.close()
+    time.sleep(0.05)
+    connection.take_in()
+    assert answers == [words]
+    for _ in range(3):
+        if connection.readable(0):
+            connection.take_in()
+    assert not connection.open
+
+
+def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
+    """A wire that was interrupted as it sent is answered afterwards, or closed: nothing is waited for that was not sent."""
+    pack, begun = from_url(server.url).pack, time.monotonic()
+    for step in range(1, MANY_STEPS):
+        connection = wire_to(server.port, made)
+        interrupted = interrupted_at(
+            step,
+            (SocketConnection.post, SocketConnection.tell),
+            partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
+        )
+        if connection.open:
+            assert fan([(connection, ("ECHO", "after"))], SOON, lambda answers: NO_REPLY not in answers) == [b"after"]
+        connection.close()
+        assert connection.fileno() == -1
+        if not interrupted:
+            break
+    assert 3 < step < MANY_STEPS - 1
+    assert time.monotonic() - begun < SOON
+
+
+def test_descriptor_that_is_anothers(made: ExitStack) -> None:
+    """Whoever asks over wires that another thread closes is told at once, though their numbers are another's right away."""
+    for _ in range(10):
+        server = listener(made)
+        wires = [wire_to(server.getsockname()[1], made) for _ in range(5)]
+        quiet: list[socket.socket] = []
+
+        def close(wires: list[SocketConnection] = wires, quiet: list[socket.socket] = quiet) -> None:
+            time.sleep(0.01)
+            for connection in wires:
+                connection.close()
+                quiet.extend(socket.socketpair())
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        begun = time.monotonic()
+        assert fan([(connection, b"x") for connection in wires], SOON, lambda _: False) == [NO_REPLY] * 5
+        took = time.monotonic() - begun
+        closer.join()
+        for sock in quiet:
+            sock.close()
+        assert took < SOON / 2
+        assert all(connection.fileno() == -1 for connection in wires)
+
+
+@pytest.mark.parametrize("reader_leaves_first", [True, False])
+def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, reader_leaves_first: bool) -> None:
+    """Who sends while another thread reads, whichever is done first, leaves a wire whose descriptor goes with it."""
+    server = listener(made)
+    connection = wire_to(server.getsockname()[1], made)
+    peer = made.enter_context(server.accept()[0])
+    sent = threading.Event()
+    send = SocketConnection._send
+
+    def read() -> None:
+        assert connection.readable(SOON)
+        if not reader_leaves_first:
+            sent.wait(SOON)
+        connection.take_in()
+
+    reader = threading.Thread(target=read)
+
+    def send_slowly(self: SocketConnection, data: bytes | memoryview) -> int:
+        if reader_leaves_first:
+            peer.sendall(b"+OK\r\n")
+            reader.join(SOON)
+        else:
+            reader.start()
+            time.sleep(0.05)  # until it waits
+        return send(self, data)
+
+    if reader_leaves_first:
+        reader.start()
+        time.sleep(0.05)
+    monkeypatch.setattr(SocketConnection, "_send", send_slowly)
+    connection.tell(b"x")
+    sent.set()
+    peer.sendall(b"+OK\r\n")
+    reader.join(SOON)
+    assert connection.open
+    connection.close()
+    assert connection.fileno() == -1

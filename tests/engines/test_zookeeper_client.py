@@ -1,0 +1,247 @@
+"""Logins, layouts, forks, logs and ends of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+import fencelock
+from fencelock import EngineUnavailable
+from fencelock.engines.zookeeper.address import parse
+from fencelock.engines.zookeeper.engine import ZooKeeperEngine
+from fencelock.engines.zookeeper.facts import facts
+from tests.contract.subject import SOON, eventually, take
+from tests.engines.conftest import Clients
+from tests.engines.zookeeper_server import backend_of, bare, chroot, link_of
+from tests.servers.proxy import Proxy
+from tests.servers.zookeeper import ZooKeeper
+
+
+def with_login(url: str, login: str) -> str:
+    """Return the URL with a login."""
+    return url.replace("://", f"://{login}@")
+
+
+async def test_login_keeps_others_out(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """What was made with a login is nobody else's: others are told that they lack the rights, not what is there."""
+    url = chroot(zookeeper1)
+    mine = clients.connect(with_login(url, "app:s3cr3t"))
+    async with mine.lock("x") as lease:
+        for other in (url, with_login(url, "app:wr0ng")):
+            locks = clients.connect(other)
+            for ask in (locks.lock("x").try_acquire, lambda locks=locks: locks.inspect("x")):
+                with pytest.raises(EngineUnavailable, match="no rights") as caught:
+                    await ask()
+                assert "wr0ng" not in str(caught.value)
+        again = clients.connect(with_login(url, "app:s3cr3t"))
+        assert [holder.token for holder in (await again.inspect("x")).holders] == [lease.token]
+
+
+async def test_password_is_nowhere(zookeeper1: ZooKeeper, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    """The password of a URL is in no log, not even of the driver's at its most talkative, and in no repr."""
+    logger = logging.getLogger("fencelock.kazoo")
+    with caplog.at_level(1), caplog.at_level(1, logger.name):
+        locks = clients.connect(with_login(chroot(zookeeper1), "app:s3cr3t"))
+        await take(locks, "x")
+        link = link_of(locks)
+        link.reset()
+
+        async def back() -> bool:
+            return link.connected
+
+        await eventually(back, "it is connected again")
+        await take(locks, "x")
+    assert any(record.name == logger.name for record in caplog.records)
+    for said in (caplog.text, repr(locks), repr(backend_of(locks)), repr(link.address)):
+        assert "s3cr3t" not in said
+
+
+async def test_driver_is_quiet(zookeeper1: ZooKeeper, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless somebody asks for it the driver logs nothing, however bad its connection is."""
+    locks = clients.connect(chroot(zookeeper1))
+    await take(locks, "x")
+    link_of(locks).reset()
+    await asyncio.sleep(0.2)
+    assert await take(locks, "x")
+    assert not [record for record in caplog.records if "kazoo" in record.name]
+
+
+async def test_layout_of_another_release(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A namespace that another release has laid out differently is refused."""
+    locks = clients.connect(chroot(zookeeper1))
+    path = backend_of(locks)._paths.layout
+    with bare(zookeeper1) as kazoo:
+        kazoo.create(path, b"99 5", makepath=True)
+    with pytest.raises(EngineUnavailable, match="'99'"):
+        await locks.lock("x").acquire()
+    with pytest.raises(EngineUnavailable, match="'99'"):
+        await locks.inspect("x")
+
+
+async def test_base_of_the_tokens_is_written_once(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Clients that begin at the same moment agree on where the tokens start."""
+    url = chroot(zookeeper1)
+    many = [clients.connect(url) for _ in range(6)]
+    tokens = await asyncio.gather(*(take(locks, "x", 30) for locks in many))
+    assert len(set(tokens)) == len(tokens)
+    assert len({link_of(locks).layout for locks in many}) == 1
+
+
+async def test_server_that_is_not_there(clients: Clients) -> None:
+    """A host that does not listen is reported in time, by name, and nothing hangs."""
+    locks = clients.connect("zookeeper://127.0.0.1:1/x")
+    begun = time.monotonic()
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
+        await locks.lock("x").acquire()
+    assert time.monotonic() - begun < SOON
+
+
+async def test_server_that_says_nothing(zookeeper1: ZooKeeper, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """A host that accepts connections and never answers is reported in time."""
+    between = proxy(zookeeper1)
+    between.cut("both")
+    locks = clients.connect(f"{between.url}/x")
+    with pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(locks.lock("x").acquire(), SOON)
+
+
+async def test_close_ends_the_sessions(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A closed client leaves no session on the server, and no thread here."""
+    before = set(threading.enumerate())
+    locks = clients.connect(chroot(zookeeper1))
+    await take(locks, "x")
+    async with locks.lock("y", ttl=60):
+        pass
+    sessions = [f"{session.handle.id:#x}" for session in backend_of(locks)._sessions._open.values()]
+    assert len(sessions) == 2
+    await locks.close()
+
+    async def gone() -> bool:
+        known = await asyncio.to_thread(zookeeper1.ask, "dump")
+        mine = [thread for thread in set(threading.enumerate()) - before if "test" not in thread.name]
+        return not any(session in known for session in sessions) and not [
+            thread for thread in mine if "asyncio" not in thread.name
+        ]
+
+    await eventually(gone, "sessions and threads are gone")
+
+
+async def test_idle_session_is_given_back(
+    zookeeper1: ZooKeeper, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that nobody has used for a while is ended; the next claim gets a new one."""
+    monkeypatch.setattr("fencelock.engines.zookeeper.sessions.IDLE", 0.3)
+    locks = clients.connect(chroot(zookeeper1), ttl=2)
+    before = await take(locks, "x")
+    sessions = backend_of(locks)._sessions
+
+    async def ended() -> bool:
+        return not sessions._open
+
+    await eventually(ended, "the session is given back")
+    assert await take(locks, "x") > before
+
+
+async def test_node_without_content(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A node that somebody made by hand stands in line like any other: whoever looks sees it, and may remove it."""
+    locks = clients.connect(chroot(zookeeper1))
+    await take(locks, "x")
+    with bare(zookeeper1) as kazoo:
+        kazoo.create(f"{backend_of(locks)._paths.of('x')}/x-abc-0000000009", b"")
+        (holder,) = (await locks.inspect("x")).holders
+        assert (holder.owner, holder.expires_in) == ("", 0)
+        assert await locks.force_release("x", reason="test") == 1
+
+
+EXIT = """
+import sys, threading, fencelock
+locks = fencelock.connect(sys.argv[1])
+lease = locks.lock('x', ttl=60).acquire()
+waiter = threading.Thread(target=locks.lock('x', ttl=60).acquire, daemon=True)
+waiter.start()
+while not locks.inspect('x').waiters: pass
+print('ready', flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["", "sys.exit(3)", "1 / 0", "sys.stdin.read()"])
+def test_end_of_the_interpreter(zookeeper1: ZooKeeper, then: str) -> None:
+    """A program that ends, however, with locks held and waited for, ends at once and leaves nothing behind."""
+    url = chroot(zookeeper1)
+    program = subprocess.Popen(
+        [sys.executable, "-c", EXIT.format(then=then), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    _, errors = program.communicate("", timeout=2 * SOON)
+    assert "Fatal" not in errors
+    with fencelock.connect(url) as locks, locks.lock("x", timeout=SOON):
+        pass
+
+
+FORK = """
+import os, sys, time, fencelock
+locks = fencelock.connect(sys.argv[1])
+lease = locks.lock('x', ttl=15).acquire()
+for _ in range(5):
+    child = os.fork()
+    if not child:
+        assert lease.is_lost() and lease.reason == 'forked'
+        assert locks.lock('x').try_acquire() is None
+        with locks.lock('y', timeout=10): pass
+        locks.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    lease.check()
+before = lease.deadline
+while lease.deadline == before:  # until it is renewed
+    lease.check()
+    time.sleep(0.05)
+assert lease.release()
+"""
+
+
+def test_fork(zookeeper1: ZooKeeper) -> None:
+    """A child drops the parent's session without a word and has its own; the parent's lease lives on."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, chroot(zookeeper1)], check=False, capture_output=True, text=True, timeout=90
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_without_kazoo() -> None:
+    """Whoever lacks the driver is told which extra brings it."""
+    program = (
+        "import sys; sys.modules['kazoo'] = None\n"
+        "import fencelock\n"
+        "try: fencelock.connect('zookeeper://h')\n"
+        "except fencelock.MissingDependency as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert "fencelock[zookeeper]" in done.stdout
+
+
+def test_backend_is_what_the_url_names() -> None:
+    """All four schemes name the engine; nothing is connected before it is used."""
+    for scheme in ("zookeeper", "zookeepers", "zk", "zks"):
+        with fencelock.connect(f"{scheme}://127.0.0.1:1") as locks:
+            assert isinstance(locks._client.engine, ZooKeeperEngine)
+            assert locks.traits.engine == "zookeeper"
+
+
+def test_facts(zookeeper1: ZooKeeper) -> None:
+    """What a member says of itself is there for a later check; one that is down says nothing."""
+    found = facts(parse(f"zookeeper://{zookeeper1.address},127.0.0.1:1"))
+    mine = found[zookeeper1.address]
+    assert (mine["tickTime"], mine["zk_server_state"]) == ("250", "standalone")
+    assert mine["Zookeeper version"].startswith("3.")
+    assert found["127.0.0.1:1"] == {}

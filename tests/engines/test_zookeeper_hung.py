@@ -1,0 +1,56 @@
+"""A server that hangs: whoever has little time is told in time, and nothing is left of what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fencelock import EngineUnavailable
+from fencelock.core.clock import boottime
+from tests.contract.subject import background, free_again, take, waiting
+from tests.engines.conftest import Clients
+from tests.engines.zookeeper_server import chroot
+from tests.servers.zookeeper import ZooKeeper
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_timeout_while_the_server_hangs(
+    own_zookeeper: Callable[..., ZooKeeper], clients: Clients, warm: bool
+) -> None:
+    """Whoever has half a second is told after a little more than that, not after a whole ttl's patience; then all is well."""
+    server = own_zookeeper()
+    locks = clients.connect(chroot(server))
+    if warm:
+        await take(locks, "x")
+    server.pause()
+    for ask in (locks.lock("x", timeout=0.5).acquire, locks.lock("x").try_acquire):
+        begun = boottime()
+        with pytest.raises(EngineUnavailable):
+            await ask()
+        assert boottime() - begun < 9
+    server.resume()
+    await free_again(locks, "x")
+
+
+async def test_timeout_of_a_waiter_whose_server_hangs(
+    own_zookeeper: Callable[..., ZooKeeper], clients: Clients
+) -> None:
+    """A waiter whose time is over is told so when its server no longer answers."""
+    server = own_zookeeper()
+    url = chroot(server)
+    locks, other = clients.connect(url), clients.connect(url)
+    lease = await other.lock("x").acquire()
+
+    async def wait() -> float:
+        with pytest.raises(EngineUnavailable):
+            await locks.lock("x", timeout=6).acquire()
+        return boottime()
+
+    begun = boottime()
+    async with background(wait()) as (waiter,):
+        await waiting(other, "x")
+        server.pause()
+        assert await waiter - begun < 16
+    server.resume()
+    await lease.release()

@@ -1,0 +1,53 @@
+"""What the tests of the ZooKeeper engine share: chroots of their own, a look at the sessions, and a client beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from fencelock.engines.zookeeper.engine import ZooKeeperEngine
+from fencelock.engines.zookeeper.link import Link
+from fencelock.model import new_id
+from tests.contract.runtimes import client_of
+from tests.servers.cluster import Cluster
+from tests.servers.zookeeper import ZooKeeper
+
+
+def chroot(server: Any) -> str:
+    """Return a URL of the server, its ensemble or its proxy, with a chroot that nobody else uses."""
+    return f"{server.url}/{new_id()}"
+
+
+def backend_of(locks: Any) -> ZooKeeperEngine:
+    """Return the engine behind a client."""
+    engine = client_of(locks).engine
+    assert isinstance(engine, ZooKeeperEngine)
+    return engine
+
+
+def link_of(locks: Any) -> Link:
+    """Return the connection of the one session that a client has."""
+    (session,) = backend_of(locks)._sessions._open.values()
+    return session.handle
+
+
+@contextmanager
+def bare(server: ZooKeeper | Cluster[ZooKeeper], **options: Any) -> Iterator[KazooClient]:
+    """Give a client of kazoo's, beside ours."""
+    client = KazooClient(server.address, **options)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def expire(server: ZooKeeper, locks: Any) -> None:
+    """End a client's session on the server, as if it had run out there."""
+    kazoo = link_of(locks)._driver._client
+    with bare(server, client_id=kazoo.client_id):
+        pass

@@ -1,0 +1,168 @@
+"""MariaDB; or MySQL in its place, which Debian does not have: see `unpacked`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from tests.servers import certificate, packages, template
+from tests.servers.server import Server
+
+INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal", "--skip-name-resolve")
+# Small files, because they are copied for every server; what is promised about commits stays as it is by default.
+SMALL = {
+    "innodb-log-file-size": "8M",
+    "innodb-data-file-path": "ibdata1:8M:autoextend",
+    "innodb-buffer-pool-size": "32M",
+}
+
+
+class MariaDB(Server):
+    """A MariaDB whose commits are on disk when they are acknowledged; `root` logs in without a password."""
+
+    family = "mariadb"
+
+    def url_at(self, address: str) -> str:
+        return f"mysql://root@{address}/fencelock"
+
+    def query(self, sql: str) -> str:
+        """Run a statement through the command-line client; the rows without decoration."""
+        where = ("--no-defaults", "--protocol=tcp", f"--host={self.host}", f"--port={self.port}", "--user=root")
+        words = (*where, "--batch", "--skip-column-names", "fencelock", "-e", sql)
+        return template.run(packages.find(self.family, "mariadb"), *words, folder=self.folder).strip()
+
+    def _prepare(self) -> None:
+        if not any(self.data.iterdir()):
+            server = packages.find(self.family, "mariadbd")
+            version = template.run(server, "--no-defaults", "--version", folder=self.folder)
+            recipe = [version, *INSTALL, *(f"{name}={value}" for name, value in SMALL.items())]
+            template.fill(self.data, self.family, recipe, lambda: self._initialise(server))
+            # As in every MariaDB, a database is a folder.
+            (self.data / "fencelock").mkdir(exist_ok=True)
+
+    def _initialise(self, server: packages.Program) -> None:
+        installer = packages.find(self.family, "mariadb-install-db")
+        words = ("--no-defaults", f"--basedir={server.prefix / 'usr'}", f"--datadir={self.data}", *INSTALL)
+        template.run(installer, *words, *self._options(), folder=self.folder)
+
+    def _options(self) -> list[str]:
+        # A folder of its own for temporary tables: in a shared one two servers could remove each other's.
+        settings = {**SMALL, "innodb-flush-method": "fsync", "tmpdir": str(self.folder), **self.settings}
+        # Asked for by name, because MariaDB would otherwise refuse to run as root.
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        return [*user, *(f"--{name}={value}" for name, value in settings.items())]
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        program = packages.find(self.family, "mariadbd")
+        return [
+            str(program.path),
+            "--no-defaults",
+            f"--basedir={program.prefix / 'usr'}",
+            f"--datadir={self.data}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--bind-address={self.host}",
+            f"--port={self.port}",
+            "--skip-name-resolve",
+            "--max-connections=1000",
+            "--performance-schema=off",
+            *self._options(),
+        ], program
+
+    def _probe(self, timeout: float) -> None:
+        with socket.create_connection((self.host, self.port), timeout) as wire:
+            wire.settimeout(timeout)
+            with wire.makefile("rb") as replies:
+                header = replies.read(4)
+                greeting = replies.read(int.from_bytes(header[:3], "little"))
+        # Version 10 of the protocol; anything else is an error packet or a server that went away.
+        if not greeting.startswith(b"\x0a"):
+            raise ConnectionError(f"MariaDB greets with {greeting[:80]!r}")
+
+
+def unpacked() -> Path | None:
+    """Return where somebody has unpacked the packages of a MySQL server: then the tests run on that, not on MariaDB."""
+    where = os.environ.get("FENCELOCK_MYSQL")
+    return Path(where) if where else None
+
+
+class MySQL(MariaDB):
+    """A MySQL, from packages that were unpacked by hand."""
+
+    def query(self, sql: str) -> str:
+        """Run statements; the rows as the command-line client would print them."""
+        found = []
+        with pymysql.connect(
+            host=self.host, port=self.port, user="root", database="fencelock", autocommit=True,
+            client_flag=CLIENT.MULTI_STATEMENTS,
+        ) as connection, connection.cursor() as cursor:  # fmt: skip
+            try:
+                cursor.execute(sql)
+                found += cursor.fetchall()
+                while cursor.nextset():
+                    found += cursor.fetchall()
+            except pymysql.MySQLError as error:
+                raise RuntimeError(f"{sql}: {error}") from error
+        return "\n".join("\t".join("NULL" if value is None else str(value) for value in row) for row in found)
+
+    def _prepare(self) -> None:
+        if not any(self.data.iterdir()):
+            program, words = self._program()
+            template.fill(self.data, "mysql", [str(program.path)], lambda: self._initialise(program, words))
+        (self.folder / "first.sql").write_text("CREATE DATABASE IF NOT EXISTS fencelock;\n")
+
+    def _initialise(self, server: packages.Program, words: Sequence[str] = ()) -> None:
+        template.run(server, *words, f"--datadir={self.data}", "--initialize-insecure", folder=self.folder)
+
+    def _program(self) -> tuple[packages.Program, list[str]]:
+        prefix = unpacked()
+        assert prefix is not None
+        share = prefix / "usr" / "share" / "mysql"
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        words = [
+            "--no-defaults", *user, f"--basedir={prefix / 'usr'}", f"--lc-messages-dir={share}",
+            f"--character-sets-dir={share / 'charsets'}", f"--plugin-dir={prefix / 'usr' / 'lib' / 'mysql' / 'plugin'}",
+            "--innodb-buffer-pool-size=32M", "--innodb-redo-log-capacity=16M", "--secure-file-priv=",
+        ]  # fmt: skip
+        return packages.Program(prefix / "usr" / "sbin" / "mysqld", prefix), words
+
+    def _command(self) -> tuple[list[str], packages.Program]:
+        program, words = self._program()
+        more = [f"--{name}={value}" for name, value in self.settings.items()]
+        return [
+            str(program.path), *words, f"--datadir={self.data}", f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}", f"--bind-address={self.host}", f"--port={self.port}", "--mysqlx=OFF",
+            f"--tmpdir={self.folder}", "--max-connections=1000", "--disable-log-bin", "--tls-version=",
+            f"--init-file={self.folder / 'first.sql'}", *more,
+        ], program  # fmt: skip
+
+
+def sql_server(**options: Any) -> MariaDB:
+    """Return the server that the tests of MySQL's engine run on."""
+    return MySQL(**options) if unpacked() else MariaDB(**options)
+
+
+class MariaDBTls(MariaDB):
+    """A MariaDB that also speaks TLS, with a certificate that it made for itself."""
+
+    @property
+    def certificate(self) -> Path:
+        """What a client has to trust."""
+        return self.folder / "certificate.pem"
+
+    @property
+    def tls_url(self) -> str:
+        """The URL for TLS with a server that is who it should be."""
+        return f"{self.url}?ssl-ca={self.certificate}"
+
+    def _prepare(self) -> None:
+        key = self.folder / "key.pem"
+        certificate.make(self.certificate, key, self.host)
+        super()._prepare()
+        self.settings |= {"ssl-cert": str(self.certificate), "ssl-key": str(key)}

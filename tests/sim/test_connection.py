@@ -1,0 +1,213 @@
+"""Simulated connections: in order, late, broken, and the server's end of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from fencelock.core.runtime import NO_REPLY, Connection
+from fencelock.engines.redis.dial import ServerError
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.sim.host import SimulatedHost
+from fencelock.sim.network import Network, NetworkFaults
+from fencelock.sim.process import Process
+from fencelock.sim.redis_engine import connector
+from fencelock.sim.runtime import SimRuntime
+from fencelock.sim.scheduler import Scheduler
+
+
+class Lab:
+    """One process and two servers."""
+
+    def __init__(self, faults: NetworkFaults, seed: int = 0) -> None:
+        self.scheduler = Scheduler(seed)
+        self.network = Network(self.scheduler, faults)
+        self.hosts = [SimulatedHost(self.network, label) for label in ("a", "b")]
+        self.process = Process(self.scheduler, "p1")
+        self.runtime = SimRuntime(self.process, self.network)
+        self.pushed: list[Any] = []
+        self.ended = 0
+
+    async def connection(self, label: str = "a") -> Connection:
+        return await self.runtime.connection(connector(label), self._heard, self._end)
+
+    def _heard(self, push: Any) -> bool:
+        if push[0] == b"subscribe":
+            return True  # an answer
+        self.pushed.append(push)
+        return False
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Any]], seconds: float = 60.0) -> Any:
+        """Run to the end, and return the result or raise the error."""
+        task = self.process.spawn(work(), "work", lambda _: None)
+        self.scheduler.run(self.scheduler.time + seconds, lambda: task.done)
+        assert task.done
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+    def said(self, key: str) -> Any:
+        """Look at the first server from outside."""
+        return self.hosts[0].redis.ask(("LRANGE", key, 0, -1))[0]
+
+
+def test_answers_and_errors_are_as_a_real_parser_makes_them() -> None:
+    """Bulk strings are bytes, nothing is None, and an error is an answer of the driver's own type."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> list[Any]:
+        connection = await lab.connection()
+        asked = (("SET", "k", "v"), ("GET", "k"), ("GET", "n"), ("INCR", "k"))
+        return [await connection.ask(command, 1) for command in asked]
+
+    *answers, error = lab.run(work)
+    assert answers == [b"OK", b"v", None]
+    assert type(error) is ServerError
+    assert error.kind == "ERR"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_order_and_once(seed: int) -> None:
+    """Whatever the delays, what is sent over one wire arrives in that order, and never twice."""
+    lab = Lab(NetworkFaults(delay=0.01, slow=0.3, slowest=1.0, doubled=0.5), seed)
+
+    async def work() -> list[Any]:
+        connection = await lab.connection()
+        asked = [(connection, ("RPUSH", "l", number)) for number in range(20)]
+        return await lab.runtime.fan(asked, 30, lambda answers: NO_REPLY not in answers)
+
+    assert lab.run(work) == list(range(1, 21))
+    assert lab.said("l") == [b"%d" % number for number in range(20)]
+
+
+def test_a_stopped_process_reads_in_order() -> None:
+    """What came while a process was stopped is read in the order in which it came: answers and publications."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> list[Any]:
+        connection = await lab.connection()
+        await connection.ask(("SUBSCRIBE", "c"), 1)
+        commands = [("PUBLISH", "c", number) for number in range(5)]
+        lab.process.pause(1.0)
+        return await lab.runtime.fan(
+            [(connection, command) for command in commands], 5, lambda answers: NO_REPLY not in answers
+        )
+
+    assert lab.run(work) == [1] * 5
+    assert lab.pushed == [[b"message", b"c", b"%d" % number] for number in range(5)]
+
+
+def test_a_request_may_arrive_after_the_close_and_after_a_newer_one() -> None:
+    """A wire that is given up does not take back what was sent: it may arrive after what a newer wire carries."""
+
+    lab = Lab(NetworkFaults())
+
+    async def work() -> None:
+        old = await lab.connection()
+        lab.network.faults = NetworkFaults(slow=1.0, slowest=9.0)
+        with pytest.raises(OutcomeUnknown):
+            await old.ask(("RPUSH", "l", "old"), 0.05)
+        lab.network.faults = NetworkFaults()
+        old.close()
+        new = await lab.connection()
+        await new.ask(("RPUSH", "l", "new"), 1)
+        await lab.runtime.sleep(10)
+
+    lab.run(work)
+    assert lab.said("l") == [b"new", b"old"]
+    assert len(lab.hosts[0].sessions) == 1
+
+
+def test_a_late_answer_is_skipped() -> None:
+    """An answer that comes after its asker gave up is not taken for the next one's."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> Any:
+        connection = await lab.connection()
+        lab.hosts[0].pause(1.0)
+        with pytest.raises(OutcomeUnknown):
+            await connection.ask(("SET", "k", "1"), 0.2)
+        assert connection.oldest_pending_since is not None
+        answer = await connection.ask(("GET", "k"), 5)
+        assert connection.oldest_pending_since is None
+        return answer
+
+    assert lab.run(work) == b"1"
+
+
+def test_a_cut_holds_back_and_a_restart_breaks() -> None:
+    """What is sent into a cut arrives after it; a server that restarts knows no connection, and keeps its data."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> None:
+        connection = await lab.connection()
+        lab.network.cut("p1", "a", 1.0)
+        with pytest.raises(OutcomeUnknown):
+            await connection.ask(("RPUSH", "l", "held"), 0.5)
+        assert lab.said("l") == []
+        await lab.runtime.sleep(2)
+        assert lab.said("l") == [b"held"]
+        lab.hosts[0].crash(0.5)
+        with pytest.raises(EngineUnavailable):
+            await lab.connection()
+        await lab.runtime.sleep(1)
+        with pytest.raises(OutcomeUnknown):
+            await connection.ask(("RPUSH", "l", "lost"), 1)
+        assert not connection.open
+        assert lab.ended == 1
+        await lab.connection()
+
+    lab.run(work)
+    assert lab.said("l") == [b"held"]
+
+
+def test_dialling_a_server_that_is_out_of_reach() -> None:
+    """Nobody waits for ever for a connection, and a cut one is not made later behind the caller's back."""
+    lab = Lab(NetworkFaults(patience=0.25))
+    lab.network.cut("a", "p1", 5.0)
+
+    with pytest.raises(EngineUnavailable):
+        lab.run(lab.connection)
+    assert 0.9 < lab.scheduler.time < 1.2
+    lab.scheduler.run(20)
+    assert lab.ended == 0
+    assert lab.hosts[0].sessions == {}
+
+
+def test_a_lost_message_breaks_the_connection() -> None:
+    """Nothing arrives over a wire that lost a message, and the client learns of it, if only by waiting in vain."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> None:
+        connection = await lab.connection()
+        lab.network.faults = NetworkFaults(lost=1.0)
+        with pytest.raises(OutcomeUnknown):
+            await connection.ask(("RPUSH", "l", "1"), 0.2)
+        lab.network.faults = NetworkFaults()
+        with pytest.raises(OutcomeUnknown):
+            await connection.ask(("RPUSH", "l", "2"), 0.2)
+
+    lab.run(work)
+    assert lab.said("l") == []
+
+
+def test_fan_ends_with_enough() -> None:
+    """A fan over several servers ends as soon as the answers are enough, and never waits for a closed wire."""
+    lab = Lab(NetworkFaults())
+
+    async def work() -> list[Any]:
+        one, two = await lab.connection("a"), await lab.connection("b")
+        lab.hosts[1].pause(10)
+        first = await lab.runtime.fan([(one, ("PING",)), (two, ("PING",))], 5, lambda answers: b"PONG" in answers)
+        two.close()
+        second = await lab.runtime.fan([(one, ("PING",)), (two, ("PING",))], 5, lambda answers: NO_REPLY not in answers)
+        at_once = await lab.runtime.fan([(one, ("SET", "k", "1"))], 5, lambda _: True)
+        return [first, second, at_once, await one.ask(("GET", "k"), 1)]
+
+    assert lab.run(work) == [[b"PONG", NO_REPLY], [b"PONG", NO_REPLY], [NO_REPLY], b"1"]
+    assert lab.scheduler.time < 1

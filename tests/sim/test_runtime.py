@@ -1,0 +1,300 @@
+"""The simulated world does what the real ones do, and its faults are what they claim to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from fencelock.core.client import Client
+from fencelock.core.runtime import CancelGuard, Runtime
+from fencelock.errors import LeaseLost, OutcomeUnknown
+from fencelock.model import LossReason
+from fencelock.primitives.lock import LockFactory
+from fencelock.sim.clocks import RATE_ERROR, BootClock
+from fencelock.sim.history import Kind, Outcome
+from fencelock.sim.locks import Held, SimLease
+from fencelock.sim.memory_engine import SimMemoryEngine, SimulatedMemory
+from fencelock.sim.network import Network, NetworkFaults
+from fencelock.sim.process import Process
+from fencelock.sim.recorder import Recorder
+from fencelock.sim.runtime import SimRuntime
+from fencelock.sim.scheduler import Scheduler
+from fencelock.sim.task import Cancelled, Task
+
+
+class Lab:
+    """One process, one engine, good weather."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(0)
+        self.process = Process(self.scheduler, "p1")
+        self.runtime = SimRuntime(self.process)
+        self.network = Network(self.scheduler, NetworkFaults(delay=0.01))
+        self.engine = SimulatedMemory(self.network)
+        self.recorder = Recorder(self.scheduler, self.engine, 1.0)
+        self.log: list[Any] = []
+        self.told: list[LossReason] = []
+        self.client = self.connect(self.runtime)
+
+    def connect(self, runtime: SimRuntime) -> Client[SimLease]:
+        def make(*args: Any) -> SimLease:
+            return SimLease(self.recorder, *args)
+
+        client_engine = SimMemoryEngine(runtime, self.network, self.engine)
+        return Client(
+            runtime, client_engine, make, ttl=3.0, owner="p1", on_lost=lambda lease, reason: self.told.append(reason)
+        )
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Task:
+        return self.process.spawn(work, "work", self._ended)
+
+    def _ended(self, task: Task) -> None:
+        self.log.append("cancelled" if isinstance(task.error, Cancelled) else task.error or task.result)
+
+    def run(self, seconds: float) -> list[Any]:
+        self.scheduler.run(self.scheduler.time + seconds)
+        return self.log
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    yield lab
+    lab.process.end()
+    lab.client.renewer.stop(LossReason.CLOSED)
+
+
+def test_it_is_a_world(lab: Lab) -> None:
+    """The type checker agrees that it implements the port, and that its guard is one."""
+    runtime: Runtime = lab.runtime
+    guard: Callable[[], CancelGuard] | None = runtime.guard
+    assert runtime.process_wakeup() is None
+    assert guard is not None
+
+
+def test_sleep_is_never_short(lab: Lab) -> None:
+    """A sleep lasts as long as was asked for, by the process's own clock."""
+
+    async def work() -> float:
+        before = lab.runtime.now()
+        await lab.runtime.sleep(1.0)
+        return lab.runtime.now() - before
+
+    lab.start(work())
+    (slept,) = lab.run(2)
+    assert 1.0 <= slept <= 1.01
+
+
+def test_clocks_differ_by_less_than_a_lease_allows_for() -> None:
+    """Two clocks of a run never differ by more than the share that a deadline leaves for them."""
+    assert (1 + RATE_ERROR) / (1 - RATE_ERROR) < 1.01
+    clock = BootClock(Scheduler(0), 1.004, 50.0)
+    assert clock.true(clock.now() + 1.004) == pytest.approx(1.0)
+
+
+def test_event_wakes_and_times_out(lab: Lab) -> None:
+    """A wait ends when the event is set, or when its time is over, and says which."""
+    event = lab.runtime.event()
+
+    async def work() -> list[bool]:
+        first = await event.wait(0.5)
+        second = await event.wait(5)
+        third = await event.wait(0)
+        event.clear()
+        return [first, second, third, event.is_set()]
+
+    lab.start(work())
+    assert lab.run(1) == []
+    event.set()
+    assert lab.run(0.1) == [[False, True, True, False]]
+
+
+def test_a_stopped_process_does_nothing_but_age(lab: Lab) -> None:
+    """While a process is stopped none of its tasks run; afterwards it finds that time has passed."""
+
+    async def work() -> float:
+        before = lab.runtime.now()
+        await lab.runtime.sleep(1)
+        return lab.runtime.now() - before
+
+    lab.start(work())
+    lab.run(0.5)
+    lab.process.pause(5)
+    assert lab.run(4.9) == []
+    (took,) = lab.run(0.2)
+    assert took > 5.3
+
+
+def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
+    """After a crash not even a finally block runs, until the end of the run closes the coroutines quietly."""
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await lab.runtime.sleep(1)
+        finally:
+            cleaned.append(lab.process.dead)
+            await lab.runtime.sleep(1)
+
+    lab.start(work())
+    lab.run(0.5)
+    lab.process.crash()
+    lab.run(5)
+    assert cleaned == []
+    lab.process.end()
+    assert cleaned == [True]
+    assert lab.process.tasks() == []
+
+
+def test_cancelled_at_an_await(lab: Lab) -> None:
+    """A cancellation comes out of the await where the task is parked."""
+
+    async def work() -> None:
+        await lab.runtime.sleep(10)
+
+    task = lab.start(work())
+    lab.run(1)
+    task.cancel()
+    assert lab.run(0.1) == ["cancelled"]
+
+
+def test_shield_ends_its_work_before_the_cancellation_comes_out(lab: Lab) -> None:
+    """Work under a shield is not cancelled with its caller, who learns of the cancellation afterwards."""
+    steps = []
+
+    async def inner() -> str:
+        await lab.runtime.sleep(1)
+        steps.append("done")
+        return "answer"
+
+    async def work() -> str:
+        return await lab.runtime.shield(inner(), 5)
+
+    task = lab.start(work())
+    lab.run(0.5)
+    task.cancel()
+    lab.run(0.1)
+    task.cancel()
+    assert lab.run(0.2) == []
+    assert lab.run(1) == ["cancelled"]
+    assert steps == ["done"]
+
+
+def test_shield_gives_up_in_the_end(lab: Lab) -> None:
+    """A shield lasts for its time-out, returns what its work returned, and raises what it raised."""
+
+    async def inner(seconds: float) -> str:
+        await lab.runtime.sleep(seconds)
+        if seconds > 1:
+            raise ValueError(seconds)
+        return "answer"
+
+    async def work() -> list[Any]:
+        results: list[Any] = [await lab.runtime.shield(inner(0.1), 1)]
+        for seconds in (1.5, 5):
+            try:
+                results.append(await lab.runtime.shield(inner(seconds), 2))
+            except (ValueError, TimeoutError) as error:
+                results.append(type(error))
+        return results
+
+    lab.start(work())
+    assert lab.run(5) == [["answer", ValueError, TimeoutError]]
+    lab.process.end()
+
+
+def test_question_that_is_lost(lab: Lab) -> None:
+    """A question or an answer that is lost is Unanswered; the one was never carried out, the other was."""
+    done: list[str] = []
+
+    async def ask(what: str) -> None:
+        await lab.network.ask(lab.process, "engine", lambda: done.append(what))
+
+    lab.network.cut("p1", "engine", 1)
+    lab.start(ask("question"))
+    assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
+    lab.network.cut("engine", "p1", 1)
+    lab.start(ask("answer"))
+    assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
+    assert done == ["answer"]
+
+
+def test_a_lease_is_kept(lab: Lab) -> None:
+    """The production keeper renews a lease for many ttls, and ends when it is released."""
+
+    async def work() -> bool:
+        lease = await LockFactory(lab.client, "x").acquire()
+        await lab.runtime.sleep(20)
+        return await lease._release()
+
+    lab.start(work())
+    assert lab.run(19) == []
+    assert [holder.owner for holder in lab.engine.store.inspect("x").holders] == ["p1"]
+    assert lab.run(2) == [True]
+    lab.run(3)
+    assert lab.process.tasks() == []
+    assert lab.engine.store.left(0.0) == []
+
+
+def test_loss_interrupts_the_body(lab: Lab) -> None:
+    """When the engine cannot be reached the body of a block is interrupted at the deadline, and LeaseLost comes out."""
+
+    async def work() -> None:
+        async with Held(await LockFactory(lab.client, "x").acquire()):
+            lab.network.cut("p1", "engine", 100)
+            await lab.runtime.sleep(50)
+
+    lab.start(work())
+    (error,) = lab.run(3.1)
+    assert isinstance(error, LeaseLost)
+    assert lab.told == [LossReason.EXPIRED]
+
+
+def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
+    """Validity ends at the deadline of the last renewal that was answered, although the holder sleeps through it."""
+    lease: list[SimLease] = []
+
+    async def work() -> None:
+        op = lab.recorder.call("x", Kind.ACQUIRE, lab.process)
+        lease.append(await LockFactory(lab.client, "x", renew=False).acquire())
+        op.ended(Outcome.OK, lease[0])
+        await lab.runtime.sleep(50)
+
+    lab.start(work())
+    lab.run(0.1)
+    lab.process.pause(30)
+    lab.run(40)
+    (op,) = lab.recorder.finish().ops
+    assert op.valid_from is not None
+    assert op.valid_until is not None
+    assert 0.0 < op.valid_from < 0.03
+    assert 2.9 < op.valid_until < 3.0
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
+    """Whichever await of a waiting acquire is cancelled, nothing is left on the engine and the next one succeeds."""
+
+    async def hold() -> None:
+        lease = await LockFactory(lab.client, "x").acquire()
+        await lab.runtime.sleep(2)
+        await lease._release()
+
+    async def wait() -> None:
+        lease = await LockFactory(second, "x").acquire()
+        await lease._release()
+
+    other = Process(lab.scheduler, "p2")
+    second = lab.connect(SimRuntime(other))
+    lab.start(hold())
+    lab.run(0.1)
+    waiter = other.spawn(wait(), "wait", lambda task: None)
+    other.strike(step, lambda task: waiter.cancel())
+    lab.run(4)
+    assert waiter.done
+    assert lab.engine.store.left(0.0) == []
+    lab.start(hold())
+    lab.run(3)
+    assert lab.log == [None, None]
