@@ -80,8 +80,8 @@ class Faulty:
 
         return await self._through("attempt", attempt())
 
-    async def wait(self, busy: Waiting, timeout: float) -> Grant | Waiting:
-        return await self._through("wait", self.inner.wait(busy, timeout))
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+        return await self._through("wait", self.inner.wait(waiting, timeout, patience))
 
     async def abandon(self, claim: Claim) -> None:
         await self._through("abandon", self.inner.abandon(claim))

@@ -77,13 +77,17 @@ async def test_hung_engine_does_not_delay_a_caller_with_little_time(
     await locks.close()
 
 
-async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: Subject) -> None:
-    """A waiter's answer does not wait for the clean-up, which goes on in the background."""
+@pytest.mark.parametrize("ttl", [30, 2.5])
+async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: Subject, ttl: float) -> None:
+    """A waiter's answer does not wait for the clean-up, which goes on in the background.
+
+    With the shorter ttl the waiter has shown a sign of life, and has asked again, before the engine hangs.
+    """
     locks, others = network.locks, subject.connect()
     await take(locks, "y")
     async with others.lock("x"):
         began = boottime()
-        async with background(seconds(lambda: locks.lock("x", ttl=30).acquire(timeout=1))) as (waiter,):
+        async with background(seconds(lambda: locks.lock("x", ttl=ttl).acquire(timeout=1))) as (waiter,):
             await waiting(others, "x")
             network.stop()
             await waiter

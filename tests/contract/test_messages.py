@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -265,6 +266,48 @@ async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixtu
     assert began.lock == "x"  # type: ignore[attr-defined]
     assert 0 < began.remaining < lease.ttl  # type: ignore[attr-defined]
     await lease.release()
+
+
+async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """An outage that cost a lease does not hide the next one, and is not the reason of a later loss."""
+    faulty = Faulty.around(locks)
+
+    async def lose_one() -> None:
+        lease = await locks.lock("x", ttl=0.9).acquire()
+        faulty.refuse("renew", 100)
+        assert await lease.lost.wait(SOON)
+        faulty.heal()
+
+    await lose_one()
+    await lose_one()
+    quiet = await locks.lock("y", ttl=0.4, renew=False).acquire()
+    assert await quiet.lost.wait(SOON)
+    with pytest.raises(LeaseLost, match="could be renewed; others"):
+        quiet.check()
+    failed = [each for each in caplog.records if each.name == "fencelock.renewer" and each.levelname == "WARNING"]
+    assert len(failed) == 2
+
+
+async def test_log_handler_that_fails_does_not_stop_the_renewer(subject: Subject) -> None:
+    """The loss of one lease cannot be logged: it is reported all the same, and the other lease is renewed."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log server is down")
+
+    told: list[str] = []
+    locks = subject.connect(on_lost=lambda lease, _: told.append(lease.name))
+    handler = Broken()
+    logging.getLogger("fencelock").addHandler(handler)
+    try:
+        short = await locks.lock("short", ttl=0.4, renew=False).acquire()
+        kept = await locks.lock("kept", ttl=0.9).acquire()
+        assert await short.lost.wait(SOON)
+        await told_once(told)
+        await renewed(kept, 2)
+        await kept.release()
+    finally:
+        logging.getLogger("fencelock").removeHandler(handler)
 
 
 async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:

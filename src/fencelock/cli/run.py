@@ -38,7 +38,7 @@ FENCELOCK_TOKEN (the fencing token), FENCELOCK_ID (what fences compare besides
 the token) and FENCELOCK_OWNER in its environment. No shell is involved. Signals
 are passed on. If the lock is about to be lost, the command's whole process
 group gets SIGTERM with a third of the ttl left, and SIGKILL in time to be gone
-before anybody else can hold the lock."""
+when the lease ends by this machine's clock."""
 
 EXAMPLE = "fencelock run nightly-report --ttl 30 --no-wait -- ./report.sh --all"
 
@@ -288,8 +288,7 @@ def _loss(lease: BaseLease) -> str:
     if lease.reason is None and lease._due == inf:
         return f"the lease on {lease.name!r} (token {lease.token}) was held for as long as --max-hold allows"
     if lease.reason is None:
-        trouble = lease._client.renewer.trouble
-        why = "" if trouble is None else f" ({trouble})"
+        why = "" if lease._trouble is None else f" ({lease._trouble})"
         return f"the lease on {lease.name!r} (token {lease.token}) could not be renewed in time{why}"
     return lease._how_lost()
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import inf
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
+from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
 from fencelock.core.fork import FORKED, Forked
 from fencelock.core.leftovers import Leftovers
 from fencelock.core.runtime import Runtime
@@ -68,7 +68,7 @@ async def acquire(
                     await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
                 return None
             if runtime.now() - outcome.since > outcome.claim.ttl / 3:
-                outcome = await _freshen(runtime, engine, outcome)
+                outcome = await _freshen(runtime, engine, outcome, answer_by)
             if outcome is not None and not answer_by.passed:
                 return outcome
         except BaseException as error:
@@ -133,7 +133,8 @@ async def _wait_in_line(
                 left = None if deadline.at is None else deadline.at_most(claim.ttl)
                 outcome = await engine.attempt(claim, queue=queue, patience=left)
             else:
-                outcome = await engine.wait(waiting, deadline.at_most(waiting.claim.ttl / 3))
+                left = None if deadline.at is None else deadline.at_most(inf)
+                outcome = await engine.wait(waiting, deadline.at_most(waiting.claim.ttl / 3), left)
         except EngineUnavailable as error:
             # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
             if deadline.passed or runtime.now() - heard >= claim.ttl or not ours():
@@ -154,14 +155,14 @@ async def _wait_in_line(
             return outcome._replace(since=since, attempt_in_flight=attempt_in_flight)
 
 
-async def _freshen(runtime: Runtime, engine: Engine, grant: Grant) -> Grant | None:
+async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:
     """Renew a grant of which less than two thirds of the ttl are left; None if only a new claim can help."""
     sent = runtime.now()
     if sent >= grant.deadline:
         return None
     try:
-        (answer,) = await engine.renew([grant])
-    except EngineUnavailable:
+        (answer,) = await runtime.in_background(engine.renew([grant]), answer_by.at_most(MAX_REPLY_TIMEOUT))
+    except (EngineUnavailable, TimeoutError):
         return None
     if answer is not Renewal.RENEWED:
         return None

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, Configured, Engine, LossNotifier, never_repeated
 from fencelock.core.fork import FORKED, Forked
 from fencelock.core.lease import BaseLease
@@ -156,20 +156,12 @@ class Client(Generic[L]):
     async def _close(self) -> None:
         self._left += self.renewer.grants()
         self.renewer.stop(LossReason.CLOSED)
-        deadline, leftovers = Deadline(self.runtime.now, CLOSE_SECONDS), self.renewer.leftovers
         try:
-            while self._left and not deadline.passed:
-                grant = self._left[-1]
-                try:
-                    await self.engine.release(grant)
-                except Exception:
-                    leftovers.add(grant.claim, 0.0)
-                self._left.pop()
-            for claim in list(self.in_flight.values()) + [grant.claim for grant in self._left]:
-                leftovers.add(claim, 0.0)
-            self._left.clear()
-            await leftovers.process_all(deadline)
-            if left := leftovers.claims():
+            if self._left or self.in_flight or self.renewer.leftovers.claims():
+                with suppress(TimeoutError):
+                    await self.runtime.in_background(self._release_all(), CLOSE_SECONDS)
+            left = [grant.claim for grant in self._left] + self.renewer.leftovers.claims()
+            if left:
                 names = ", ".join(sorted({repr(claim.name) for claim in left})[:10])
                 message = f"not everything could be released on close; it runs out by itself: {names}"
                 log("client", ERROR, message, owner=self.owner, leases=len(left))
@@ -178,6 +170,20 @@ class Client(Generic[L]):
                 await self.engine.close()
             finally:
                 await self.runtime.close()
+
+    async def _release_all(self) -> None:
+        """Release what is held, and abandon what is being asked for or was left behind; go on after an error."""
+        leftovers = self.renewer.leftovers
+        while self._left:
+            grant = self._left[-1]
+            try:
+                await self.engine.release(grant)
+            except Exception:
+                leftovers.add(grant.claim, 0.0, inf)
+            self._left.pop()
+        for claim in list(self.in_flight.values()):
+            leftovers.add(claim, 0.0, inf)
+        await leftovers.process_all()
 
     def after_fork(self) -> None:
         """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""

@@ -14,7 +14,7 @@ MIN_REPLY_TIMEOUT = 0.5
 """Seconds after its timeout within which a caller gets its answer: an engine has that long, however little time is left."""
 FIRST_CONNECT_TIMEOUT = 3.0
 """Seconds that it is given for the first connection: names have to be looked up, certificates read, tables made."""
-LONGEST = 5.0
+MAX_REPLY_TIMEOUT = 5.0
 """Seconds that an answer is waited for at the most."""
 
 
@@ -23,7 +23,7 @@ def reply_timeout(ttl: float, shortest: float, within: float | None = None) -> f
 
     `within` is how many seconds the caller has left.
     """
-    seconds = min(LONGEST, max(shortest, ttl / 3))
+    seconds = min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
     return seconds if within is None else min(seconds, max(within, MIN_REPLY_TIMEOUT))
 
 
@@ -76,7 +76,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait the engine's own way, for so long at most, then attempt again: a sign of life in any case.
 
         A lock that was handed over meanwhile is granted `since` the last sign of life, never since the wake-up came.
@@ -94,8 +94,8 @@ class Engine(Protocol):
     async def release(self, grant: Grant) -> bool:
         """Give back the lock and let the next in; return whether it was still this grant's.
 
-        False is certain: the holder learns that it had lost its lock. If the reply is lost, raise OutcomeUnknown and do not send
-        it again: what is not there then may have been released by the first request.
+        False is certain: the holder learns that it had lost its lock. If the reply is lost, raise OutcomeUnknown and do not
+        repeat it: what is not there then may have been released by the first request.
         """
         ...
 
@@ -108,8 +108,8 @@ class Engine(Protocol):
     async def force_release(self, name: str) -> int:
         """Drop whoever holds the name and let the next in; every later token is above every earlier one.
 
-        Return how many holders were dropped. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated, it would drop
-        the next holder.
+        Return how many holders were dropped. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated, it
+        could drop the next holder.
         """
         ...
 

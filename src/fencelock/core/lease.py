@@ -71,6 +71,8 @@ class BaseLease:
         self.reason: LossReason | None = None
         """How it was lost, or None."""
         self._pause = 0.0
+        self._trouble: str | None = None
+        """Why the last renewal failed, if it did. In words: the error would keep its frames, and the leases in them."""
         self._reentry: tuple[str, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
@@ -136,7 +138,7 @@ class BaseLease:
     def _how_lost(self) -> str:
         """Return what happened, without what to do next."""
         reason = self.reason or LossReason.EXPIRED
-        hindered = getattr(self, "_trouble", None) if reason is LossReason.EXPIRED else None
+        hindered = self._trouble if reason is LossReason.EXPIRED else None
         why = f"{_HINTS[reason]} ({hindered})" if hindered is not None else _HINTS[reason]
         return f"the lease on {self.name!r} (token {self.token}) is lost: {why}"
 
@@ -174,18 +176,19 @@ class BaseLease:
         if self._final is not None and self.deadline >= self._final:
             self.deadline, self._due = self._final, inf
 
-    def _renewed(self, answer: Renewal, sent: float) -> None:
-        """Apply the reply to a renewal that was sent at that time."""
+    def _renewed(self, answer: Renewal, sent: float, why: str | None = None) -> None:
+        """Apply the reply to a renewal that was sent at that time. `why` says why there was none."""
         with self._client.mutex:
             if self._over:
                 return
             now = self._client.runtime.now()
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
-                    self._pause = 0.0
+                    self._pause, self._trouble = 0.0, None
                     self._extend(sent, self.ttl)
                     return
                 if answer is not Renewal.LOST:
+                    self._trouble = why
                     # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
                     if self._due != inf:  # renewed by hand only, or about to reach max_hold
@@ -203,7 +206,7 @@ class BaseLease:
         with self._client.mutex:
             if self._over:
                 return
-            self.reason, self._trouble = reason, renewer.trouble
+            self.reason = reason
             if renewer.drop(self.id) is not None and reason in (LossReason.EXPIRED, LossReason.MAX_HOLD):
                 # The engine ends it then, unless it has applied a renewal whose reply was lost.
                 renewer.leftovers.add(self._grant.claim, self._engine_end)
@@ -219,6 +222,7 @@ class BaseLease:
     def _report_loss(self) -> None:
         """Log the loss and call the user's `on_lost`."""
         reason = self.reason or LossReason.EXPIRED
+        self._client.call_on_lost(self, reason)
         log(
             "lease",
             WARNING,
@@ -229,7 +233,6 @@ class BaseLease:
             reason=reason.value,
             engine=self._client.engine.traits.engine,
         )
-        self._client.call_on_lost(self, reason)
 
     async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the lease is lost or released; return whether it is lost."""
@@ -244,6 +247,7 @@ class BaseLease:
 
     async def _renew_now(self) -> None:
         """Renew at once, for callers that want to be sure of a whole ttl ahead."""
+        self._client.runtime.check_usable()
         self.check()
         sent = self._client.runtime.now()
         with naming(self.name):
@@ -268,6 +272,7 @@ class BaseLease:
         """Release; return whether it was still ours. Calling again is harmless. Raise ReleaseFailed."""
         client, claim = self._client, self._grant.claim
         leftovers = client.renewer.leftovers
+        client.runtime.check_usable()
         self.is_lost()
         releasing = False
         try:
@@ -281,7 +286,7 @@ class BaseLease:
                 client.in_flight[claim.id] = claim  # before it leaves the keeper: close() finds it in one of the two
                 held = client.renewer.drop(claim.id) is not None
                 self._released = True
-            if self._reentry is not None:
+            if self._reentry is not None and client.reentrant.get(self._reentry) is self:
                 client.reentrant.pop(self._reentry, None)
             if self._event is not None:
                 self._event.set()

@@ -16,7 +16,6 @@ from fencelock.errors import FencelockError
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
-    from fencelock.core.clock import Deadline
     from fencelock.model import Claim
 
 CLEANUP_SECONDS = 5.0
@@ -113,11 +112,9 @@ class Leftovers:
             self._processing = False
         self._client.renewer.look_at(self.next_due())
 
-    async def process_all(self, deadline: Deadline) -> None:
-        """Abandon all leftovers, due or not, as far as the time allows."""
+    async def process_all(self) -> None:
+        """Abandon all leftovers, due or not."""
         for claim in self.claims():
-            if deadline.passed:
-                return
             await self._abandon(claim)
 
     def _add_in_flight(self, claim: Claim) -> None:

@@ -46,8 +46,8 @@ class Records(Protocol):
 
         It is refused if somebody with a higher token has written, even if that was to forget: a forgotten record keeps its
         token for the ttl that it was forgotten with. Given `expect`, it is also refused unless that is the version there is;
-        0 stands for no record. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated with `expect`, it would find
-        its own version in the way, and one without would write over what others wrote meanwhile.
+        0 stands for no record. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated with `expect`, it would
+        find its own version in the way, and one without would write over what others wrote meanwhile.
         """
         ...
 

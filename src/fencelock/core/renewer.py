@@ -48,8 +48,8 @@ class LeaseRenewer:
         self._gone: set[str] = set()
         self._wake: Event | None = None
         self._planned = inf
-        self.trouble: str | None = None
-        """Why the last renewals failed, if they did. In words: the error would keep its frames, and the leases in them."""
+        self._in_trouble: set[str] = set()
+        """The leases whose last renewal failed, by id."""
 
     def add(self, lease: BaseLease) -> None:
         """Renew a lease from now on, and watch its deadline. A caller that is interrupted in this has to `drop` it."""
@@ -156,8 +156,7 @@ class LeaseRenewer:
             try:
                 self._client.runtime.spawn(self._renew(due), "fencelock-renewal")
             except RuntimeError as error:  # no more threads: the same as a renewal without a reply
-                self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.runtime.now())
-                self._log_outage(due, error)
+                self._answered(due, [Renewal.UNKNOWN] * len(due), self._client.runtime.now(), error)
         if self.leftovers.start_pass(self._client.runtime.now()):
             try:
                 self._client.runtime.spawn(self.leftovers.process(), "fencelock-clean-up")
@@ -217,44 +216,52 @@ class LeaseRenewer:
         except Exception as error:
             failure = error
         finally:
-            self._answered(due, answers, sent)
-        unknown = [lease for lease, answer in zip(due, answers, strict=True) if answer is Renewal.UNKNOWN]
-        self._log_outage(unknown, failure)
+            self._answered(due, answers, sent, failure)
 
-    def _answered(self, due: list[BaseLease], answers: list[Renewal], sent: float) -> None:
+    def _answered(
+        self, due: list[BaseLease], answers: list[Renewal], sent: float, failure: BaseException | None
+    ) -> None:
         """Apply the replies to a batch of renewals."""
-        for lease, answer in zip(due, answers, strict=True):
-            lease._renewed(answer, sent)
         with self._client.mutex:
             self._renewing.difference_update(lease.id for lease in due)
+        why = str(failure or "the engine sent no reply")
+        unknown = []
+        recovered = False
+        for lease, answer in zip(due, answers, strict=True):
+            if answer is Renewal.UNKNOWN and not lease._over:
+                unknown.append(lease)
+            recovered = recovered or (answer is Renewal.RENEWED and lease.id in self._in_trouble)
+            lease._renewed(answer, sent, why)
+        self._log_outage([lease for lease in unknown if not lease._over], recovered, failure)
         looks = [min(lease._due, lease.deadline) for lease in self.leases()]
         if looks and self._wake is not None:
             self.look_at(min(looks))
 
-    def _log_outage(self, unknown: list[BaseLease], failure: BaseException | None) -> None:
-        """Log the first failed renewal of an outage, and its end."""
+    def _log_outage(self, unknown: list[BaseLease], recovered: bool, failure: BaseException | None) -> None:
+        """Log the first failed renewal of an outage, and the renewal that ends it."""
         engine = self._client.engine.traits.engine
-        if unknown:
-            began, self.trouble = self.trouble is None, str(failure or "the engine sent no reply")
-            if failure is not None and not isinstance(failure, FencelockError):
-                log("renewer", ERROR, "a renewal failed unexpectedly; it is tried again", error=failure, engine=engine)
-            elif began:
-                lease = min(unknown, key=lambda lease: lease.deadline)
-                others = f" and {len(unknown) - 1} other leases" if len(unknown) > 1 else ""
-                log(
-                    "renewer",
-                    WARNING,
-                    f"the renewal of {lease.name!r}{others} failed; it is tried again for the {lease.remaining:.1f} s that "
-                    f"are left: {self.trouble}",
-                    lock=lease.name,
-                    token=lease.token,
-                    owner=lease.owner,
-                    remaining=lease.remaining,
-                    leases=len(unknown),
-                    engine=engine,
-                )
-        elif self.trouble is not None:
-            self.trouble = None
+        with self._client.mutex:
+            before = {id for id in self._in_trouble if id in self._leases}
+            self._in_trouble = {lease.id for lease in self.leases() if lease._trouble is not None}
+            after = self._in_trouble
+        if failure is not None and not isinstance(failure, FencelockError):
+            log("renewer", ERROR, "a renewal failed unexpectedly; it is tried again", error=failure, engine=engine)
+        elif unknown and not before:
+            lease = min(unknown, key=lambda lease: lease.deadline)
+            others = f" and {len(unknown) - 1} other leases" if len(unknown) > 1 else ""
+            log(
+                "renewer",
+                WARNING,
+                f"the renewal of {lease.name!r}{others} failed; it is tried again for the {lease.remaining:.1f} s that are "
+                f"left: {lease._trouble}",
+                lock=lease.name,
+                token=lease.token,
+                owner=lease.owner,
+                remaining=lease.remaining,
+                leases=len(unknown),
+                engine=engine,
+            )
+        elif recovered and not after:
             log("renewer", INFO, "renewals work again", engine=engine)
 
     def stop(self, reason: LossReason) -> None:

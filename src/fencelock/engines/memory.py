@@ -260,7 +260,12 @@ class MemoryEngine:
             return Grant(claim, answer.token, sent)
         return Waiting(claim, sent, answer.retry_in)
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(
+        self,
+        waiting: Waiting,
+        timeout: float,
+        patience: float | None = None,  # noqa: ARG002
+    ) -> Grant | Waiting:
         """Wait to be handed the lock; ask again in the end."""
         claim = waiting.claim
         bell = self._bells.get(claim.id)

@@ -174,8 +174,9 @@ class AsyncioRuntime:
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
     def check_usable(self) -> None:
-        """Make sure that we are in the loop that this client belongs to."""
-        self._home()
+        """Make sure that we are in the loop that this client belongs to. No loop at all: a coroutine is being closed."""
+        if asyncio._get_running_loop() is not None:
+            self._home()
 
     def current_task(self) -> Hashable:
         """Return the task."""

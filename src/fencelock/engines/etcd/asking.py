@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, LONGEST, MIN_REPLY_TIMEOUT
+from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd.link import Link, Refused
 from fencelock.engines.etcd.sessions import FRESH, Lease, Sessions, patience
 from fencelock.errors import ClientClosed, FencelockError, OutcomeUnknown
@@ -61,11 +61,11 @@ class Asking:
         """Return the error to raise for what every member would refuse."""
         return refusal.told(self._links.address)
 
-    async def ask(self, method: str, body: bytes, seconds: float = LONGEST) -> bytes:
+    async def ask(self, method: str, body: bytes, seconds: float = MAX_REPLY_TIMEOUT) -> bytes:
         """Ask what may be asked twice."""
         return (await self.ask_counted(method, body, seconds))[0]
 
-    async def ask_counted(self, method: str, body: bytes, seconds: float = LONGEST) -> tuple[bytes, int]:
+    async def ask_counted(self, method: str, body: bytes, seconds: float = MAX_REPLY_TIMEOUT) -> tuple[bytes, int]:
         """Ask, again if there is no reply; return the reply and how often it was asked.
 
         After the first time, a transaction that failed may have failed because an earlier try was carried out.

@@ -84,20 +84,22 @@ class EtcdEngine:
                 if self._leaving.is_left(claim.id):
                     self._keys.end(claim.id, again=False)
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Watch whom we wait for; look again in the end."""
         claim, seat = waiting.claim, waiting.handle
         now = self._runtime.now()
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        within = None if timeout >= claim.ttl / 3 else 0.0
+        until = None if patience is None else now + patience
         if not isinstance(seat, Seat):
             await self._runtime.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
         if not isinstance(seat, Seat) or not seat.session.alive(now):
-            return await self.attempt(claim, queue=True, patience=within)
+            return await self.attempt(claim, queue=True, patience=self._left(until))
         seat.session.keep(claim.id, now, seat.session.ttl)
-        look = partial(self._taking.look, claim, seat, within)
+        look = partial(self._taking.look, claim, seat, lambda: self._left(until))
         outcome = await self._line.watch(seat, timeout, look)
-        return outcome or await self.attempt(claim, queue=True, patience=within)
+        return outcome or await self.attempt(claim, queue=True, patience=self._left(until))
+
+    def _left(self, until: float | None) -> float | None:
+        return None if until is None else max(0.0, until - self._runtime.now())
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind."""

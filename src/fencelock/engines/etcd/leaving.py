@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.core.engine import LONGEST, MIN_REPLY_TIMEOUT
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.asking import Asking, Limit
 from fencelock.engines.etcd.layout import Layout, is_of, value
@@ -45,7 +45,9 @@ class Leaving:
         claims = self._claims
         return id not in claims.doubt and id not in claims.holds and self._sessions.end_of([id]) is None
 
-    async def delete(self, claim: Claim, key: str, created: int, seconds: float = LONGEST) -> tuple[bool, int]:
+    async def delete(
+        self, claim: Claim, key: str, created: int, seconds: float = MAX_REPLY_TIMEOUT
+    ) -> tuple[bool, int]:
         """Delete a claim's key; return whether it was there, and how often that was asked for.
 
         The key is deleted only if this claim has it, whose id is part of the value, and only as it was `created`. That

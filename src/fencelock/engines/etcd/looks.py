@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from fencelock.core.engine import LONGEST
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.etcd.layout import data, read_about, spot
 from fencelock.engines.etcd.link import Link, Refused
 from fencelock.engines.etcd.messages import (
@@ -80,7 +80,7 @@ class Looks:
             }
 
         try:
-            return await self._links.run(work, LONGEST)
+            return await self._links.run(work, MAX_REPLY_TIMEOUT)
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
@@ -132,7 +132,7 @@ class Looks:
                 answers.append(error)
                 continue
             try:
-                answers.append(read_status(await link.call(STATUS, b"", LONGEST)))
+                answers.append(read_status(await link.call(STATUS, b"", MAX_REPLY_TIMEOUT)))
             except EngineUnavailable as error:
                 answers.append(error)
             except Refused as refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.core.clock import wall_us
-from fencelock.core.engine import LONGEST
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.layout import About, Layout, about, read_about
 
@@ -26,7 +26,7 @@ class Namespace:
         self._outdated: About | None = None
         """What was true before etcd's past was changed: tokens from there on may have been given before."""
 
-    async def read(self, seconds: float = LONGEST) -> About:
+    async def read(self, seconds: float = MAX_REPLY_TIMEOUT) -> About:
         """Return what is true; write it down if nobody has."""
         key = self._layout.about
         if (old := self._outdated) is not None:

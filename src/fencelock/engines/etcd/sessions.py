@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from os import urandom
 from typing import TYPE_CHECKING
 
-from fencelock.core.engine import LONGEST, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.sessions import Session, rung
 from fencelock.engines.etcd.facts import Facts
 from fencelock.engines.etcd.link import Call, Link, Refused
@@ -306,14 +306,14 @@ class Sessions:
 
     # ------------------------------------------------------------------ what must not live on
 
-    async def purge_all(self, within: float = LONGEST) -> None:
+    async def purge_all(self, within: float = MAX_REPLY_TIMEOUT) -> None:
         """Delete what is over by our clock, of all sessions."""
         now = self._runtime.now()
         for session in self._all():
             if session.over(now):
                 await self.purge(session, within)
 
-    async def purge(self, session: Lease, within: float = LONGEST) -> bool:
+    async def purge(self, session: Lease, within: float = MAX_REPLY_TIMEOUT) -> bool:
         """Delete what is over by our clock; False if that cannot be, and the session must not be kept alive then."""
         over = session.expire(self._runtime.now())
         if not over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fencelock.engines.etcd import messages as m
@@ -123,10 +124,12 @@ class Taking:
             await self._leaving.abandon(claim)
         return outcome
 
-    async def look(self, claim: Claim, seat: Seat, within: float | None, at_least: int) -> Grant | Waiting | None:
+    async def look(
+        self, claim: Claim, seat: Seat, left: Callable[[], float | None], at_least: int
+    ) -> Grant | Waiting | None:
         """Look where we are in line, at this revision or later, or now if it is 0; None if we are no longer in it."""
         self._asking.check_open()
-        limit = Limit(self._runtime, claim.ttl, within)
+        limit = Limit(self._runtime, claim.ttl, left())
         now = self._runtime.now()
         if not seat.session.alive(now):
             return None

@@ -180,10 +180,9 @@ class MysqlEngine:
 
     # ------------------------------------------------------------------ waiting for it
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait for the server to answer what was asked when we lined up: for that, it is never asked anew."""
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= waiting.claim.ttl / 3 else self._runtime.now() + timeout
+        until = None if patience is None else self._runtime.now() + patience
         seat = self._seats.get(waiting.claim.id)
         if seat is not None and seat.stage is Stage.WAITING and await seat.take(timeout):
             try:
@@ -324,17 +323,18 @@ class MysqlEngine:
             return False
         ours = None
         ended = False
-        if await seat.take(seat.patience):  # else a renewal is not answered
+        limit = Deadline(self._runtime.now, seat.patience)
+        if await seat.take(limit.at_most(seat.patience)):  # else a renewal is not answered
             try:
                 if not self._seats.is_current(seat):
                     return False
                 ended = not seat.link.connection.alive()
                 if not ended:
-                    ours = await self._seats.given_back(seat)
+                    ours = await self._seats.given_back(seat, limit)
             finally:
                 seat.give()
         if ours is None:
-            await self._seats.end(seat)
+            await self._seats.end(seat, limit)
             if not ended:
                 raise OutcomeUnknown(
                     f"{self._links.address}: no answer on the session of {grant.claim.name!r}", grant.claim.name

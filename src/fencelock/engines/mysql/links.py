@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.clock import PATIENT, Deadline
-from fencelock.core.engine import LONGEST, time_to_answer
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, time_to_answer
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.mysql import statements as sql
@@ -255,7 +255,7 @@ class Links:
         self,
         *asked: str,
         check: bool = True,
-        patience: float = LONGEST,
+        patience: float = MAX_REPLY_TIMEOUT,
         limit: Deadline = PATIENT,
         repeat: bool = True,
     ) -> list[Any]:
@@ -290,9 +290,9 @@ class Links:
         """Return a number above every token and every such number so far."""
         link = await self.take()
         try:
-            minted, _ = await self.ask(link, sql.SKIP, LONGEST)
+            minted, _ = await self.ask(link, sql.SKIP, MAX_REPLY_TIMEOUT)
             number: int = minted.insert_id
-            await self.reserve(link, number, LONGEST)
+            await self.reserve(link, number, MAX_REPLY_TIMEOUT)
         finally:
             self.give(link)
         return number
@@ -313,7 +313,7 @@ class Links:
         """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
         while self._census[0] < since:
             if (other := self._counting) is not None:
-                if not await other.wait(limit.at_most(LONGEST)) and limit.passed:
+                if not await other.wait(limit.at_most(MAX_REPLY_TIMEOUT)) and limit.passed:
                     raise OutcomeUnknown(f"{self.address}: no answer in time")
                 continue
             counting = self._counting = self._runtime.event()

@@ -8,7 +8,7 @@ from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import LONGEST, MIN_REPLY_TIMEOUT, limit_of, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, limit_of, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.ear import Ear
 from fencelock.engines.postgres.link import Row, Statement
@@ -97,13 +97,12 @@ class RowsEngine:
             return Grant(claim, int(token), sent)
         return Waiting(claim, sent, None if retry_in is None else float(retry_in), first == b"t")
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait to be called; ask again in the end."""
         claim = waiting.claim
         ear = self._ear
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= claim.ttl / 3 else self._runtime.now() + timeout
-        limit = limit_of(self._runtime.now, None if until is None else timeout)
+        until = None if patience is None else self._runtime.now() + patience
+        limit = limit_of(self._runtime.now, patience)
         if waiting.retry_in is not None:
             timeout = min(timeout, waiting.retry_in)
         seat = ear.seats.get(claim.id)
@@ -169,7 +168,10 @@ class RowsEngine:
         ids = ",".join(grant.claim.id for grant in grants)
         ttls = ",".join(str(grant.claim.ttl) for grant in grants)
         patience = reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST)
-        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True)
+        limit = Deadline(
+            self._runtime.now, patience
+        )  # a connection that cannot be made must leave time for another try
+        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True, limit=limit)
         renewed = {row[0] for row in rows}
         if self._owed:  # it answers again
             with suppress(RuntimeError):  # no more threads: the next attempt pays
@@ -186,7 +188,7 @@ class RowsEngine:
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        rows = await self._links.run(INSPECT, (self._namespace, name), LONGEST)
+        rows = await self._links.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -210,13 +212,13 @@ class RowsEngine:
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over what was in use at the time of the call."""
-        rows: list[Row] = await self._links.run(NAMES, (self._namespace, prefix), LONGEST)
+        rows: list[Row] = await self._links.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
         for (name,) in rows:
             yield _text(name)
 
     async def force_release(self, name: str) -> int:
         """Drop the holders. Never twice: the second time it would be whoever was let in by the first."""
-        _, ((dropped,),) = await self._links.timed(FORCE, (self._namespace, name), LONGEST)
+        _, ((dropped,),) = await self._links.timed(FORCE, (self._namespace, name), MAX_REPLY_TIMEOUT)
         return int(dropped or 0)
 
     async def close(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from fencelock.core.clock import Deadline
-from fencelock.core.engine import LONGEST, limit_of, reply_timeout
+from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, limit_of, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.link import KNOWN_KEPT, Link
 from fencelock.engines.postgres.links import Links
@@ -159,18 +159,17 @@ class AdvisoryEngine:
 
     # ------------------------------------------------------------------ waiting for it
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait for the server's answer, for so long; it goes on waiting for the lock."""
         claim = waiting.claim
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= claim.ttl / 3 else self._runtime.now() + timeout
+        until = None if patience is None else self._runtime.now() + patience
         if claim.id in self._gone:
             await self._runtime.sleep(min(timeout, PAUSE))
         seat = self._seats.get(claim.id)
         if seat is not None and seat.token is None and await seat.take(timeout):
             try:
                 if self._seats.is_current(seat):
-                    grant = await self._granted(seat, timeout)
+                    grant = await self._granted(seat, timeout, limit_of(self._runtime.now, patience))
                     # If that is not known to be short, a look must not take longer than an answer: it may say nothing.
                     left = seat.patience if until is None else until - self._runtime.now()
                     if grant is not None or await self._is_in_line(seat, limit_of(self._runtime.now, left)):
@@ -194,7 +193,7 @@ class AdvisoryEngine:
         seat.looked = now
         return rows != [(None,)]
 
-    async def _granted(self, seat: Seat, timeout: float) -> Grant | None:
+    async def _granted(self, seat: Seat, timeout: float, limit: Deadline = PATIENT) -> Grant | None:
         """Wait for the answer to LINE_UP; return None if it is still to come."""
         link, claim = seat.link, seat.claim
         try:
@@ -205,7 +204,7 @@ class AdvisoryEngine:
             if self._runtime.now() - seat.sent > claim.ttl / 3:
                 # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
                 seat.sent = self._runtime.now()
-                await link.ask(sql.ALIVE, (), seat.patience)
+                await link.ask(sql.ALIVE, (), limit.at_most(seat.patience))
         except OutcomeUnknown:
             if link.open:
                 return None
@@ -344,6 +343,6 @@ class AdvisoryEngine:
                 "server itself, or use postgresql://, which works behind a pooler"
             )
         try:
-            await link.ask(sql.BEGIN, (), limit.at_most(LONGEST))
+            await link.ask(sql.BEGIN, (), limit.at_most(MAX_REPLY_TIMEOUT))
         except ServerError as error:
             raise translate(error, self._links.address) from error

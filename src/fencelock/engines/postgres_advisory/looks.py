@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencelock.core.engine import LONGEST
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.postgres.links import Links
 from fencelock.engines.postgres_advisory import statements as sql
 from fencelock.model import Holder, Snapshot, Waiter, held_for
@@ -17,7 +17,7 @@ class Looks:
 
     async def inspect(self, name: str) -> Snapshot:
         """Return who holds a name, and who waits for it."""
-        rows = await self._links.run(sql.INSPECT, (sql.key(self._namespace, name),), LONGEST)
+        rows = await self._links.run(sql.INSPECT, (sql.key(self._namespace, name),), MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -40,11 +40,13 @@ class Looks:
 
     async def names(self, prefix: str) -> list[str]:
         """Return the names in use."""
-        return [_text(name) for (name,) in await self._links.run(sql.NAMES, (self._namespace, prefix), LONGEST)]
+        return [
+            _text(name) for (name,) in await self._links.run(sql.NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
+        ]
 
     async def force_release(self, name: str) -> int:
         """End the sessions of the holders. Never twice: the second time it would be whoever was let in by the first."""
-        _, ((dropped,),) = await self._links.timed(sql.EVICT, (sql.key(self._namespace, name),), 2 * LONGEST)
+        _, ((dropped,),) = await self._links.timed(sql.EVICT, (sql.key(self._namespace, name),), 2 * MAX_REPLY_TIMEOUT)
         return int(dropped or 0)
 
 

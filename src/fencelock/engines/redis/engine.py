@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, LONGEST, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.redis.dial import RedisConnector, ServerError
 from fencelock.engines.redis.link import Link
@@ -136,11 +136,10 @@ class RedisEngine:
             return Grant(claim, answer, sent, form)
         return Waiting(claim, sent, None if answer == -1 else (-1 - answer) / 1000, form)
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait to be called; ask again in the end."""
         claim = waiting.claim
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= claim.ttl / 3 else self._runtime.now() + timeout
+        until = None if patience is None else self._runtime.now() + patience
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             try:
@@ -224,7 +223,8 @@ class RedisEngine:
 
     async def inspect(self, name: str) -> Snapshot:
         """Look."""
-        holders, waiters, clock = await self._links.run(INSPECT, INSPECT.call((self._base(name),), (name,)), LONGEST)
+        call = INSPECT.call((self._base(name),), (name,))
+        holders, waiters, clock = await self._links.run(INSPECT, call, MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -241,7 +241,7 @@ class RedisEngine:
             pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
             # The star also matches the beginning of a name that looks like the rest of the pattern.
             exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
-            keys = await self._links.scan(pattern, LONGEST)
+            keys = await self._links.scan(pattern, MAX_REPLY_TIMEOUT)
             found.update(match[1] for key in keys if (match := exact.match(key)))
         for name in sorted(found):
             yield name
@@ -249,7 +249,7 @@ class RedisEngine:
     async def force_release(self, name: str) -> int:
         """Drop the holders, and let the next ones in."""
         await self.inspect(name)  # may be repeated: a connection that the server has closed is replaced here
-        return int(await self._links.run_once(FORCE, FORCE.call((self._base(name),), (name,)), LONGEST))
+        return int(await self._links.run_once(FORCE, FORCE.call((self._base(name),), (name,)), MAX_REPLY_TIMEOUT))
 
     async def close(self) -> None:
         """Close all connections; whoever still waits on one learns of it."""

@@ -103,11 +103,10 @@ class RedlockEngine:
         limit = limit_of(self._runtime.now, patience, met=self._nodes.met)
         return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None, limit)
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait for a hint, or at random for longer and longer; try again in the end."""
         claim = waiting.claim
-        # Who waits for less than a third of the ttl has no more time: everybody else comes back to show a sign of life.
-        until = None if timeout >= claim.ttl / 3 else self._runtime.now() + timeout
+        until = None if patience is None else self._runtime.now() + patience
         seat = self._seats.pop(claim.id, None)
         if seat is not None:
             seat.tries += 1

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.core.clock import Deadline
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
 from fencelock.engines.sqlite.database import Database, Occupied
@@ -59,7 +60,7 @@ class SqliteEngine:
         claim: Claim,
         *,
         queue: bool,
-        patience: float | None = None,  # noqa: ARG002
+        patience: float | None = None,
         ticket: int | None = None,
     ) -> Grant | Waiting:
         """Take the lock or a place in line, in one transaction."""
@@ -72,7 +73,8 @@ class SqliteEngine:
             except Occupied:
                 taken = None  # and out of this block, so that no error to come has this one as its context
             if taken is None:
-                taken = await self._later(self._queue.take, claim, queue, ticket)
+                seconds = OCCUPIED_PATIENCE if patience is None else max(patience, MIN_REPLY_TIMEOUT)
+                taken = await self._later(min(seconds, OCCUPIED_PATIENCE), self._queue.take, claim, queue, ticket)
         except BaseException:
             if first:
                 self._silence(claim)  # it has no place in line to be called from
@@ -86,12 +88,13 @@ class SqliteEngine:
             self._silence(claim)
         return Grant(claim, token, sent, ticket)
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Sleep until the bell rings; look now and then, as rings may get lost."""
         claim, ticket = waiting.claim, waiting.handle
         bell = self._bells.get(claim.id)
         if waiting.retry_in is not None:
             timeout = min(timeout, waiting.retry_in)
+        end = None if patience is None else self._runtime.now() + patience
         until = Deadline(self._runtime.now, timeout)
         poll = POLL_FIRST
         while not until.passed:
@@ -106,7 +109,8 @@ class SqliteEngine:
             if found[0] is not None:
                 self._silence(claim)
                 return Grant(claim, found[0], waiting.since, ticket)
-        return await self.attempt(claim, queue=True, ticket=ticket)
+        left = None if end is None else end - self._runtime.now()
+        return await self.attempt(claim, queue=True, patience=left, ticket=ticket)
 
     async def abandon(self, claim: Claim) -> None:
         """Leave the queue, or give back the lock."""
@@ -119,7 +123,13 @@ class SqliteEngine:
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
-        return await self._write(self._queue.renew, grants)
+        rings: list[str] = []
+        try:
+            return self._database.write(0, self._queue.renew, rings, grants)
+        except Occupied:
+            pass
+        seconds = min(reply_timeout(grant.claim.ttl, MIN_REPLY_TIMEOUT) for grant in grants)
+        return await self._later(seconds, self._queue.renew, grants)
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock and hand it over, in one transaction."""
@@ -132,7 +142,7 @@ class SqliteEngine:
             if rings:
                 self._ring(rings)
             return released
-        return await self._later(self._queue.leave, grant.claim, grant.handle)
+        return await self._later(OCCUPIED_PATIENCE, self._queue.leave, grant.claim, grant.handle)
 
     async def inspect(self, name: str) -> Snapshot:
         """Read the queue."""
@@ -186,11 +196,11 @@ class SqliteEngine:
             if (bell := self._bells.pop(id, None)) is not None:
                 bell.close()
 
-    async def _later(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step where it may wait."""
+    async def _later(self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step where it may wait for other processes, for so long."""
         rings: list[str] = []
         try:
-            return await self._insist(self._database.write, step, rings, *args)
+            return await self._insist(seconds, self._database.write, step, rings, *args)
         finally:
             self._ring(rings)  # also if we are cancelled: by then the step is done
 
@@ -209,27 +219,27 @@ class SqliteEngine:
         else:
             self._ring(rings)
             return result
-        return await self._later(step, *args)
+        return await self._later(OCCUPIED_PATIENCE, step, *args)
 
     async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         try:
             return self._database.read(0, step, *args)
         except Occupied:
             pass
-        return await self._insist(self._database.read, step, *args)
+        return await self._insist(OCCUPIED_PATIENCE, self._database.read, step, *args)
 
     async def _keep(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         """Run a step that a power cut must not undo: where a sync holds up nobody."""
-        return await self._insist(self._database.keep, step, *args)
+        return await self._insist(OCCUPIED_PATIENCE, self._database.keep, step, *args)
 
-    async def _insist(self, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
-        until = Deadline(self._runtime.now, OCCUPIED_PATIENCE)
+    async def _insist(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
+        until = Deadline(self._runtime.now, seconds)
         while True:
             try:
                 return await self._runtime.block(action, OCCUPIED_SLICE, *args)
             except Occupied as error:
                 if until.passed:
                     raise EngineUnavailable(
-                        f"{self._database.path}: another process has kept it locked for {OCCUPIED_PATIENCE:g} s; is one "
+                        f"{self._database.path}: another process has kept it locked for {seconds:.3g} s; is one "
                         "stopped in the middle of a transaction?"
                     ) from error.__cause__

@@ -18,7 +18,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import CLOSE_RESPONSE, DELETED_EVENT, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Close, Exists
 
-from fencelock.core.engine import LONGEST
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.zookeeper.line import CHUNK, NOT_NOW, Asked, Line
 from fencelock.engines.zookeeper.messages import HEAD, MALFORMED, error_of, fired
 from fencelock.engines.zookeeper.turns import Turns
@@ -206,7 +206,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         """Ask while logging in. kazoo would wait for a whole session, where the next attempt may well be answered."""
-        return super()._invoke(min(timeout, LONGEST), request, xid)
+        return super()._invoke(min(timeout, MAX_REPLY_TIMEOUT), request, xid)
 
     def _read(self, length: int, timeout: float) -> bytes:
         """Wait for so many bytes, while logging in."""

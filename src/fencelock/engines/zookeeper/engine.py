@@ -122,9 +122,10 @@ class ZooKeeperEngine:
 
     # ------------------------------------------------------------------ waiting for it
 
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait until one ahead is gone; look again in the end."""
         place: Place = waiting.handle
+        until = None if patience is None else self._runtime.now() + patience
         if not place.gone and self._places.get(place.claim.id) is place:
             await place.listen(timeout)
             if place.called and self._places.stands(place):
@@ -142,7 +143,9 @@ class ZooKeeperEngine:
                 self._places.keep(place)
                 return await self._decide(place, children, True)
             # Not anew: the session's pulse is the sign of life.
-            return await self._attempt(place.claim, True, timeout, anew=False)
+            return await self._attempt(
+                place.claim, True, None if until is None else until - self._runtime.now(), anew=False
+            )
         except BaseException:
             place.ring()  # what was to be seen has not been seen
             raise
