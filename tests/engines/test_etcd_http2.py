@@ -77,7 +77,7 @@ class Pair:
                 out += self.ours.take(frame)
         return out
 
-    def ask(self, body: bytes, *, end: bool = True) -> Stream:
+    def request(self, body: bytes, *, end: bool = True) -> Stream:
         """Open a stream of ours."""
         stream = Stream(lambda: None)
         self.to_server(self.ours.open(stream, HEADERS, body, end=end))
@@ -102,7 +102,7 @@ def test_calls(seed: int) -> None:
     """Calls are answered in any order, each with its messages and its status, whatever pieces they come in."""
     pair = Pair(seed)
     bodies = [bytes(pair.chance.randrange(256) for _ in range(pair.chance.randint(0, 3000))) for _ in range(30)]
-    streams = [pair.ask(body) for body in bodies]
+    streams = [pair.request(body) for body in bodies]
     for stream, body in zip(streams, bodies, strict=True):
         assert pair.bodies[stream.id] == message(body)
     order = list(range(30))
@@ -120,7 +120,7 @@ def test_window_of_the_connection() -> None:
     """More than the server has room for waits until it has, and arrives whole and in order."""
     pair = Pair()
     body = bytes(1_000_000)
-    streams = [pair.ask(body), pair.ask(b"small"), pair.ask(body)]
+    streams = [pair.request(body), pair.request(b"small"), pair.request(body)]
     for stream, wanted in zip(streams, (body, b"small", body), strict=True):
         assert pair.bodies[stream.id] == message(wanted)
 
@@ -128,14 +128,14 @@ def test_window_of_the_connection() -> None:
 def test_windows_and_frames_of_any_size() -> None:
     """The server's own limits hold from when it tells us of them."""
     pair = Pair(INITIAL_WINDOW_SIZE=10, MAX_FRAME_SIZE=16384)
-    stream = pair.ask(b"x" * 1000)
+    stream = pair.request(b"x" * 1000)
     assert pair.bodies[stream.id] == message(b"x" * 1000)
 
 
 def test_limit_of_streams() -> None:
     """More calls than the server takes at once wait for their turn; one that is given up meanwhile is never sent."""
     pair = Pair(MAX_CONCURRENT_STREAMS=2)
-    streams = [pair.ask(b"%d" % at) for at in range(5)]
+    streams = [pair.request(b"%d" % at) for at in range(5)]
     assert [bool(stream.id) for stream in streams] == [True, True, False, False, False]
     assert pair.ours.cancel(streams[2]) == b""
     pair.answer(streams[0])
@@ -184,15 +184,15 @@ def test_ping_that_only_measures() -> None:
     pair.theirs.ping(MEASURING)
     pair.to_server(b"")
     assert h2.events.PingAckReceived not in map(type, pair.events)
-    pair.ask(b"1")
-    pair.ask(b"2")
+    pair.request(b"1")
+    pair.request(b"2")
     assert [type(event) for event in pair.events].count(h2.events.PingAckReceived) == 1
 
 
 def test_server_that_leaves() -> None:
     """What a server has not begun with when it leaves is refused, not lost; the rest may still be answered."""
     pair = Pair()
-    first, second = pair.ask(b"1"), pair.ask(b"2")
+    first, second = pair.request(b"1"), pair.request(b"2")
     pair.theirs.close_connection(last_stream_id=first.id)
     pair.from_server(pair.theirs.data_to_send())
     assert pair.ours.retiring
@@ -203,7 +203,7 @@ def test_server_that_leaves() -> None:
 def test_reset_and_break() -> None:
     """A stream that the server resets, and all when the connection breaks, are closed without a status."""
     pair = Pair()
-    first, second = pair.ask(b"1"), pair.ask(b"2")
+    first, second = pair.request(b"1"), pair.request(b"2")
     pair.theirs.reset_stream(first.id, h2.errors.ErrorCodes.INTERNAL_ERROR)
     pair.to_server(b"")
     assert (first.closed, first.reset, first.status) == (True, h2.errors.ErrorCodes.INTERNAL_ERROR, None)

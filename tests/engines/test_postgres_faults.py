@@ -449,7 +449,7 @@ async def test_stopped_while_a_statement_is_prepared(
         await link._runtime.sleep(timeout + 0.1)
 
     monkeypatch.setattr(Link, "prepare", stopped)
-    assert await link.ask(Statement("fl_test", "SELECT pg_sleep(0.1), 1"), (), 0.3) == [(b"", b"1")]
+    assert await link.request(Statement("fl_test", "SELECT pg_sleep(0.1), 1"), (), 0.3) == [(b"", b"1")]
     link.close()
 
 

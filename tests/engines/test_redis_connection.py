@@ -39,7 +39,7 @@ class Ends:
 
     async def connection(self, connector: Any) -> Connection:
         """Connect."""
-        self._wires.append(await self.runtime.connection(connector, self._hear, self._end))
+        self._wires.append(await self.runtime.connect(connector, self._hear, self._end))
         return self._wires[-1]
 
     def _hear(self, push: Any) -> bool:
@@ -99,16 +99,16 @@ PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
 async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
     """A push whose last bytes come by themselves is heard."""
     connector = Scripted()
-    bell = ends.runtime.bell()
+    bell = ends.runtime.push_event()
     ends.heard = _Ringing(bell)
     connection = await ends.connection(connector)
     connector.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
-    assert await connection.ask(("PING",), SOON) == -2
+    assert await connection.request(("PING",), SOON) == -2
     if not with_answer:
         connector.theirs.sendall(PUSH[:-cut])
-        assert not await ends.runtime.listen([connection], bell, 0.02)
+        assert not await ends.runtime.wait_for_push([connection], bell, 0.02)
     connector.theirs.sendall(PUSH[-cut:])
-    assert await ends.runtime.listen([connection], bell, SOON)
+    assert await ends.runtime.wait_for_push([connection], bell, SOON)
     assert [push[2] for push in ends.heard] == [b"0123456789"]
     connector.theirs.close()
 
@@ -132,7 +132,7 @@ async def test_time_out_under_signals(ends: Ends) -> None:
     thread.start()
     try:
         with pytest.raises(OutcomeUnknown, match="no answer within"):
-            await connection.ask(("PING",), 0.2)
+            await connection.request(("PING",), 0.2)
         assert boottime() - begun < 4
     finally:
         over.set()
@@ -144,7 +144,7 @@ async def test_time_out_under_signals(ends: Ends) -> None:
 def test_time_out_under_a_timer() -> None:
     """A time-out comes on time, also if a profiler has a signal sent every millisecond."""
     connector = Scripted()
-    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    connection = run_sync(BlockingRuntime().connect(connector, print, print))
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     begun = boottime()
@@ -153,7 +153,7 @@ def test_time_out_under_a_timer() -> None:
     cut.start()
     try:
         with pytest.raises(OutcomeUnknown, match="no answer within"):
-            run_sync(connection.ask(("PING",), 0.2))
+            run_sync(connection.request(("PING",), 0.2))
         assert boottime() - begun < 4
     finally:
         cut.cancel()
@@ -166,7 +166,7 @@ def test_time_out_under_a_timer() -> None:
 def test_server_that_reads_late() -> None:
     """A command for which there is no room waits until the server reads on, and then comes through whole."""
     connector = Scripted()
-    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    connection = run_sync(BlockingRuntime().connect(connector, print, print))
     blob = "x" * 30_000_000  # more than the buffers of both ends
     got = bytearray()
 
@@ -179,7 +179,7 @@ def test_server_that_reads_late() -> None:
     thread = threading.Thread(target=read_late)
     thread.start()
     try:
-        assert run_sync(connection.ask(("ECHO", blob), SOON)) == b"read"
+        assert run_sync(connection.request(("ECHO", blob), SOON)) == b"read"
         assert bytes(got).endswith(blob.encode() + b"\r\n")
     finally:
         thread.join()
@@ -191,23 +191,23 @@ def test_server_that_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that leaves us with full buffers counts as gone: half a command must not be followed by another."""
     monkeypatch.setattr("fencelock.runtime.socket_connection.SEND_SECONDS", 0.2)
     connector = Scripted()
-    connection = run_sync(BlockingRuntime().connection(connector, print, print))
+    connection = run_sync(BlockingRuntime().connect(connector, print, print))
     with pytest.raises(OutcomeUnknown, match="the connection broke"):
-        run_sync(connection.ask(("ECHO", "x" * 30_000_000), SOON))
+        run_sync(connection.request(("ECHO", "x" * 30_000_000), SOON))
     assert not connection.open
     with pytest.raises(OutcomeUnknown, match="the connection broke"):
-        run_sync(connection.ask(("PING",), SOON))
+        run_sync(connection.request(("PING",), SOON))
     connector.theirs.close()
 
 
 async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
     """What is pushed in the same packet as an answer is heard, and never taken for it."""
     connection = await ends.connection(from_url(url))
-    await connection.ask(("SUBSCRIBE", "here"), SOON)
+    await connection.request(("SUBSCRIBE", "here"), SOON)
     for i in range(200):
         asked = ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", f"answer{i}")
-        assert await connection.ask(asked, SOON) == b"answer%d" % i
-    await connection.ask(("PING",), SOON)
+        assert await connection.request(asked, SOON) == b"answer%d" % i
+    await connection.request(("PING",), SOON)
     assert [push[2] for push in ends.heard] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
 
 
@@ -217,14 +217,14 @@ async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
     bell = ends.runtime.event()
     ends.heard = _Ringing(bell)
     connection = await ends.connection(from_url(url))
-    await connection.ask(("SUBSCRIBE", "here"), SOON)
-    assert not await ends.runtime.listen([connection], bell, 0.02)
-    assert await other.ask(("PUBLISH", "here", "x" * 100_000), SOON) == 1
-    assert await ends.runtime.listen([connection], bell, SOON)
+    await connection.request(("SUBSCRIBE", "here"), SOON)
+    assert not await ends.runtime.wait_for_push([connection], bell, 0.02)
+    assert await other.request(("PUBLISH", "here", "x" * 100_000), SOON) == 1
+    assert await ends.runtime.wait_for_push([connection], bell, SOON)
     assert len(ends.heard[0][2]) == 100_000
     bell.clear()
-    await other.ask(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
-    await ends.runtime.listen([connection], bell, SOON)
+    await other.request(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
+    await ends.runtime.wait_for_push([connection], bell, SOON)
     await asyncio.sleep(0.01)
     assert not connection.alive()
     assert not connection.open
@@ -246,9 +246,9 @@ async def test_large_answers(url: str, ends: Ends) -> None:
     """Answers and commands larger than any buffer come through whole."""
     connection = await ends.connection(from_url(url))
     for size in (1, 65_535, 65_536, 65_537, 3_000_000):
-        assert await connection.ask(("ECHO", "ä" * size), SOON) == b"\xc3\xa4" * size
+        assert await connection.request(("ECHO", "ä" * size), SOON) == b"\xc3\xa4" * size
     asked = [(connection, ("ECHO", f"{i}" * 10_000)) for i in range(100)]
-    answers = await ends.runtime.fan(asked, SOON, lambda answers: NO_REPLY not in answers)
+    answers = await ends.runtime.request_all(asked, SOON, lambda answers: NO_REPLY not in answers)
     assert answers == [f"{i}".encode() * 10_000 for i in range(100)]
 
 
@@ -259,13 +259,15 @@ async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Prox
     between.delay(0.05, "to_client")
     for i in range(5):
         with pytest.raises(OutcomeUnknown, match="no answer within"):
-            await connection.ask(("ECHO", f"late{i}"), 0.001)
+            await connection.request(("ECHO", f"late{i}"), 0.001)
         assert connection.oldest_pending_since is not None
-        assert await connection.ask(("ECHO", f"good{i}"), SOON) == b"good%d" % i
+        assert await connection.request(("ECHO", f"good{i}"), SOON) == b"good%d" % i
         assert connection.oldest_pending_since is None
-    missed = await ends.runtime.fan([(connection, ("ECHO", f"fan{i}")) for i in range(3)], 0.001, lambda answers: False)
+    missed = await ends.runtime.request_all(
+        [(connection, ("ECHO", f"fan{i}")) for i in range(3)], 0.001, lambda answers: False
+    )
     assert missed == [NO_REPLY] * 3
-    assert await connection.ask(("ECHO", "after"), SOON) == b"after"
+    assert await connection.request(("ECHO", "after"), SOON) == b"after"
     assert connection.open
 
 
@@ -279,11 +281,14 @@ async def test_random_patience(server: Redis, proxy: Callable[..., Proxy], ends:
     right = 0
     for i in range(150):
         try:
-            assert await connection.ask(("ECHO", f"{i}"), dice.choice([0.0005, 0.001, 0.002, 0.003, 0.01])) == b"%d" % i
+            assert (
+                await connection.request(("ECHO", f"{i}"), dice.choice([0.0005, 0.001, 0.002, 0.003, 0.01]))
+                == b"%d" % i
+            )
             right += 1
         except OutcomeUnknown:
             pass
-    assert await connection.ask(("ECHO", "end"), SOON) == b"end"
+    assert await connection.request(("ECHO", "end"), SOON) == b"end"
     assert connection.open
     assert right
 
@@ -349,7 +354,7 @@ async def test_cancellation_that_a_driver_swallows() -> None:
 
     connector = Deaf()
     runtime = AsyncioRuntime()
-    connecting = asyncio.ensure_future(runtime.connection(connector, print, print))
+    connecting = asyncio.ensure_future(runtime.connect(connector, print, print))
     await begun.wait()
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -375,9 +380,9 @@ async def test_garbage(ends: Ends) -> None:
     connection = await ends.connection(Garbled())
     theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     with pytest.raises(OutcomeUnknown):
-        await connection.ask(("PING",), SOON)
+        await connection.request(("PING",), SOON)
     assert not connection.open
     assert ends.ended == 1
     with pytest.raises(OutcomeUnknown):
-        await connection.ask(("PING",), SOON)
+        await connection.request(("PING",), SOON)
     theirs.close()

@@ -22,7 +22,13 @@ from tests.servers.redis import Redis
 
 Own = Callable[..., Redis]
 
-STEPS = (RedisEngine.attempt, RedisEngine.release, RedisEngine._release, SocketConnection.ask, SocketConnection.post)
+STEPS = (
+    RedisEngine.attempt,
+    RedisEngine.release,
+    RedisEngine._release,
+    SocketConnection.request,
+    SocketConnection.post,
+)
 
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
@@ -54,7 +60,7 @@ def test_release_behind_an_answer_that_is_owed(own_redis: Own, late: Command, fo
         server.pause()
         try:
             with pytest.raises(OutcomeUnknown):
-                run_sync(link.connection.ask(late, 0.05))
+                run_sync(link.connection.request(late, 0.05))
         finally:
             server.resume()
         assert link.connection.owed

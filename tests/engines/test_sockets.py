@@ -15,7 +15,7 @@ import pytest
 
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.dial import from_url
-from fencelock.runtime.socket_connection import CHUNK, SocketConnection, fan
+from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
 from tests.contract.subject import SOON
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
@@ -92,7 +92,9 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:
-            assert fan([(connection, ("ECHO", "after"))], SOON, lambda answers: NO_REPLY not in answers) == [b"after"]
+            assert request_all([(connection, ("ECHO", "after"))], SOON, lambda answers: NO_REPLY not in answers) == [
+                b"after"
+            ]
         connection.close()
         assert connection.fileno() == -1
         if not interrupted:
@@ -117,7 +119,7 @@ def test_descriptor_that_is_anothers(made: ExitStack) -> None:
         closer = threading.Thread(target=close)
         closer.start()
         begun = time.monotonic()
-        assert fan([(connection, b"x") for connection in wires], SOON, lambda _: False) == [NO_REPLY] * 5
+        assert request_all([(connection, b"x") for connection in wires], SOON, lambda _: False) == [NO_REPLY] * 5
         took = time.monotonic() - begun
         closer.join()
         for sock in quiet:

@@ -31,7 +31,7 @@ class Lab:
         self.ended = 0
 
     async def connection(self, label: str = "a") -> Connection:
-        return await self.runtime.connection(connector(label), self._heard, self._end)
+        return await self.runtime.connect(connector(label), self._heard, self._end)
 
     def _heard(self, push: Any) -> bool:
         if push[0] == b"subscribe":
@@ -53,7 +53,7 @@ class Lab:
 
     def said(self, key: str) -> Any:
         """Look at the first server from outside."""
-        return self.hosts[0].redis.ask(("LRANGE", key, 0, -1))[0]
+        return self.hosts[0].redis.request(("LRANGE", key, 0, -1))[0]
 
 
 def test_answers_and_errors_are_as_a_real_parser_makes_them() -> None:
@@ -63,7 +63,7 @@ def test_answers_and_errors_are_as_a_real_parser_makes_them() -> None:
     async def work() -> list[Any]:
         connection = await lab.connection()
         asked = (("SET", "k", "v"), ("GET", "k"), ("GET", "n"), ("INCR", "k"))
-        return [await connection.ask(command, 1) for command in asked]
+        return [await connection.request(command, 1) for command in asked]
 
     *answers, error = lab.run(work)
     assert answers == [b"OK", b"v", None]
@@ -79,7 +79,7 @@ def test_in_order_and_once(seed: int) -> None:
     async def work() -> list[Any]:
         connection = await lab.connection()
         asked = [(connection, ("RPUSH", "l", number)) for number in range(20)]
-        return await lab.runtime.fan(asked, 30, lambda answers: NO_REPLY not in answers)
+        return await lab.runtime.request_all(asked, 30, lambda answers: NO_REPLY not in answers)
 
     assert lab.run(work) == list(range(1, 21))
     assert lab.said("l") == [b"%d" % number for number in range(20)]
@@ -91,10 +91,10 @@ def test_a_stopped_process_reads_in_order() -> None:
 
     async def work() -> list[Any]:
         connection = await lab.connection()
-        await connection.ask(("SUBSCRIBE", "c"), 1)
+        await connection.request(("SUBSCRIBE", "c"), 1)
         commands = [("PUBLISH", "c", number) for number in range(5)]
         lab.process.pause(1.0)
-        return await lab.runtime.fan(
+        return await lab.runtime.request_all(
             [(connection, command) for command in commands], 5, lambda answers: NO_REPLY not in answers
         )
 
@@ -111,11 +111,11 @@ def test_a_request_may_arrive_after_the_close_and_after_a_newer_one() -> None:
         old = await lab.connection()
         lab.network.faults = NetworkFaults(slow=1.0, slowest=9.0)
         with pytest.raises(OutcomeUnknown):
-            await old.ask(("RPUSH", "l", "old"), 0.05)
+            await old.request(("RPUSH", "l", "old"), 0.05)
         lab.network.faults = NetworkFaults()
         old.close()
         new = await lab.connection()
-        await new.ask(("RPUSH", "l", "new"), 1)
+        await new.request(("RPUSH", "l", "new"), 1)
         await lab.runtime.sleep(10)
 
     lab.run(work)
@@ -131,9 +131,9 @@ def test_a_late_answer_is_skipped() -> None:
         connection = await lab.connection()
         lab.hosts[0].pause(1.0)
         with pytest.raises(OutcomeUnknown):
-            await connection.ask(("SET", "k", "1"), 0.2)
+            await connection.request(("SET", "k", "1"), 0.2)
         assert connection.oldest_pending_since is not None
-        answer = await connection.ask(("GET", "k"), 5)
+        answer = await connection.request(("GET", "k"), 5)
         assert connection.oldest_pending_since is None
         return answer
 
@@ -148,7 +148,7 @@ def test_a_cut_holds_back_and_a_restart_breaks() -> None:
         connection = await lab.connection()
         lab.network.cut("p1", "a", 1.0)
         with pytest.raises(OutcomeUnknown):
-            await connection.ask(("RPUSH", "l", "held"), 0.5)
+            await connection.request(("RPUSH", "l", "held"), 0.5)
         assert lab.said("l") == []
         await lab.runtime.sleep(2)
         assert lab.said("l") == [b"held"]
@@ -157,7 +157,7 @@ def test_a_cut_holds_back_and_a_restart_breaks() -> None:
             await lab.connection()
         await lab.runtime.sleep(1)
         with pytest.raises(OutcomeUnknown):
-            await connection.ask(("RPUSH", "l", "lost"), 1)
+            await connection.request(("RPUSH", "l", "lost"), 1)
         assert not connection.open
         assert lab.ended == 1
         await lab.connection()
@@ -187,10 +187,10 @@ def test_a_lost_message_breaks_the_connection() -> None:
         connection = await lab.connection()
         lab.network.faults = NetworkFaults(lost=1.0)
         with pytest.raises(OutcomeUnknown):
-            await connection.ask(("RPUSH", "l", "1"), 0.2)
+            await connection.request(("RPUSH", "l", "1"), 0.2)
         lab.network.faults = NetworkFaults()
         with pytest.raises(OutcomeUnknown):
-            await connection.ask(("RPUSH", "l", "2"), 0.2)
+            await connection.request(("RPUSH", "l", "2"), 0.2)
 
     lab.run(work)
     assert lab.said("l") == []
@@ -203,11 +203,15 @@ def test_fan_ends_with_enough() -> None:
     async def work() -> list[Any]:
         one, two = await lab.connection("a"), await lab.connection("b")
         lab.hosts[1].pause(10)
-        first = await lab.runtime.fan([(one, ("PING",)), (two, ("PING",))], 5, lambda answers: b"PONG" in answers)
+        first = await lab.runtime.request_all(
+            [(one, ("PING",)), (two, ("PING",))], 5, lambda answers: b"PONG" in answers
+        )
         two.close()
-        second = await lab.runtime.fan([(one, ("PING",)), (two, ("PING",))], 5, lambda answers: NO_REPLY not in answers)
-        at_once = await lab.runtime.fan([(one, ("SET", "k", "1"))], 5, lambda _: True)
-        return [first, second, at_once, await one.ask(("GET", "k"), 1)]
+        second = await lab.runtime.request_all(
+            [(one, ("PING",)), (two, ("PING",))], 5, lambda answers: NO_REPLY not in answers
+        )
+        at_once = await lab.runtime.request_all([(one, ("SET", "k", "1"))], 5, lambda _: True)
+        return [first, second, at_once, await one.request(("GET", "k"), 1)]
 
     assert lab.run(work) == [[b"PONG", NO_REPLY], [b"PONG", NO_REPLY], [NO_REPLY], b"1"]
     assert lab.scheduler.time < 1

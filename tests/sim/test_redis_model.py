@@ -35,7 +35,7 @@ class Real:
         self._socket = socket.create_connection((node.host, node.port), 10)
         self._reader = hiredis.Reader()
 
-    def ask(self, *command: Any) -> Any:
+    def request(self, *command: Any) -> Any:
         self._socket.sendall(hiredis.pack_command(command))
         return self.next()
 
@@ -51,11 +51,11 @@ class Real:
 @pytest.fixture
 def real(redis_node: RealRedis) -> Iterator[Real]:
     real = Real(redis_node)
-    real.ask("SELECT", DATABASE)
-    real.ask("FLUSHDB")
-    real.ask("SCRIPT", "FLUSH")
+    real.request("SELECT", DATABASE)
+    real.request("FLUSHDB")
+    real.request("SCRIPT", "FLUSH")
     yield real
-    real.ask("FLUSHDB")
+    real.request("FLUSHDB")
     real.close()
 
 
@@ -203,16 +203,16 @@ def test_the_same_answers(real: Real, seed: int) -> None:
     for round in range(2):
         for number in range(400):
             command = any_command(chance)
-            ours, theirs = (plain(command, answer) for answer in (model.ask(command)[0], real.ask(*command)))
+            ours, theirs = (plain(command, answer) for answer in (model.request(command)[0], real.request(*command)))
             assert ours == theirs, f"round {round}, command {number}: {command}"
         for key in KEYS:
-            ours, theirs = model.ask(("PTTL", key))[0], real.ask("PTTL", key)
+            ours, theirs = model.request(("PTTL", key))[0], real.request("PTTL", key)
             assert abs(ours - theirs) < 10_000, f"round {round}: the ttl of {key}"
             if 0 < theirs <= SOON:
-                assert model.ask(("PEXPIRE", key, 1))[0] == real.ask("PEXPIRE", key, 1) == 1
+                assert model.request(("PEXPIRE", key, 1))[0] == real.request("PEXPIRE", key, 1) == 1
         time.sleep(0.01)
         for key in KEYS:
-            assert model.ask(("EXISTS", key))[0] == real.ask("EXISTS", key)
+            assert model.request(("EXISTS", key))[0] == real.request("EXISTS", key)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -221,18 +221,18 @@ def test_scripts(real: Real, script: str) -> None:
     model = Redis(lambda: time.time_ns() // 1000)
     filled: list[Command] = [("SET", "s", "5"), ("HSET", "h", "a", 1), ("ZADD", "z", 1, "a"), ("SADD", "t", "a")]
     for command in filled:
-        model.ask(command)
-        real.ask(*command)
+        model.request(command)
+        real.request(*command)
     for key in KEYS:
         for argument in ("7", "word", "0x10", " 5 ", ""):
             command = ("EVAL", script, 2, key, "s", argument, 3)
-            assert plain(command, model.ask(command)[0]) == plain(command, real.ask(*command)), command
+            assert plain(command, model.request(command)[0]) == plain(command, real.request(*command)), command
 
 
 def test_scripts_are_found_by_their_name(real: Real) -> None:
     """A script is loaded, found, flushed, and then missed."""
     model = Redis(lambda: 0)
-    sha = model.ask(("SCRIPT", "LOAD", "return 1"))[0].decode()
+    sha = model.request(("SCRIPT", "LOAD", "return 1"))[0].decode()
     commands: list[Command] = [
         ("EVALSHA", sha, 0),
         ("SCRIPT", "LOAD", "return 1"),
@@ -247,9 +247,9 @@ def test_scripts_are_found_by_their_name(real: Real) -> None:
         ("SCRIPT", "LOAD", "return ("),
         ("SCRIPT", "NOSUCH"),
     ]
-    model.ask(("SCRIPT", "FLUSH"))
+    model.request(("SCRIPT", "FLUSH"))
     for command in commands:
-        assert plain(command, model.ask(command)[0]) == plain(command, real.ask(*command)), command
+        assert plain(command, model.request(command)[0]) == plain(command, real.request(*command)), command
 
 
 def test_a_scan_finds_everything_that_stays(real: Real) -> None:
@@ -257,9 +257,9 @@ def test_a_scan_finds_everything_that_stays(real: Real) -> None:
     model = Redis(lambda: 0)
 
     def ours(*command: Any) -> Any:
-        return model.ask(command)[0]
+        return model.request(command)[0]
 
-    for ask in (ours, real.ask):
+    for ask in (ours, real.request):
         for number in range(100):
             ask("SET", f"stays:{number}", "1")
         found: set[bytes] = set()
@@ -286,8 +286,8 @@ def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
     model, session = Redis(lambda: 0), Ours()
     try:
         subscribe: Command = ("SUBSCRIBE", "a", "b")
-        assert model.ask(subscribe, session) == []
-        assert pushed == [listener.ask(*subscribe), listener.next()]
+        assert model.request(subscribe, session) == []
+        assert pushed == [listener.request(*subscribe), listener.next()]
         pushed.clear()
         script = "return redis.call('PUBLISH', 'a', ARGV[1])"
         for command in (
@@ -296,16 +296,16 @@ def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
             ("EVAL", script, 0, "two"),
             ("PUBLISH", "c", "none"),
         ):
-            assert model.ask(command)[0] == real.ask(*command)
+            assert model.request(command)[0] == real.request(*command)
         assert pushed == [listener.next(), listener.next()]
         pushed.clear()
         for leave in (("UNSUBSCRIBE", "a"), ("UNSUBSCRIBE", "never there"), ("UNSUBSCRIBE",)):
-            assert model.ask(leave, session) == []
-            assert pushed == [listener.ask(*leave)]
+            assert model.request(leave, session) == []
+            assert pushed == [listener.request(*leave)]
             pushed.clear()
-        assert model.ask(("PUBLISH", "a", "three"))[0] == 0
+        assert model.request(("PUBLISH", "a", "three"))[0] == 0
         model.forget(session)
-        assert model.ask(("PUBLISH", "b", "four"))[0] == 0
+        assert model.request(("PUBLISH", "b", "four"))[0] == 0
     finally:
         listener.close()
 
@@ -316,21 +316,21 @@ def test_info_has_the_lines_that_engines_read(real: Real) -> None:
     for section in ("server", "memory"):
         ours, theirs = (
             dict(line.split(b":", 1) for line in text.split(b"\r\n") if b":" in line)
-            for text in (model.ask(("INFO", section))[0], real.ask("INFO", section))
+            for text in (model.request(("INFO", section))[0], real.request("INFO", section))
         )
         assert ours.keys() <= theirs.keys()
-    assert model.ask(("INFO", "server"))[0].count(b"run_id:" + b"a" * 40) == 1
+    assert model.request(("INFO", "server"))[0].count(b"run_id:" + b"a" * 40) == 1
 
 
 def test_keys_run_out_by_the_servers_clock() -> None:
     """A key is there up to the millisecond in which it runs out, and a restart with the data keeps it."""
     now = 5_000_000
     model = Redis(lambda: now)
-    model.ask(("SET", "k", "v", "PX", 10))
+    model.request(("SET", "k", "v", "PX", 10))
     model.start("b" * 40)
     now += 10_000
-    assert model.ask(("PTTL", "k")) == [0]
+    assert model.request(("PTTL", "k")) == [0]
     now += 1_000
-    assert model.ask(("GET", "k")) == [None]
+    assert model.request(("GET", "k")) == [None]
     assert model.contents() == {}
-    assert isinstance(model.ask(("EVALSHA", "0" * 40, 0))[0], Refused)
+    assert isinstance(model.request(("EVALSHA", "0" * 40, 0))[0], Refused)

@@ -69,7 +69,7 @@ def lab() -> Iterator[Lab]:
 def test_it_is_a_world(lab: Lab) -> None:
     """The type checker agrees that it implements the port, and that its guard is one."""
     runtime: Runtime = lab.runtime
-    guard: Callable[[], CancelGuard] | None = runtime.guard
+    guard: Callable[[], CancelGuard] | None = runtime.cancel_guard
     assert runtime.process_wakeup() is None
     assert guard is not None
 
@@ -210,7 +210,7 @@ def test_question_that_is_lost(lab: Lab) -> None:
     done: list[str] = []
 
     async def ask(what: str) -> None:
-        await lab.network.ask(lab.process, "engine", lambda: done.append(what))
+        await lab.network.request(lab.process, "engine", lambda: done.append(what))
 
     lab.network.cut("p1", "engine", 1)
     lab.start(ask("question"))

@@ -63,19 +63,19 @@ class InterruptibleRuntime(BlockingRuntime):
         else:
             await super().sleep(seconds)
 
-    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here."""
         self.look()
         return fn(*args)
 
-    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Read what is pushed, unless a signal comes."""
         if self._waiter != threading.get_ident():
-            return await super().listen(connections, bell, timeout)
-        from fencelock.runtime.socket_connection import SocketConnection, listen
+            return await super().wait_for_push(connections, bell, timeout)
+        from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
 
         self.look()
-        rung = listen(cast("Sequence[SocketConnection]", connections), bell, timeout, self._signals.fd)
+        rung = wait_for_push(cast("Sequence[SocketConnection]", connections), bell, timeout, self._signals.fd)
         self.look()
         return rung
 

@@ -67,7 +67,7 @@ class AdoptedClient(Generic[P]):
 async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Words]) -> Words:
     """Return what `read(engine, connection)` says of a new connection of SQLAlchemy's, made as the engine makes its own."""
     if not hasattr(engine, "sync_engine"):
-        return await runtime.block(_ask_new_connection, engine, read)
+        return await runtime.run_blocking(_ask_new_connection, engine, read)
     from sqlalchemy.util import greenlet_spawn
 
     words: Words = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)

@@ -365,7 +365,7 @@ class BaseLease:
             self.check()
         self._blocks += 1
         runtime = self._client.runtime
-        if (guard := runtime.guard) is not None:
+        if (guard := runtime.cancel_guard) is not None:
             self._watch(runtime.current_task(), guard())
 
     async def _exit_block(self, error: BaseException | None) -> None:

@@ -149,7 +149,7 @@ class Connection(Protocol):
         """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
         ...
 
-    async def ask(self, command: Command | bytes, timeout: float) -> Any:
+    async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send a command, packed already or not, and return its answer; raise OutcomeUnknown if none came in time, or the
         connection broke.
 
@@ -216,7 +216,7 @@ class Runtime(Protocol):
 
     def event(self) -> Event: ...
 
-    def bell(self) -> Event:
+    def push_event(self) -> Event:
         """Return an event for `listen`: set only by what is pushed over wires, or by who closes them."""
         ...
 
@@ -229,7 +229,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def guard(self) -> Callable[[], CancelGuard] | None:
+    def cancel_guard(self) -> Callable[[], CancelGuard] | None:
         """Makes a guard for the body of a `with` block that is being entered."""
         ...
 
@@ -243,7 +243,7 @@ class Runtime(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a function that blocks, where that does no harm.
 
         It is awaited to its end even when the caller is cancelled, so that what follows comes after it.
@@ -264,11 +264,11 @@ class Runtime(Protocol):
         """
         ...
 
-    async def connection(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
+    async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect to a server. `on_push` takes what it pushes, `on_end` is called once when the wire is closed."""
         ...
 
-    async def fan(
+    async def request_all(
         self,
         asked: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
@@ -281,7 +281,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Wait until something that is pushed over one of the wires sets the bell; return whether it is set.
 
         It ends early when a wire breaks, or has been broken already.

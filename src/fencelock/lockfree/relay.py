@@ -275,4 +275,4 @@ class Relay:
         if self._is_async:
             await settled(self._deliver(message))
         else:
-            await settled(await self._threads.block(self._deliver, message))
+            await settled(await self._threads.run_blocking(self._deliver, message))

@@ -63,7 +63,7 @@ class LockFactory(Generic[L]):
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
         self.current_task = client.runtime.current_task
-        self._guard = client.runtime.guard
+        self._guard = client.runtime.cancel_guard
         self._entered: list[tuple[Hashable, L]] = []
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:

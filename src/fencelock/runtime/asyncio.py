@@ -186,7 +186,7 @@ class AsyncioRuntime:
         """Return a new event."""
         return AioEvent(self._home())
 
-    def bell(self) -> AioEvent:
+    def push_event(self) -> AioEvent:
         """Return a new event."""
         return AioEvent(self._home())
 
@@ -224,7 +224,7 @@ class AsyncioRuntime:
         except BlockingIOError:
             pass
 
-    def guard(self) -> TaskCancelGuard:
+    def cancel_guard(self) -> TaskCancelGuard:
         """Return what cancels the running task on loss."""
         return TaskCancelGuard()
 
@@ -252,7 +252,7 @@ class AsyncioRuntime:
         """Sleep in this task."""
         await asyncio.sleep(seconds)
 
-    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it in a thread of ours, so that a program that fills the loop's own pool does not starve renewals."""
         loop = self._home()  # first: it forgets the pool of a loop that was closed
         if self._pool is None:
@@ -267,24 +267,24 @@ class AsyncioRuntime:
     in_background = shield
     """Tasks run in the background anyway."""
 
-    async def connection(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
+    async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect, in this task."""
         from fencelock.runtime.asyncio_connection import AsyncioConnection  # engines without a server do without
 
         return await AsyncioConnection.connect(connector, on_push, on_end)
 
-    async def fan(
+    async def request_all(
         self,
         asked: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then await all."""
-        from fencelock.runtime.asyncio_connection import AsyncioConnection, fan
+        from fencelock.runtime.asyncio_connection import AsyncioConnection, request_all
 
-        return await fan(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", asked), timeout, enough)
+        return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", asked), timeout, enough)
 
-    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Wait for the bell: the loop reads by itself, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(connection.open for connection in connections) else bell.is_set()
 

@@ -108,7 +108,7 @@ class AsyncioConnection(asyncio.Protocol):
             answer.set_result(NO_REPLY)
         return answer
 
-    async def ask(self, command: Command | bytes, timeout: float) -> Any:
+    async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and await the answer."""
         found = await self.post(command, timeout)
         if found is NO_REPLY:
@@ -236,7 +236,7 @@ async def _reach_greeted(
     return encrypted
 
 
-async def fan(
+async def request_all(
     asked: Sequence[tuple[AsyncioConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
 ) -> list[Any]:
     """Send to all, then await all."""

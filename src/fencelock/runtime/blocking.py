@@ -239,7 +239,7 @@ class BlockingRuntime:
 
     def __init__(self) -> None:
         self.now = boottime
-        self.guard = None  # nothing can interrupt a thread, so its body has to look at the lease
+        self.cancel_guard = None  # nothing can interrupt a thread, so its body has to look at the lease
         self.current_task = partial(getattr, _Place(), "mark")
         self._bells: list[SocketWakeup] = []
         self._closed = False
@@ -254,7 +254,7 @@ class BlockingRuntime:
         """Return a new event."""
         return BlockingEvent()
 
-    def bell(self) -> PushFlag:
+    def push_event(self) -> PushFlag:
         """Return a flag."""
         return PushFlag()
 
@@ -319,7 +319,7 @@ class BlockingRuntime:
         with unforked():
             time.sleep(seconds)  # noqa: ASYNC251
 
-    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here."""
         return fn(*args)
 
@@ -352,29 +352,29 @@ class BlockingRuntime:
             raise result
         return result
 
-    async def connection(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
+    async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect, in this thread."""
         from fencelock.runtime.socket_connection import SocketConnection  # engines without a server do without
 
         return SocketConnection(connector, on_push, on_end)
 
-    async def fan(
+    async def request_all(
         self,
         asked: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then read from all, in this thread."""
-        from fencelock.runtime.socket_connection import SocketConnection, fan
+        from fencelock.runtime.socket_connection import SocketConnection, request_all
 
-        return fan(cast("Sequence[tuple[SocketConnection, Command | bytes]]", asked), timeout, enough)
+        return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", asked), timeout, enough)
 
-    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Read, in this thread, what is pushed."""
-        from fencelock.runtime.socket_connection import SocketConnection, listen
+        from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
 
         besides = bell.fileno() if isinstance(bell, WakeupFlag) else None
-        return listen(cast("Sequence[SocketConnection]", connections), bell, timeout, besides)
+        return wait_for_push(cast("Sequence[SocketConnection]", connections), bell, timeout, besides)
 
     def attend(self, source: Source, event: Event, timeout: float) -> Coroutine[Any, Any, bool]:
         """Read, in this thread, if nobody else does."""

@@ -68,7 +68,7 @@ class SocketConnection:
         """When the oldest command that is not answered yet was sent."""
         return self.owed[0][0] if self.owed else None
 
-    async def ask(self, command: Command | bytes, timeout: float) -> Any:
+    async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the answer is there."""
         data = command if isinstance(command, bytes) else self._pack(command)
         answers: list[Any] = [NO_REPLY]
@@ -251,7 +251,7 @@ class SocketConnection:
         self._sock.close()
 
 
-def fan(
+def request_all(
     asked: Sequence[tuple[SocketConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
 ) -> list[Any]:
     """Send to all, then read from all."""
@@ -330,7 +330,9 @@ def _greet(sock: socket.socket, before_tls: Callable[[bytes], bytes | None]) -> 
     sock.sendall(answer)
 
 
-def listen(connections: Sequence[SocketConnection], bell: Event, timeout: float, besides: int | None = None) -> bool:
+def wait_for_push(
+    connections: Sequence[SocketConnection], bell: Event, timeout: float, besides: int | None = None
+) -> bool:
     """Read from all until what is pushed sets the bell; end early if there is something to read `besides`."""
     until = boottime() + timeout
     if len(connections) == 1 and besides is None:

@@ -131,9 +131,9 @@ class SimConnection:
         self.owed.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
-    async def ask(self, command: Command | bytes, timeout: float) -> Any:
+    async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and wait for the answer."""
-        (answer,) = await fan(self._process, [(self, command)], timeout, _never)
+        (answer,) = await request_all(self._process, [(self, command)], timeout, _never)
         if answer is NO_REPLY:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise OutcomeUnknown(f"{self._connector.address}: {why}")
@@ -209,7 +209,7 @@ class SimConnection:
         if self not in self._host.sessions:
             self._reset()
             return
-        for answer in self._host.redis.ask(command, self):
+        for answer in self._host.redis.request(command, self):
             kind = type(answer)
             parsed = answer if kind is bytes or kind is int else as_parsed(self._connector, answer)
             self._down.send(partial(self._receive, False, parsed))
@@ -237,7 +237,7 @@ def as_parsed(connector: Connector, answer: Any) -> Any:
     return answer
 
 
-async def fan(
+async def request_all(
     process: Process,
     asked: Sequence[tuple[SimConnection, Command | bytes]],
     timeout: float,

@@ -111,7 +111,7 @@ class SimMemoryEngine(MemoryEngine):
     async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
-        return await self._network.ask(self._process, self._server, partial(fn, *args, **kwargs))
+        return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
 
     def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
         arrive = partial(self._process.deliver, ring)

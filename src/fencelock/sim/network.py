@@ -93,7 +93,7 @@ class Network:
         slow = faults.slow and chance.random() < faults.slow
         return chance.random() * (faults.slowest if slow else faults.delay)
 
-    async def ask(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
+    async def request(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
         """Carry a question to a server and its answer back, or raise OutcomeUnknown."""
         call: Call[T] = Call(process)
         timer = process.timer(self.faults.patience, call.parked.wake)

@@ -52,7 +52,7 @@ class Redis(Data):
 
     # ------------------------------------------------------------------ being asked
 
-    def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
+    def request(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
         """Carry out a command and return its answers: one, but for subscriptions, which push. An error is an answer too."""
         words = _unpacked(command) if isinstance(command, bytes) else [_word(word) for word in command]
         return self._ask(words, session)

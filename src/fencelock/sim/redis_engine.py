@@ -35,10 +35,10 @@ class Watched(Redis):
         self._leaving: dict[bytes, int] = {}
         super().__init__(wall, run_id)
 
-    def ask(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
+    def request(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
         """Forget who left the line during the command before: who left to hold the lock did so in one step."""
         self._leaving.clear()
-        return super().ask(command, session)
+        return super().request(command, session)
 
     def _do_zadd(self, words: Words) -> int:
         if b":queue:" in words[0]:
@@ -146,11 +146,13 @@ class _Outside:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
         run_sync(work)
 
-    async def connection(self, connector: Connector, *_: Callable[..., None]) -> _Direct:
+    async def connect(self, connector: Connector, *_: Callable[..., None]) -> _Direct:
         return _Direct(self._hosts[connector.address], connector)
 
-    async def fan(self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object) -> list[Any]:
-        return [await connection.ask(command, timeout) for connection, command in asked]
+    async def request_all(
+        self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
+    ) -> list[Any]:
+        return [await connection.request(command, timeout) for connection, command in asked]
 
 
 class _Direct:
@@ -162,10 +164,10 @@ class _Direct:
         self._host = host
         self._connector = connector
 
-    async def ask(self, command: Command | bytes, _: float) -> Any:
+    async def request(self, command: Command | bytes, _: float) -> Any:
         if command[0] == "SUBSCRIBE":
             return [b"subscribe", b"", 0]
-        return as_parsed(self._connector, self._host.redis.ask(command)[0])
+        return as_parsed(self._connector, self._host.redis.request(command)[0])
 
     def alive(self) -> bool:
         return True

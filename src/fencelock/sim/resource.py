@@ -26,14 +26,14 @@ class Resource:
 
     async def read(self, process: Process, lease: Fenced) -> int:
         """Return the value; the fence comes first."""
-        return await self._network.ask(process, self.label, partial(self.read_step, lease))
+        return await self._network.request(process, self.label, partial(self.read_step, lease))
 
     async def write(self, process: Process, lease: Fenced, saw: int) -> None:
         """Replace the value that was seen by a new one."""
         self._values += 1
         question = partial(self.write_step, process.label, lease, saw, self._values)
         # A server that took the same write twice would need no lock to lose data.
-        await self._network.ask(process, self.label, question, once=True)
+        await self._network.request(process, self.label, question, once=True)
 
     def read_step(self, lease: Fenced) -> int:
         """Enter and read, at the server."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler, Source
-from fencelock.sim.connection import SimConnection, fan
+from fencelock.sim.connection import SimConnection, request_all
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
 from fencelock.sim.task import Cancelled, Gone, Suspension, Task
@@ -108,7 +108,7 @@ class SimRuntime:
         """Return a new event."""
         return SimEvent(self.process)
 
-    def bell(self) -> SimEvent:
+    def push_event(self) -> SimEvent:
         """Return a new event."""
         return SimEvent(self.process)
 
@@ -119,7 +119,7 @@ class SimRuntime:
     def process_wakeup(self) -> None:
         """Return None: the engines of this world ring over the network."""
 
-    def guard(self) -> SimCancelGuard:
+    def cancel_guard(self) -> SimCancelGuard:
         """Return what cancels the running task on loss."""
         assert self.process.current is not None, "a with block is entered by a task"
         return SimCancelGuard(self.process, self.process.current)
@@ -153,7 +153,7 @@ class SimRuntime:
         finally:
             timer.cancel()
 
-    async def block(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run it right here: no engine of this world blocks."""
         return fn(*args)
 
@@ -188,22 +188,24 @@ class SimRuntime:
 
     in_background = shield
 
-    async def connection(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
+    async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect to a simulated server, by its label."""
         assert self._network is not None, "a world that connects to servers needs a network"
         patience = DIAL_PATIENCES * self._network.faults.patience
         return await SimConnection(self.process, self._network, connector, on_push, on_end).connect(patience)
 
-    async def fan(
+    async def request_all(
         self,
         asked: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Ask several simulated servers at once."""
-        return await fan(self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", asked), timeout, enough)
+        return await request_all(
+            self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", asked), timeout, enough
+        )
 
-    async def listen(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(connection.open for connection in connections) else bell.is_set()
 

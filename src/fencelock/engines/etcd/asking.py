@@ -61,7 +61,7 @@ class Asking:
         """Return the error to raise for what every member would refuse."""
         return refusal.told(self._links.address)
 
-    async def ask(self, method: str, body: bytes, seconds: float = MAX_REPLY_TIMEOUT) -> bytes:
+    async def request(self, method: str, body: bytes, seconds: float = MAX_REPLY_TIMEOUT) -> bytes:
         """Ask what may be asked twice."""
         return (await self.ask_counted(method, body, seconds))[0]
 

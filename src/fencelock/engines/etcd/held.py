@@ -180,7 +180,7 @@ class Held:
                     self._asleep = pause is None and not self._young
                 if link is not None:
                     self._end_left(link)
-                await self._runtime.listen([] if link is None else [link.connection], bell, timeout)
+                await self._runtime.wait_for_push([] if link is None else [link.connection], bell, timeout)
                 self._asleep = False
         finally:
             with self._mutex:
@@ -271,7 +271,7 @@ class Held:
             elif watcher.broken:
                 if watcher.compacted:
                     try:
-                        header, found = read_range(await self._links.ask(RANGE, find(entry.key), ASK_SECONDS))
+                        header, found = read_range(await self._links.request(RANGE, find(entry.key), ASK_SECONDS))
                     except (FencelockError, Refused):
                         self._news.append(entry)
                         return PAUSE

@@ -85,7 +85,7 @@ class Leaving:
             tomb = m.do_put(m.put(self._layout.tomb(claim.id).encode(), b"", session.handle))
             body = m.txn([m.valued(key, found.value)], [m.do_delete(key), tomb], [tomb])
             try:
-                m.read_txn(await self._links.ask(m.TXN, body, limit.left))
+                m.read_txn(await self._links.request(m.TXN, body, limit.left))
             except Refused as refusal:
                 if not refusal.no_lease:
                     raise self._asking.told(refusal) from refusal
@@ -102,8 +102,8 @@ class Leaving:
     async def _abandon_unknown(self, claim: Claim, limit: Limit) -> None:
         """Leave nothing behind of a claim that another client has made, if there is anything."""
         line = m.below(self._layout.queue(claim.name).encode())
-        _, line_up = m.read_range(await self._asking.ask(m.RANGE, line, limit.left))
+        _, line_up = m.read_range(await self._asking.request(m.RANGE, line, limit.left))
         for pair in line_up.pairs:
             if is_of(pair, claim):
                 body = m.txn([m.created(pair.key, m.EQUAL, pair.created)], [m.do_delete(pair.key)])
-                m.read_txn(await self._asking.ask(m.TXN, body, limit.left))
+                m.read_txn(await self._asking.request(m.TXN, body, limit.left))

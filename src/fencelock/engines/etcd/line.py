@@ -65,7 +65,7 @@ class Line:
         link = await self._links.take()
         watchers: list[Watcher] = []
         try:
-            bell = self._runtime.bell()
+            bell = self._runtime.push_event()
             watchers += (
                 (None if behind else link.watches.resume(key, seat.seen, bell.set))
                 or link.watches.begin(key, behind, 0, bell.set)
@@ -101,7 +101,7 @@ class Line:
                     or (not begun and all(watcher.since >= 0 for watcher in watchers))
                 ):
                     break
-                await self._runtime.listen([link.connection], bell, left)
+                await self._runtime.wait_for_push([link.connection], bell, left)
                 bell.clear()
         except BaseException:
             if not self._runtime.shares_connections:

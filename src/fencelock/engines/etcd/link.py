@@ -107,7 +107,7 @@ class Link:
 
     def start(self, method: str, body: bytes) -> Call:
         """Send a question."""
-        call = Call(self._runtime.bell())
+        call = Call(self._runtime.push_event())
         self.open(call.stream, method, body, end=True)
         return call
 
@@ -116,7 +116,7 @@ class Link:
         stream, bell = call.stream, call.bell
         try:
             if not stream.closed:
-                await self._runtime.listen([self.connection], bell, timeout)
+                await self._runtime.wait_for_push([self.connection], bell, timeout)
         except BaseException:
             # Whatever interrupts a thread may have come between any two bytes; a task is cancelled at an await only.
             if self._runtime.shares_connections:

@@ -61,7 +61,7 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def ask(self, method: str, body: bytes, patience: float) -> bytes:
+    async def request(self, method: str, body: bytes, patience: float) -> bytes:
         """Ask any member what may be asked twice; raise Refused for what every member would refuse."""
 
         def work(link: Link, left: float) -> Awaitable[bytes]:
@@ -207,7 +207,7 @@ class Links:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         link = Link(self._runtime, connector.address, at, self._block)
-        connection = await self._runtime.connection(connector, link.take, link.ended)
+        connection = await self._runtime.connect(connector, link.take, link.ended)
         try:
             link.begin(connection)
             self._all.add(link)

@@ -48,7 +48,7 @@ class Looks:
         self._links = links
         self._layout = layout
         self._asking = asking
-        self._ask = asking.ask
+        self._ask = asking.request
 
     async def inspect(self, name: str) -> Snapshot:
         """Look at the line, and ask how long each session has left."""

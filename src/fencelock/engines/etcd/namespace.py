@@ -32,7 +32,7 @@ class Namespace:
         if (old := self._outdated) is not None:
             # The clock has gone on, so that tokens which begin there have not been given before.
             body = m.txn([m.created(key, m.EQUAL, old.revision)], [m.do_delete(key)])
-            m.read_txn(await self._asking.ask(m.TXN, body, seconds))
+            m.read_txn(await self._asking.request(m.TXN, body, seconds))
             if self._outdated is old:
                 self._outdated = None
         body = m.txn(
@@ -40,7 +40,7 @@ class Namespace:
             [m.do_put(m.put(key, about(wall_us()), 0)), m.do_range(m.find(key))],
             [m.do_range(m.find(key))],
         )
-        answer = m.read_txn(await self._asking.ask(m.TXN, body, seconds))
+        answer = m.read_txn(await self._asking.request(m.TXN, body, seconds))
         self.about = found = read_about(answer.found(-1)[0], self._links.address)
         return found
 

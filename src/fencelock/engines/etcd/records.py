@@ -49,7 +49,7 @@ class EtcdRecords:
     ) -> None:
         self._layout = layout
         self._asking = asking
-        self._ask = asking.ask
+        self._ask = asking.request
         self._about = about
 
     async def read(self, key: str) -> Record | None:

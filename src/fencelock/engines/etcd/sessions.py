@@ -151,7 +151,7 @@ class Sessions:
         number = int.from_bytes(urandom(8), "big") >> 1 or 1
         since = self._runtime.now()
         try:
-            _, given = read_lease(await self._links.ask(GRANT, grant(number, seconds), within))
+            _, given = read_lease(await self._links.request(GRANT, grant(number, seconds), within))
         except Refused as refusal:
             if "lease already exists" not in str(refusal):
                 raise refusal.told(self._links.address) from refusal
@@ -168,7 +168,7 @@ class Sessions:
     async def _ttl_of(self, number: int, within: float) -> int:
         """Return the ttl of a lease whose grant was not answered the first time."""
         try:
-            return read_lease(await self._links.ask(KEEP_ALIVE, of_lease(number), within))[1]
+            return read_lease(await self._links.request(KEEP_ALIVE, of_lease(number), within))[1]
         except Refused as refusal:
             raise refusal.told(self._links.address) from refusal
 
@@ -356,7 +356,7 @@ class Sessions:
             steps = [*(do_delete(key) for key in keys.values()), *tombs]
             floor = self._facts.revision
             body = txn(compares, steps, [*(do_range(find(key)) for key in keys.values()), *tombs])
-            answer = read_txn(await self._links.ask(TXN, body, within))
+            answer = read_txn(await self._links.request(TXN, body, within))
             self._facts.take(answer.header, floor)
             if answer.succeeded:
                 break

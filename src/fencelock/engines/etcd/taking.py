@@ -154,7 +154,7 @@ class Taking:
         else:
             body = m.below(prefix, order=m.DESCENDING, limit=2, bare=True, until=revision)
         if at_least and not self._sessions.stale(session):
-            header, found = m.read_range(await self._asking.ask(m.RANGE, m.local(body), limit.left))
+            header, found = m.read_range(await self._asking.request(m.RANGE, m.local(body), limit.left))
             if header.revision >= at_least and header.cluster == self._asking.facts.cluster:
                 return header, found.pairs
         try:

@@ -41,7 +41,7 @@ class Link:
         self._runtime = runtime
         self.greeting = Reply()
         self._due: deque[Reply] = deque((self.greeting,))
-        self.bell = runtime.bell()
+        self.bell = runtime.push_event()
         self.id = 0
         self.host = ""
         """Where the server sees us: with the number of the session, what tells it from all others there ever were."""
@@ -103,7 +103,7 @@ class Link:
                 self.connection.alive()  # if the process was stopped meanwhile, they are there
                 break
             self.bell.clear()
-            await self._runtime.listen([self.connection], self.bell, left)
+            await self._runtime.wait_for_push([self.connection], self.bell, left)
         return last.answer is not NO_REPLY
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Link:
 async def hear_all(runtime: Runtime, asked: Sequence[tuple[Link, Reply]], timeout: float) -> None:
     """Wait for one answer on each of several links, for so long at most."""
     until = runtime.now() + timeout
-    bell = runtime.bell()
+    bell = runtime.push_event()
     for link, _ in asked:
         link.bell = bell
     left = list(asked)
@@ -124,8 +124,8 @@ async def hear_all(runtime: Runtime, asked: Sequence[tuple[Link, Reply]], timeou
         bell.clear()
         left = [(link, reply) for link, reply in left if reply.answer is NO_REPLY and link.open]
         if left:
-            await runtime.listen([link.connection for link, _ in left], bell, rest)
+            await runtime.wait_for_push([link.connection for link, _ in left], bell, rest)
     for link, reply in asked:
         if reply.answer is NO_REPLY:
             link.connection.alive()  # if the process was stopped meanwhile, it is there
-        link.bell = runtime.bell()  # not to be shared any longer: whoever clears it would clear it for the others
+        link.bell = runtime.push_event()  # not to be shared any longer: whoever clears it would clear it for the others

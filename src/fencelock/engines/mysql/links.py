@@ -106,7 +106,7 @@ class Links:
             raise EngineUnavailable(f"cannot reach MySQL at {self.address} in time")
         link = Link(self._runtime)
         connector = MysqlConnector(place, limit.at_most(place.seconds))
-        link.connection = await self._runtime.connection(connector, link.heard, link.ended)
+        link.connection = await self._runtime.connect(connector, link.heard, link.ended)
         self._all.add(link)
         try:
             until = self._runtime.now() + limit.at_most(place.seconds)
@@ -161,7 +161,9 @@ class Links:
             sql.VERSION,
             sql.FIRST,
         ]
-        settled, who, host, cluster, version, first = await self.ask(link, asked, limit.at_most(patience), check=False)
+        settled, who, host, cluster, version, first = await self.request(
+            link, asked, limit.at_most(patience), check=False
+        )
         for answer in (settled, who, host, cluster):
             self.check(answer)
         ((id, database, read_only, *settings),) = who.rows
@@ -176,7 +178,7 @@ class Links:
             raise EngineUnavailable(f"{self.address} is read-only ({sql_words(read_only)}): {_WRITES}")
         if any(_missing(answer) for answer in (version, first)) or version == Rows([]):
             await self.create(link, patience, limit, group=bool(known.get(b"group_replication_group_name")))
-            version, first = await self.ask(link, [sql.VERSION, sql.FIRST], limit.at_most(patience))
+            version, first = await self.request(link, [sql.VERSION, sql.FIRST], limit.at_most(patience))
         self.check(version)
         self.check(first)
         ((layout, reserved),) = rows_of(version)
@@ -186,7 +188,7 @@ class Links:
                 f"{sql_words(layout)}, this one has {sql.LAYOUT}); use another database, or upgrade"
             )
         if not rows_of(first):  # the server was started anew, or is another one
-            _, first = await self.ask(link, [sql.begin(int(reserved or 0)), sql.FIRST], limit.at_most(patience))
+            _, first = await self.request(link, [sql.begin(int(reserved or 0)), sql.FIRST], limit.at_most(patience))
         await self._begin(link, limit.at_most(patience))
         link.first = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
@@ -207,7 +209,7 @@ class Links:
                 return
         begun = self._begun = self._runtime.event()
         try:
-            await self.ask(link, [sql.SWEEP, sql.begin(0)], patience)
+            await self.request(link, [sql.SWEEP, sql.begin(0)], patience)
         except BaseException:
             self._begun = None  # the next one has to
             raise
@@ -219,9 +221,9 @@ class Links:
         for statement in sql.schema():
             on_disk = statement.replace("ENGINE=MEMORY", "ENGINE=InnoDB")
             asked = [on_disk if group else statement]
-            (answer,) = await self.ask(link, asked, limit.at_most(patience), check=False)
+            (answer,) = await self.request(link, asked, limit.at_most(patience), check=False)
             if isinstance(answer, ServerError) and answer.code in sql.NO_MEMORY_TABLES:
-                (answer,) = await self.ask(link, [on_disk], limit.at_most(patience), check=False)
+                (answer,) = await self.request(link, [on_disk], limit.at_most(patience), check=False)
             self.check(answer)
         self.created = True
 
@@ -239,7 +241,7 @@ class Links:
 
     # ------------------------------------------------------------------ asking
 
-    async def ask(self, link: Link, asked: Sequence[str], patience: float, *, check: bool = True) -> list[Any]:
+    async def request(self, link: Link, asked: Sequence[str], patience: float, *, check: bool = True) -> list[Any]:
         """Ask on this link."""
         replies = link.say(asked)
         if not await link.hear(replies, patience):
@@ -263,7 +265,7 @@ class Links:
         link = await self.take(limit=limit)
         again = link.pooled and repeat
         try:
-            return await self.ask(link, asked, time_to_answer(limit, patience), check=check)
+            return await self.request(link, asked, time_to_answer(limit, patience), check=check)
         except OutcomeUnknown:
             if link.open or not again:
                 raise
@@ -271,7 +273,7 @@ class Links:
             self.give(link)
         link = await self.make(AIDE_TTL, limit)  # the server had hung up on the other
         try:
-            return await self.ask(link, asked, time_to_answer(limit, patience), check=check)
+            return await self.request(link, asked, time_to_answer(limit, patience), check=check)
         finally:
             self.give(link)
 
@@ -283,14 +285,14 @@ class Links:
             )
         if token > self.reserved:
             ahead = token + sql.AHEAD
-            await self.ask(link, [sql.reserve(ahead)], patience)
+            await self.request(link, [sql.reserve(ahead)], patience)
             self.reserved = max(self.reserved, ahead)
 
     async def mint(self) -> int:
         """Return a number above every token and every such number so far."""
         link = await self.take()
         try:
-            minted, _ = await self.ask(link, sql.SKIP, MAX_REPLY_TIMEOUT)
+            minted, _ = await self.request(link, sql.SKIP, MAX_REPLY_TIMEOUT)
             number: int = minted.insert_id
             await self.reserve(link, number, MAX_REPLY_TIMEOUT)
         finally:

@@ -52,7 +52,7 @@ async def _called(runtime: Runtime, value: Any) -> Any:
     """Return what a pool was given, or what the function returns that it was given instead."""
     if not callable(value):
         return value
-    found = await runtime.block(value)
+    found = await runtime.run_blocking(value)
     if not isawaitable(found):
         return found
     if not runtime.shares_connections:

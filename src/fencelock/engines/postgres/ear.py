@@ -97,7 +97,7 @@ class Ear:
                 self._links.drop(link)
                 return
             channel = f"fencelock_{urandom(12).hex()}"
-            await link.ask(Statement("fl_listen", f'LISTEN "{channel}"'), (), limit.at_most(ASK_SECONDS))
+            await link.request(Statement("fl_listen", f'LISTEN "{channel}"'), (), limit.at_most(ASK_SECONDS))
             # All of this before the listener starts: it may end at once, and its end takes the channel back.
             self._ended = self._runtime.event()
             self._link, self.channel = link, channel
@@ -120,7 +120,7 @@ class Ear:
                 elif self._runtime.now() - last > LINGER_SECONDS:
                     break
                 if self.seats and self._runtime.now() - heard > SILENCE_SECONDS:
-                    await link.ask(STILL_THERE, (), ASK_SECONDS)
+                    await link.request(STILL_THERE, (), ASK_SECONDS)
                     heard = self._runtime.now()
                 elif link.open:
                     await self._runtime.readable(link.fileno(), LOOK_SECONDS)

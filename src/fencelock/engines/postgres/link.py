@@ -117,7 +117,7 @@ class Link:
 
     # ------------------------------------------------------------------ asking
 
-    async def ask(
+    async def request(
         self, statement: Statement, words: Sequence[Word], timeout: float, *, keep: bool = False
     ) -> list[Row]:
         """Ask and return the rows; raise what the server says, or Unanswered (as `answer` does)."""
@@ -331,7 +331,7 @@ async def connect(runtime: Runtime, place: Place, left: list[Halfway], limit: De
                     if limit.at is not None and share.passed:
                         raise
             # It looks names up, and waits for that.
-            pgconn = await runtime.block(PGconn.connect_start, conninfo)
+            pgconn = await runtime.run_blocking(PGconn.connect_start, conninfo)
             halfway = Halfway(conninfo, pgconn, runtime.now() + place.seconds)
             seconds = place.seconds if limit.at is None else share.at_most(place.seconds)
             return Link(runtime, await _dial(runtime, halfway, seconds, left), place.address)

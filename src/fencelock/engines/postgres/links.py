@@ -102,7 +102,7 @@ class Links:
             link = await self.take(patience, urgent=urgent, limit=limit)
             sent = self._runtime.now()
             try:
-                return sent, await link.ask(statement, words, time_to_answer(limit, patience))
+                return sent, await link.request(statement, words, time_to_answer(limit, patience))
             except ServerError as error:
                 tries -= 1
                 if error.state in MISSING or error.state == UNPREPARED:

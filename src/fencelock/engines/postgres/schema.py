@@ -67,7 +67,7 @@ class DatabaseSchema:
         """Make the schema; return whether it was not there."""
         link = await connect(self._runtime, self._place, [])
         try:
-            there = bool(await link.ask(THERE, (), APPLY_SECONDS))
+            there = bool(await link.request(THERE, (), APPLY_SECONDS))
             await apply(link, self._place.address, APPLY_SECONDS)
             await before_tls(link, self._place.address, APPLY_SECONDS)
         finally:
@@ -109,7 +109,7 @@ async def before_tls(link: Link, address: str, timeout: float, limit: Deadline =
         link.pid = int(pid or 0)
         link.direct = link.pid == link.claimed_pid
         if isolation != b"read committed" and link.direct:
-            await link.ask(ISOLATION, (), limit.at_most(timeout))
+            await link.request(ISOLATION, (), limit.at_most(timeout))
     except ServerError as error:
         raise translate(error, address) from error
     return Settings((idle or b"0").decode(), "" if fsync == b"on" else "fsync is off; set it to on")
@@ -121,7 +121,7 @@ async def _greet(link: Link, address: str, timeout: float, limit: Deadline) -> l
     while True:
         tries -= 1
         try:
-            return await link.ask(GREET, (), limit.at_most(timeout))
+            return await link.request(GREET, (), limit.at_most(timeout))
         except ServerError as error:
             if error.state not in AGAIN | MISSING or not tries:
                 raise

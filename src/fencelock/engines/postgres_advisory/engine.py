@@ -96,14 +96,16 @@ class AdvisoryEngine:
         sent = seat.sent = self._runtime.now()
         try:
             if not link.knows(claim.owner, seat.key):
-                await link.ask(sql.INTRODUCE, (seat.key, self._namespace, claim.name, claim.owner), patience, keep=True)
+                await link.request(
+                    sql.INTRODUCE, (seat.key, self._namespace, claim.name, claim.owner), patience, keep=True
+                )
                 link.learn(claim.owner, seat.key)
                 sent = seat.sent = self._runtime.now()
             # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
             token = None
             if not queue or seat.key not in self._contended:
                 words = (seat.key, sql.ms(claim.ttl), claim.shared, queue)
-                ((token, _),) = await link.ask(sql.SEIZE, words, patience, keep=True)
+                ((token, _),) = await link.request(sql.SEIZE, words, patience, keep=True)
             if token is None and queue:
                 await link.prepare(sql.LINE_UP, patience, keep=True)
         except ServerError as error:
@@ -204,7 +206,7 @@ class AdvisoryEngine:
             if self._runtime.now() - seat.sent > claim.ttl / 3:
                 # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
                 seat.sent = self._runtime.now()
-                await link.ask(sql.ALIVE, (), limit.at_most(seat.patience))
+                await link.request(sql.ALIVE, (), limit.at_most(seat.patience))
         except OutcomeUnknown:
             if link.open:
                 return None
@@ -343,6 +345,6 @@ class AdvisoryEngine:
                 "server itself, or use postgresql://, which works behind a pooler"
             )
         try:
-            await link.ask(sql.BEGIN, (), limit.at_most(MAX_REPLY_TIMEOUT))
+            await link.request(sql.BEGIN, (), limit.at_most(MAX_REPLY_TIMEOUT))
         except ServerError as error:
             raise translate(error, self._links.address) from error

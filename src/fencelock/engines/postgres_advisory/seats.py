@@ -64,7 +64,7 @@ class Seats(dedicated.DedicatedSessions[Seat]):
                 self._links.drop(link)
                 return False  # the session has ended, and the lock with it
             statement = sql.UNLOCK_SHARED if claim.shared else sql.UNLOCK
-            rows = await link.ask(statement, (seat.key, self._links.idle_default), seat.patience)
+            rows = await link.request(statement, (seat.key, self._links.idle_default), seat.patience)
         except ServerError as error:
             self._links.drop(link)
             raise translate(error, self._links.address) from error
@@ -94,7 +94,7 @@ class Seats(dedicated.DedicatedSessions[Seat]):
                     await link.answer(SHORTEST)
                 except ServerError:
                     pass  # cancelled; the lock may have been granted all the same
-            await link.ask(sql.UNLOCK_ALL, (0, self._links.idle_default), SHORTEST)
+            await link.request(sql.UNLOCK_ALL, (0, self._links.idle_default), SHORTEST)
             self._links.keep(link)
         except (FencelockError, ServerError):
             self.doom(seat)

@@ -111,7 +111,7 @@ class RedisEngine:
         try:
             place = f"{link.channel}:{round}" if queue else ""
             command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
-            answer = await link.connection.ask(command, within)
+            answer = await link.connection.request(command, within)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, ATTEMPT, command, within, answer)
             waiting = queue and type(answer) is int and answer < 0
@@ -145,7 +145,7 @@ class RedisEngine:
             try:
                 if waiting.retry_in is not None:
                     timeout = min(timeout, waiting.retry_in)
-                await self._runtime.listen([seat.link.connection], seat.bell, timeout)
+                await self._runtime.wait_for_push([seat.link.connection], seat.bell, timeout)
             except BaseException:
                 self._rise(claim, seat)
                 raise
@@ -211,7 +211,7 @@ class RedisEngine:
         command = f"{form.release}${len(id)}\r\n{id}\r\n".encode()
         link = link or self._links.idle(form.patience) or await self._links.make()
         try:
-            answer = await link.connection.ask(command, form.patience)
+            answer = await link.connection.request(command, form.patience)
             if type(answer) is ServerError:
                 answer = await self._links.mend(link, RELEASE, command, form.patience, answer)
         except OutcomeUnknown:
@@ -281,7 +281,7 @@ class RedisEngine:
 
     def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: str) -> None:
         if seat is None:
-            bell = link.bells[claim.id] = self._runtime.bell()
+            bell = link.bells[claim.id] = self._runtime.push_event()
         else:
             bell = seat.bell
             bell.clear()

@@ -17,7 +17,7 @@ async def before_tls(runtime: Runtime, link: Link, address: str, namespace: str,
     """Return what the server says of itself; raise if it is none that we can work with."""
     layout = f"{namespace}:layout"
     asked: list[Command] = [("SUBSCRIBE", link.channel), ("INFO",), ("GET", layout)]
-    answers = await runtime.fan([(link.connection, command) for command in asked], patience, all_there)
+    answers = await runtime.request_all([(link.connection, command) for command in asked], patience, all_there)
     _, info, found = answers
     check(info, address)
     known = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
@@ -27,7 +27,7 @@ async def before_tls(runtime: Runtime, link: Link, address: str, namespace: str,
     for answer in answers:
         check(answer, address)
     if found is None:
-        check(await link.connection.ask(("SET", layout, LAYOUT, "NX"), patience), address)
+        check(await link.connection.request(("SET", layout, LAYOUT, "NX"), patience), address)
     elif found != LAYOUT.encode():
         raise EngineUnavailable(
             f"{address}: the namespace {namespace!r} was written by another release of fencelock (layout "

@@ -67,7 +67,9 @@ class Links:
             while True:
                 debts.append((link.connection, self.owed.popleft()))
         try:
-            answers = await self._runtime.fan(debts, within or self._patience, all_there if within else _at_once)
+            answers = await self._runtime.request_all(
+                debts, within or self._patience, all_there if within else _at_once
+            )
         except BaseException:  # cancelled: whether they arrived is not known
             self.owed.extend(debt for _, debt in debts)
             raise
@@ -162,7 +164,7 @@ class Links:
     async def connect(self, within: float = inf) -> Link:
         """Connect, and see that the server is one that we can work with; both take no longer than that, or our patience."""
         link = Link(f"{self._namespace.replace(':', '/')}/call/{urandom(12).hex()}")
-        link.connection = await self._runtime.connection(self._connector.within(within), link.heard, link.ended)
+        link.connection = await self._runtime.connect(self._connector.within(within), link.heard, link.ended)
         self._all.add(link)
         try:
             patience = min(self._patience, within)
@@ -201,7 +203,7 @@ class Links:
             ):
                 patience = min(patience, silent)
             try:
-                answer = await link.connection.ask(command, patience)
+                answer = await link.connection.request(command, patience)
                 return (
                     answer
                     if type(answer) is not ServerError
@@ -225,7 +227,7 @@ class Links:
             link = None
         link = link or await self.make()
         try:
-            answer = await link.connection.ask(command, patience)
+            answer = await link.connection.request(command, patience)
             if type(answer) is ServerError:  # NOSCRIPT: it did not run
                 answer = await self.mend(link, script, command, patience, answer)
             return answer
@@ -257,7 +259,7 @@ class Links:
         while True:
             link = await self.take(patience)
             try:
-                answer = await link.connection.ask(command, patience)
+                answer = await link.connection.request(command, patience)
                 self.check(answer, link)
                 return answer
             except OutcomeUnknown:
@@ -268,10 +270,10 @@ class Links:
                 self.give(link)
 
     async def _run_on(self, link: Link, script: Script, calls: Sequence[bytes], patience: float) -> list[Any]:
-        answers = await self._runtime.fan([(link.connection, call) for call in calls], patience, all_there)
+        answers = await self._runtime.request_all([(link.connection, call) for call in calls], patience, all_there)
         for place, answer in enumerate(answers):
             if type(answer) is ServerError and answer.kind == "NOSCRIPT":
-                answers[place] = answer = await link.connection.ask(script.teach(calls[place]), patience)
+                answers[place] = answer = await link.connection.request(script.teach(calls[place]), patience)
             self.check(answer, link)
         return answers
 
@@ -289,7 +291,7 @@ class Links:
         """Teach the server a script that it does not know, and return the answer; raise what else is wrong."""
         answer: Any = error
         if error.kind == "NOSCRIPT":
-            answer = await link.connection.ask(script.teach(command), patience)
+            answer = await link.connection.request(script.teach(command), patience)
         self.check(answer, link)
         return answer
 

@@ -115,7 +115,7 @@ class RedlockEngine:
                 pause = min(pause, waiting.retry_in + AGAIN_FIRST * self._runtime.random())
             try:
                 connections = [link.connection for link in seat.links if link is not None and link.connection.open]
-                await self._runtime.listen(connections, seat.bell, min(timeout, pause))
+                await self._runtime.wait_for_push(connections, seat.bell, min(timeout, pause))
             except BaseException:
                 self._rise(claim, seat)
                 raise
@@ -363,7 +363,7 @@ class RedlockEngine:
 
     def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
         if seat is None:
-            seat = Seat(links, self._runtime.bell(), self._nodes.majority, ticket)
+            seat = Seat(links, self._runtime.push_event(), self._nodes.majority, ticket)
         for link, hint in zip(seat.links, seat.hints, strict=True):
             if link is not None:
                 link.bells[claim.id] = hint

@@ -170,11 +170,11 @@ class Nodes:
         if enough is at_once:  # what nobody waits for cannot be repeated if the script has to be taught first
             calls = [script.teach(call) for call in calls]
         asked = [(link.connection, call) for link, call in zip(links, calls, strict=True) if link is not None]
-        answers = await self._runtime.fan(asked, patience, enough)
+        answers = await self._runtime.request_all(asked, patience, enough)
         unknown = [at for at, answer in enumerate(answers) if type(answer) is ServerError and answer.kind == "NOSCRIPT"]
         if unknown:
             taught = [(connection, script.teach(call)) for connection, call in (asked[at] for at in unknown)]
-            for at, answer in zip(unknown, await self._runtime.fan(taught, patience, never), strict=True):
+            for at, answer in zip(unknown, await self._runtime.request_all(taught, patience, never), strict=True):
                 answers[at] = answer
         if len(asked) == len(links):
             return answers

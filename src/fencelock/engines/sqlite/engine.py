@@ -159,7 +159,7 @@ class SqliteEngine:
 
     async def close(self) -> None:
         """Close the connection; the last one out tidies the log, which may take a sync."""
-        await self._runtime.block(self._database.close)
+        await self._runtime.run_blocking(self._database.close)
         self._wakeup_sender.close()
         self._close_bells()
 
@@ -236,7 +236,7 @@ class SqliteEngine:
         until = Deadline(self._runtime.now, seconds)
         while True:
             try:
-                return await self._runtime.block(action, OCCUPIED_SLICE, *args)
+                return await self._runtime.run_blocking(action, OCCUPIED_SLICE, *args)
             except Occupied as error:
                 if until.passed:
                     raise EngineUnavailable(

@@ -99,7 +99,7 @@ class Link:
     def _settled(self) -> bool:
         return self.connected or self.session.ended
 
-    async def ask(self, *requests: Any, patience: float) -> list[Answer]:
+    async def request(self, *requests: Any, patience: float) -> list[Answer]:
         """Ask for all of them, back to back, and wait for the last answer: the others come before it.
 
         If any goes by way of the leader, the first does.
@@ -137,7 +137,7 @@ class Link:
         """Have the session's claims live for their ttl from `since`; return whether they do."""
         until = self._runtime.now() + patience
         while self.session.since < since:
-            await self.ask(Sync("/"), patience=patience)
+            await self.request(Sync("/"), patience=patience)
             if self.session.since < since:
                 # The server may not have reported to its leader for a while: give it the time to.
                 left = until - self._runtime.now()

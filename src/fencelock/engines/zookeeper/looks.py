@@ -45,13 +45,13 @@ class Looks:
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names in use. The node of one that nobody uses any more stays for a minute."""
         link = (await self._sessions.any()).handle
-        _, found = await link.ask(Sync("/"), messages.children(self._paths.locks), patience=PATIENCE)
+        _, found = await link.request(Sync("/"), messages.children(self._paths.locks), patience=PATIENCE)
         names = sorted(
             name for step in ([] if found.missing else found.get()) if (name := unescape(step)).startswith(prefix)
         )
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
-            answers = await link.ask(*(Exists(self._paths.of(name), None) for name in batch), patience=PATIENCE)
+            answers = await link.request(*(Exists(self._paths.of(name), None) for name in batch), patience=PATIENCE)
             for name, answer in zip(batch, answers, strict=True):
                 stat = answer.get()
                 if stat is not None and stat.numChildren:
@@ -65,7 +65,7 @@ class Looks:
         holders = [node for node in queue if isinstance(admit(queue, node), Admitted)]
         if not holders:
             return 0
-        answers = await link.ask(*(Delete(f"{parent}/{node.name}", -1) for node in holders), patience=PATIENCE)
+        answers = await link.request(*(Delete(f"{parent}/{node.name}", -1) for node in holders), patience=PATIENCE)
         return sum(not answer.missing and bool(answer.get()) for answer in answers)
 
     async def _contents(self, link: Link, parent: str, nodes: list[Node]) -> list[tuple[Node, Any]]:
@@ -73,5 +73,5 @@ class Looks:
         for start in range(0, len(nodes), BATCH):
             batch = nodes[start : start + BATCH]
             asked = (GetData(f"{parent}/{node.name}", None) for node in batch)
-            found += zip(batch, await link.ask(*asked, patience=PATIENCE), strict=True)
+            found += zip(batch, await link.request(*asked, patience=PATIENCE), strict=True)
         return [(node, answer.get()) for node, answer in found if not answer.missing]

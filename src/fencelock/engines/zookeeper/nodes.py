@@ -22,13 +22,13 @@ TRIES = 5
 
 async def queue_of(link: Link, parent: str, patience: float = PATIENCE) -> list[Node]:
     """Return the claims on a name, oldest first."""
-    _, found = await link.ask(Sync(parent), messages.children(parent), patience=patience)
+    _, found = await link.request(Sync(parent), messages.children(parent), patience=patience)
     return [] if found.missing else in_order(found.get())
 
 
 async def delete(link: Link, path: str, patience: float) -> bool:
     """Take a node away, for certain; return whether it was there."""
-    (answer,) = await link.ask(Delete(path, -1), patience=patience)
+    (answer,) = await link.request(Delete(path, -1), patience=patience)
     return not answer.missing and bool(answer.get())
 
 
@@ -38,7 +38,7 @@ async def pass_on(link: Link, path: str, patience: float) -> bool:
     It is written to in the same step: whoever watches it hears of that rather than of its end, and so that all who stood
     before it are gone, too, as they would not be if it had only waited.
     """
-    (answer,) = await link.ask(messages.pass_on(path), patience=patience)
+    (answer,) = await link.request(messages.pass_on(path), patience=patience)
     error = answer.get()
     if error is None:
         return True
@@ -63,12 +63,12 @@ class Nodes:
         look = messages.children(place.parent)
         place.hush()  # what was heard was about an earlier node
         place.looked, place.first = self._runtime.now(), False
-        made, found = await link.ask(create, look, patience=patience)
+        made, found = await link.request(create, look, patience=patience)
         for _ in range(TRIES):
             if made.missing:
                 # Another may find it empty and remove it again: not for a while yet, but we may have been stopped.
                 parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
-                there, made, found = await link.ask(parent, create, look, patience=patience)
+                there, made, found = await link.request(parent, create, look, patience=patience)
                 if there.missing:
                     await self._sessions.advance_queue(link, patience)
                 elif not there.existed:
@@ -82,7 +82,7 @@ class Nodes:
                 return found.get()  # type: ignore[no-any-return]
             # Somebody has removed the namespace, and others may have begun anew, with tokens above what ours would be.
             await self._reject(place, patience)
-            made, found = await link.ask(create, look, patience=patience)
+            made, found = await link.request(create, look, patience=patience)
         raise EngineUnavailable(f"{place.parent} cannot be used: somebody keeps removing it")
 
     async def find(self, place: Place, patience: float, anew: bool) -> list[str]:
@@ -94,7 +94,7 @@ class Nodes:
         place.looked = self._runtime.now()
         if place.node is not None:
             sign = (Sync(place.parent),) if anew else ()
-            *_, found = await link.ask(*sign, messages.children(place.parent), patience=patience)
+            *_, found = await link.request(*sign, messages.children(place.parent), patience=patience)
             children: list[str] = [] if found.missing else found.get()
             if place.node in children:
                 return children
@@ -105,7 +105,7 @@ class Nodes:
             if node.id == place.claim.id:
                 path = f"{place.parent}/{node.name}"
                 asked = GetData(path, None), GetData(self._paths.layout, None)
-                found, under = await link.ask(*asked, patience=patience)
+                found, under = await link.request(*asked, patience=patience)
                 if found.missing:
                     continue
                 stat = found.get()[1]

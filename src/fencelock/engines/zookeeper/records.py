@@ -54,9 +54,9 @@ class ZooKeeperRecords:
             content = json.dumps([text, token, now + ttl]).encode()
             if version is None:
                 with never_repeated("the write", "Read it", key):
-                    (answer,) = await link.ask(Create2(path, content, link.acl, 0), patience=PATIENCE)
+                    (answer,) = await link.request(Create2(path, content, link.acl, 0), patience=PATIENCE)
                 if answer.missing:
-                    (made,) = await link.ask(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
+                    (made,) = await link.request(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
                     if made.missing:
                         await self._sessions.advance_queue(link, PATIENCE)
                     elif not made.existed:
@@ -64,7 +64,7 @@ class ZooKeeperRecords:
                     continue
             else:
                 with never_repeated("the write", "Read it", key):
-                    (answer,) = await link.ask(SetData(path, content, version), patience=PATIENCE)
+                    (answer,) = await link.request(SetData(path, content, version), patience=PATIENCE)
             if answer.existed or answer.missing or isinstance(answer.error, BadVersionError):
                 continue
             stat = answer.get()[1] if version is None else answer.get()
@@ -74,7 +74,7 @@ class ZooKeeperRecords:
     async def _look(self, link: Link, path: str) -> tuple[Entry | None, int | None]:
         """Return what is there and the node's version; None and None if there is no node."""
         asked = Sync(path), GetData(path, None), GetData(self._layout, None)
-        _, found, under = await link.ask(*asked, patience=PATIENCE)
+        _, found, under = await link.request(*asked, patience=PATIENCE)
         if found.missing:
             return None, None
         content, stat = found.get()
@@ -83,7 +83,7 @@ class ZooKeeperRecords:
         text, token, ends = json.loads(content)
         entry = Entry(None if text is None else b64decode(text), token, link.layout.token(stat.mzxid), ends)
         if entry.ends <= _now():
-            (gone,) = await link.ask(Delete(path, stat.version), patience=PATIENCE)
+            (gone,) = await link.request(Delete(path, stat.version), patience=PATIENCE)
             if gone.error is None:
                 return entry, None
         return entry, stat.version

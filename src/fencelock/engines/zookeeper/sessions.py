@@ -143,7 +143,7 @@ class Sessions:
                 doubts = []
                 link.watch(self._paths.layout, object(), doubts.append)
             asked = Exists(self._paths.locks, None), GetData(self._paths.layout, None)
-            there, found = await link.ask(*asked, patience=patience)
+            there, found = await link.request(*asked, patience=patience)
             if there.value is not None and not found.missing:
                 content, stat = found.get()
                 link.layout, link.doubts = read(content, stat.czxid, self._paths.layout), doubts
@@ -159,7 +159,7 @@ class Sessions:
                 # Above all tokens that this client knows of, also if its clock is behind that of whoever began.
                 base = max(base, min(self._layout.base + link.last - self._layout.czxid + 1, base + AHEAD))
             made.append(Create2(self._paths.layout, written(base), link.acl, 0))
-            for answer in await link.ask(*made, patience=patience):
+            for answer in await link.request(*made, patience=patience):
                 if not answer.existed and not answer.missing:
                     answer.get()
         raise EngineUnavailable(f"{self._paths.layout} cannot be made: somebody keeps removing it")
@@ -193,7 +193,7 @@ class Sessions:
                 await self._clear(session, id)
             link.nudge()
             link.rewatch()
-            await link.ask(Sync("/"), patience=link.seconds * RELAY)
+            await link.request(Sync("/"), patience=link.seconds * RELAY)
         except OutcomeUnknown:
             if link.connected and self._runtime.now() - now >= link.seconds * RELAY:
                 link.reset()
