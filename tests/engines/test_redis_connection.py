@@ -84,7 +84,7 @@ class Scripted(RedisConnector):
             self.theirs = server.accept()[0]
         self.theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def dial(self, reach: object = None) -> socket.socket:
+    def connect(self, reach: object = None) -> socket.socket:
         return self.ours
 
     async def aconnect(self, reach: object = None) -> tuple[Any, object]:
@@ -371,7 +371,7 @@ async def test_garbage(ends: Ends) -> None:
         def __init__(self) -> None:
             super().__init__("garbled", _never, _never)
 
-        def dial(self, reach: object = None) -> socket.socket:
+        def connect(self, reach: object = None) -> socket.socket:
             return ours
 
         async def aconnect(self, reach: object = None) -> tuple[Any, object]:

@@ -32,7 +32,7 @@ class Plain:
         self.address, self.parser, self.pack, self.pushes = redis.address, redis.parser, redis.pack, redis.pushes
         self._port = port
 
-    def dial(self, reach: Callable[[Endpoint], socket.socket]) -> socket.socket:
+    def connect(self, reach: Callable[[Endpoint], socket.socket]) -> socket.socket:
         return reach(Endpoint("127.0.0.1", self._port, seconds=SOON))
 
 

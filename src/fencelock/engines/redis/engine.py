@@ -255,7 +255,7 @@ class RedisEngine:
         """Close all connections; whoever still waits on one learns of it."""
         try:
             if self._links.owed:
-                await self._links.advance_queue(MIN_REPLY_TIMEOUT)
+                await self._links.settle(MIN_REPLY_TIMEOUT)
         finally:
             self._links.close()
             for seat in list(self._seats.values()):

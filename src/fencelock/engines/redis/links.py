@@ -77,7 +77,7 @@ class Links:
             if isinstance(answer, ServerError) or (answer is NO_REPLY and not connection.open):
                 self.owed.append(debt)
 
-    async def advance_queue(self, within: float) -> None:
+    async def settle(self, within: float) -> None:
         """Have it undone before the end, if the server can be reached: nobody will come back to do it."""
         with suppress(EngineUnavailable, ClientClosed):
             for _ in range(2):  # the first link may be one that the server has closed
