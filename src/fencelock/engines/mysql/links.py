@@ -154,7 +154,7 @@ class Links:
         """Settle the session, and learn what has to be known of the server."""
         host_of = sql.HOST if self.mariadb else sql.MYSQL_HOST
         asked = [
-            sql.advance_queue(link.ttl, mariadb=self.mariadb),
+            sql.settle(link.ttl, mariadb=self.mariadb),
             sql.WHO,
             host_of,
             sql.CLUSTER,

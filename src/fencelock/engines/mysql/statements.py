@@ -72,7 +72,7 @@ def schema() -> list[str]:
     return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
-def advance_queue(ttl: int, *, mariadb: bool) -> str:
+def settle(ttl: int, *, mariadb: bool) -> str:
     """Make the session what we need, whatever the server's settings or its init_connect have made of it.
 
     Its ttl, no limit to how long a statement waits, and statements that mean what they say.

@@ -217,7 +217,7 @@ class Link:
 
     # ------------------------------------------------------------------ listening
 
-    async def advance_queue(self, timeout: float) -> bool:
+    async def settle(self, timeout: float) -> bool:
         """Take in an answer that nobody waits for any more; return whether the link can be used again."""
         try:
             await self.answer(timeout)

@@ -184,7 +184,7 @@ class Links:
 
     async def _usable(self, link: Link) -> bool:
         if link.pending:
-            return await link.advance_queue(SETTLE_SECONDS)  # whoever used it before was interrupted
+            return await link.settle(SETTLE_SECONDS)  # whoever used it before was interrupted
         return self._runtime.now() - link.used < IDLE_SECONDS or link.alive()
 
     async def _make_for(self, made: list[Link], limit: Deadline) -> None:
@@ -213,7 +213,7 @@ class Links:
         with self._mutex:
             self._all.add(link)
         try:
-            if link.pending and not await link.advance_queue(limit.at_most(self._seconds)):
+            if link.pending and not await link.settle(limit.at_most(self._seconds)):
                 raise OutcomeUnknown(f"{self.address}: no answer to a greeting")
             self.idle_default, weakness = await before_tls(link, self.address, self._seconds, limit)
             self._note_weakness(weakness)

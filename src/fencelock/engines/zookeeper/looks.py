@@ -30,7 +30,7 @@ class Looks:
         """Return who holds a name and who waits for it. When a session runs out only the leader knows: their ttl is told."""
         link = (await self._sessions.any()).handle
         parent = self._paths.of(name)
-        await self._sessions.advance_queue(link, PATIENCE)
+        await self._sessions.settle(link, PATIENCE)
         queue = await queue_of(link, parent)
         holders: list[Holder] = []
         waiters: list[Waiter] = []

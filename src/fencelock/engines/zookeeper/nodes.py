@@ -70,13 +70,13 @@ class Nodes:
                 parent = CreateContainer(place.parent, b"", link.acl, CONTAINER)
                 there, made, found = await link.request(parent, create, look, patience=patience)
                 if there.missing:
-                    await self._sessions.advance_queue(link, patience)
+                    await self._sessions.settle(link, patience)
                 elif not there.existed:
                     there.get()
                 continue
             place.node, place.zxid = made.get()
             if link.doubts:
-                await self._sessions.advance_queue(link, patience)
+                await self._sessions.settle(link, patience)
             if link.layout.czxid < place.zxid:
                 place.token = link.layout.token(place.zxid)
                 return found.get()  # type: ignore[no-any-return]
@@ -123,4 +123,4 @@ class Nodes:
         """Take a node away that was made under a layout that is gone, and learn the one that is there now."""
         await delete(place.session.handle, place.path, patience)
         place.node = None
-        await self._sessions.advance_queue(place.session.handle, patience)
+        await self._sessions.settle(place.session.handle, patience)

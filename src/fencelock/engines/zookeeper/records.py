@@ -58,7 +58,7 @@ class ZooKeeperRecords:
                 if answer.missing:
                     (made,) = await link.request(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
                     if made.missing:
-                        await self._sessions.advance_queue(link, PATIENCE)
+                        await self._sessions.settle(link, PATIENCE)
                     elif not made.existed:
                         made.get()
                     continue
@@ -79,7 +79,7 @@ class ZooKeeperRecords:
             return None, None
         content, stat = found.get()
         if not link.is_under(under, stat.mzxid):
-            await self._sessions.advance_queue(link, PATIENCE)
+            await self._sessions.settle(link, PATIENCE)
         text, token, ends = json.loads(content)
         entry = Entry(None if text is None else b64decode(text), token, link.layout.token(stat.mzxid), ends)
         if entry.ends <= _now():

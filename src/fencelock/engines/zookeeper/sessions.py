@@ -126,7 +126,7 @@ class Sessions:
             link.start()
             if not await link.ready(patience):
                 raise link.away()
-            await self.advance_queue(link, patience)
+            await self.settle(link, patience)
             self._pulses[link] = wake
             self._runtime.spawn(self._pulse(link.session, wake), "fencelock-pulse")
         except BaseException:
@@ -135,7 +135,7 @@ class Sessions:
             raise
         return link.session
 
-    async def advance_queue(self, link: Link, patience: float) -> None:
+    async def settle(self, link: Link, patience: float) -> None:
         """Read the layout, and write it where there is none: not yet, or not any more."""
         for _ in range(3):
             doubts = link.doubts
