@@ -32,7 +32,7 @@ def test_handler_that_inspects(locks: fencelock.Locks, tmp_path: Path, monkeypat
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(locks.inspect("other")))
     try:
         with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as others, others.lock("x"):
-            monkeypatch.setattr(queue, "settle", interrupted)
+            monkeypatch.setattr(queue, "advance_queue", interrupted)
             assert locks.lock("x").try_acquire() is None
     finally:
         signal.signal(signal.SIGUSR1, before)

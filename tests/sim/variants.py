@@ -56,8 +56,8 @@ def renewal_from_reply() -> Iterator[None]:
     """A renewal moves the deadline from when it was answered, not from when it was sent."""
     renewed = BaseLease._renewed
 
-    def late(self: BaseLease, answer: Renewal, sent: float) -> None:
-        renewed(self, answer, self._client.runtime.now())
+    def late(self: BaseLease, answer: Renewal, sent: float, why: str | None = None) -> None:
+        renewed(self, answer, self._client.runtime.now(), why)
 
     with patch.object(BaseLease, "_renewed", late):
         yield
@@ -137,8 +137,8 @@ def deadline_from_wake_up() -> Iterator[None]:
     """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
     wait = MemoryEngine.wait
 
-    async def late(self: MemoryEngine, busy: Waiting, timeout: float) -> Grant | Waiting:
-        outcome = await wait(self, busy, timeout)
+    async def late(self: MemoryEngine, busy: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+        outcome = await wait(self, busy, timeout, patience)
         return outcome._replace(since=self._runtime.now()) if isinstance(outcome, Grant) else outcome
 
     with patch.object(MemoryEngine, "wait", late):
