@@ -64,7 +64,7 @@ def test_may_not_write(client: Any) -> None:
     from kazoo.exceptions import NoAuthError
     from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
-    client.create(ROOT, acl=[make_acl("runtime", "anyone", read=True, admin=True)])
+    client.create(ROOT, acl=[make_acl("world", "anyone", read=True, admin=True)])
     fence = ZooKeeperFence(client, root=ROOT)
     try:
         for work in (lambda: fence.enter(bearer(34), "a"), lambda: fence.rebase("a", 5, reason="a test")):
