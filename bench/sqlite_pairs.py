@@ -24,7 +24,7 @@ def bare(folder: str) -> Run:
     database = Database(os.path.join(folder, "bare.db"), boottime)
     connection = database._enter(1)
     database._transact_synced(connection, 1, database._move_reserve)
-    database._exit_block()
+    database._leave()
     commits = 0
 
     def run(repetitions: int) -> None:

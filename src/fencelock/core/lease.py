@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.acquire import FIRST_PAUSE, naming
+from fencelock.core.block import Blocks
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_seconds
@@ -15,7 +16,7 @@ from fencelock.model import Grant, LossReason, Renewal, clock_margin
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
-    from fencelock.core.runtime import CancelGuard, Event
+    from fencelock.core.runtime import Event
 
 RELEASE_SECONDS = 1.0
 """A release without a reply is sent again for so long; then the keeper goes on with it."""
@@ -49,7 +50,6 @@ class BaseLease:
         "_event",
         "_final",
         "_grant",
-        "_guards",
         "_pause",
         "_reentry",
         "_released",
@@ -62,9 +62,8 @@ class BaseLease:
     def __init__(self, client: Client[Any], renew: bool, max_hold: float | None) -> None:
         self._client = client
         self._event: Event | None = None
-        self._guards: list[tuple[Hashable, CancelGuard]] = []
         self._released = False
-        self._blocks = 0
+        self._blocks = Blocks()
         self._depth = 1
         self._renews = renew
         self._final = max_hold
@@ -214,8 +213,7 @@ class BaseLease:
             return  # this is only a copy, and the event is the parent's: to set it would write into the parent's loop
         if self._event is not None:
             self._event.set()
-        for _, guard in self._guards.copy():  # a thread may have seen the loss, and the loop goes on meanwhile
-            guard.interrupt()
+        self._blocks.interrupt()
         if reason is not LossReason.CLOSED:
             self._report_loss()
 
@@ -338,49 +336,13 @@ class BaseLease:
 
     # ------------------------------------------------------------------ the with block
 
-    def _watch(self, place: Hashable, guard: CancelGuard) -> None:
-        """Have the guard interrupt the body of a `with` block on loss. `place` is `World.here` of whoever enters it."""
-        self._guards.append((place, guard))
-        if self.is_lost():
-            guard.interrupt()
-
-    def _unwatch(self) -> bool:
-        """Withdraw the guard of the block that this task entered last; return what it says to that.
-
-        Other tasks may be in blocks of the same lease, and stay there.
-        """
-        guards = self._guards
-        try:
-            current_task = self._client.runtime.current_task()
-        except RuntimeError:
-            current_task = None  # no task at all: the loop was closed, and what was left pending there is being ended
-        # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
-        at = next((at for at in reversed(range(len(guards))) if guards[at][0] == current_task), -1)
-        return guards.pop(at)[1].leave()
-
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""
         self.check()
-        if self._blocks and not self._reenter():
+        if self._blocks.open and not self._reenter():
             self.check()
-        self._blocks += 1
-        runtime = self._client.runtime
-        if (guard := runtime.cancel_guard) is not None:
-            self._watch(runtime.current_task(), guard())
+        self._blocks.enter(self, self._client.runtime.current_task())
 
     async def _exit_block(self, error: BaseException | None) -> None:
-        """End a `with` block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
-        self._blocks -= 1
-        ours = self._unwatch() if self._guards else False
-        try:
-            await self._release()
-        except FencelockError as failure:
-            # The body is done, and its work may be committed: an error here would look like a failed acquire.
-            log("lease", WARNING, str(failure), lock=self.name, token=self.token, owner=self.owner)
-        if self.reason is None:
-            return
-        own = isinstance(error, Exception | KeyboardInterrupt | SystemExit)  # not just our interruption of the body
-        if error is None or (ours and not own):
-            raise self._loss() from error
-        if not (isinstance(error, LeaseLost) and error.name == self.name):
-            error.add_note(f"Besides, {self._loss()}.")
+        """End a `with` block."""
+        await self._blocks.exit(self, error)

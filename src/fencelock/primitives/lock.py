@@ -63,7 +63,6 @@ class LockFactory(Generic[L]):
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
         self.current_task = client.runtime.current_task
-        self._guard = client.runtime.cancel_guard
         self._entered: list[tuple[Hashable, L]] = []
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
@@ -109,9 +108,7 @@ class LockFactory(Generic[L]):
 
     def entered(self, place: Hashable, lease: L) -> L:
         """Begin a `with` block with a lease that was just acquired. `place` is `here`, asked while others held the lock."""
-        lease._blocks += 1
-        if self._guard is not None:
-            lease._watch(place, self._guard())
+        lease._blocks.enter(lease, place)
         self._entered.append((place, lease))
         return lease
 

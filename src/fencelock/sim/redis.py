@@ -48,7 +48,7 @@ class Redis(Data):
     def forget(self, session: Session) -> None:
         """Take note that a connection has ended."""
         for channel in [channel for channel, sessions in self._subscribers.items() if session in sessions]:
-            self._exit_block(channel, session)
+            self._leave(channel, session)
 
     # ------------------------------------------------------------------ being asked
 
@@ -117,14 +117,14 @@ class Redis(Data):
             if name == b"SUBSCRIBE":
                 self._subscribers.setdefault(channel, {})[session] = None
             else:
-                self._exit_block(channel, session)
+                self._leave(channel, session)
             count = sum(session in sessions for sessions in self._subscribers.values())
             session.push([name.lower(), channel, count])
         if not (channels or mine):
             session.push([name.lower(), None, 0])
         return []
 
-    def _exit_block(self, channel: bytes, session: Session) -> None:
+    def _leave(self, channel: bytes, session: Session) -> None:
         sessions = self._subscribers.get(channel, {})
         sessions.pop(session, None)
         if not sessions:

@@ -69,7 +69,7 @@ class Held:
         self._mutex = RLock()
         self._young: dict[str, Entry] = {}
         self._watched: dict[str, Entry] = {}
-        self._reenter: list[Entry] = []
+        self._again: list[Entry] = []
         self._news: deque[Entry] = deque()
         self._left: list[Watcher] = []
         self._shortest = LONGEST
@@ -196,8 +196,8 @@ class Held:
         with self._mutex:
             self._left.clear()
             self._news.clear()
-            self._reenter = list(self._watched.values())
-            for entry in self._reenter:
+            self._again = list(self._watched.values())
+            for entry in self._again:
                 entry.watcher = None
 
     async def _probe(self, link: Link) -> float:
@@ -227,7 +227,7 @@ class Held:
     def _due(self) -> list[Entry]:
         """Return what has been held for a moment, or whose watch broke off: it is watched from now on."""
         with self._mutex:
-            again, self._reenter = self._reenter, []
+            again, self._again = self._again, []
             due = [entry for entry in again if self._watched.get(entry.id) is entry]
             until = self._runtime.now() - MOMENT
             for id, entry in list(islice(self._young.items(), MANY)):
@@ -283,7 +283,7 @@ class Held:
                     pause = PAUSE  # it would do the same to the next one
                     self._links.avoid(link)
                 entry.watcher = None
-                self._reenter.append(entry)
+                self._again.append(entry)
         return pause
 
     def _gone(self, entry: Entry) -> None:

@@ -324,7 +324,7 @@ class Http2Connection:
                 return self._over(stream)
             return b""
         if kind == GOAWAY:
-            self._exit_block(_number_in(payload[:4]) & 0x7FFFFFFF)
+            self._leave(_number_in(payload[:4]) & 0x7FFFFFFF)
         elif kind == PUSH_PROMISE:
             raise ValueError("a pushed stream, which was forbidden")
         return b""
@@ -387,7 +387,7 @@ class Http2Connection:
         stream.on_news()
         return self._go_on() if self._unopened else b""
 
-    def _exit_block(self, last: int) -> None:
+    def _leave(self, last: int) -> None:
         """Take in that the server is about to go: what it has not begun it will not begin."""
         self.retiring = True
         late = [stream for id, stream in self.streams.items() if id > last] + [item[0] for item in self._unopened]

@@ -146,7 +146,7 @@ class Database:
             self._connection = None
             self._mutex = RLock()
         else:
-            self._exit_block()
+            self._leave()
 
     def mint(self, cursor: sqlite3.Cursor) -> int:
         """Return the next token, in a step of a transaction."""
@@ -172,7 +172,7 @@ class Database:
             raise Occupied
         return connection
 
-    def _exit_block(self) -> None:
+    def _leave(self) -> None:
         """Give back the mutex if it is ours."""
         try:
             self._mutex.release()
