@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.dial import from_url
 from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
@@ -75,10 +76,7 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
     time.sleep(0.05)
     connection.take_in()
     assert answers == [words]
-    for _ in range(3):
-        if connection.readable(0):
-            connection.take_in()
-    assert not connection.open
+    assert not connection.alive()
 
 
 def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
@@ -134,16 +132,11 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
     server = listener(made)
     connection = wire_to(server.getsockname()[1], made)
     peer = made.enter_context(server.accept()[0])
-    sent = threading.Event()
     send = SocketConnection._send
 
-    def read() -> None:
-        assert connection.readable(SOON)
-        if not reader_leaves_first:
-            sent.wait(SOON)
-        connection.take_in()
-
-    reader = threading.Thread(target=read)
+    answers: list[Any] = [NO_REPLY]
+    connection.owed.append((0.0, answers, 0))
+    reader = threading.Thread(target=connection.take_in, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON))
 
     def send_slowly(self: SocketConnection, data: bytes | memoryview) -> int:
         if reader_leaves_first:
@@ -159,7 +152,6 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
         time.sleep(0.05)
     monkeypatch.setattr(SocketConnection, "_send", send_slowly)
     connection.tell(b"x")
-    sent.set()
     peer.sendall(b"+OK\r\n")
     reader.join(SOON)
     assert connection.open

@@ -79,14 +79,7 @@ class SocketConnection:
                 sent = boottime()
                 self.owed.append((sent, answers, 0))
                 self._send_all(data)
-                while answers[0] is NO_REPLY:
-                    # Once more at the end: if the process was stopped meanwhile, the answer is there.
-                    left = sent + timeout - boottime()
-                    if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
-                        if not self._receive():
-                            break
-                    elif left <= 0:
-                        break
+                self._receive_until(lambda: answers[0] is not NO_REPLY, sent + timeout)
         except BaseException as error:
             # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
             self._broken()
@@ -153,28 +146,15 @@ class SocketConnection:
         """Return whether there is something to read that no poll would show: TLS reads ahead."""
         return self.tls and self.open and bool(self._sock.pending())
 
-    def readable(self, timeout: float) -> bool:
-        """Wait until there is something to read, the end included."""
-        if self.has_more():
-            return True
+    def take_in(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
+        """Read once, or until that is done or the time is over; put every answer in its place."""
         # Whoever closes it meanwhile leaves the descriptor to us: its number could be another's before we wait for it.
         users = self._users
         try:
             users.append(None)
-            if not self.open:
-                return True
-            return bool(self._poll.poll(max(0.0, timeout) * 1000))
-        finally:
-            users.pop()
-            if not self.open:
-                self._release()
-
-    def take_in(self) -> None:
-        """Read what is there and put every answer in its place."""
-        users = self._users
-        try:
-            users.append(None)
-            if self.open:
+            if done is not None:
+                self._receive_until(done, until)
+            elif self.open:
                 self._receive()
         except BaseException as error:
             self._broken()
@@ -185,15 +165,23 @@ class SocketConnection:
             if not self.open:
                 self._release()
 
-    def _receive(self) -> bool:
-        """Take in what is there; return False if that is the end."""
+    def _receive_until(self, done: Callable[[], bool], until: float) -> None:
+        while self.open and not done():
+            # Once more at the end: if the process was stopped meanwhile, the answer is there.
+            left = until - boottime()
+            if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
+                self._receive()
+            elif left <= 0:
+                break
+
+    def _receive(self) -> None:
         try:
             data = self._sock.recv(CHUNK)
         except (BlockingIOError, SSLWantReadError):
-            return True
+            return
         if not data:
             self._broken()
-            return False
+            return
         self._feed(data)
         while (answer := self._gets()) is not NO_REPLY:
             if isinstance(answer, self._pushes) and not self._on_push(answer):
@@ -202,7 +190,6 @@ class SocketConnection:
                 sent, answers, place = self.owed.popleft()
                 self.pace = boottime() - sent
                 answers[place] = answer
-        return True
 
     def hold(self) -> None:
         """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
@@ -217,8 +204,7 @@ class SocketConnection:
     def alive(self) -> bool:
         """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
         pace = self.pace
-        while self.open and self.readable(0):
-            self.take_in()
+        self.take_in(lambda: False)
         self.pace = pace
         return self.open
 
@@ -337,9 +323,7 @@ def wait_for_push(
     until = boottime() + timeout
     if len(connections) == 1 and besides is None:
         (connection,) = connections
-        while not bell.is_set() and connection.open and (left := until - boottime()) > 0:
-            if connection.readable(left):
-                connection.take_in()
+        connection.take_in(bell.is_set, until)
         connection.check_forked()
         return bell.is_set()
     while not bell.is_set():

@@ -285,8 +285,8 @@ class RedisEngine:
         else:
             bell = seat.bell
             bell.clear()
-        if link.calls.get(claim.id, "").partition(":")[2] == round or not link.connection.open:
-            bell.set()  # by the way: the call came with the answer
+        if not link.connection.open:
+            bell.set()
         self._seats[claim.id] = Seat(link, bell, round)
 
     def _rise(self, claim: Claim, seat: Seat) -> None:
