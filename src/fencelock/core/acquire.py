@@ -1,4 +1,4 @@
-"""The acquire loop: one function for every engine, every primitive and every world."""
+"""The acquire loop: one function for every engine, every primitive and every runtime."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def acquire(
                 refused = True
                 raise
             if not isinstance(outcome, Grant):
-                outcome = await _wait_in_line(
+                outcome = await _wait_in_queue(
                     runtime, engine, claim, deadline, outcome, sent, lambda: first in in_flight
                 )
             if outcome is None:
@@ -105,7 +105,7 @@ def naming(name: str) -> Iterator[None]:
         raise
 
 
-async def _wait_in_line(
+async def _wait_in_queue(
     runtime: Runtime,
     engine: Engine,
     claim: Claim,
@@ -136,7 +136,7 @@ async def _wait_in_line(
                 left = None if deadline.at is None else deadline.at_most(inf)
                 outcome = await engine.wait(waiting, deadline.at_most(waiting.claim.ttl / 3), left)
         except EngineUnavailable as error:
-            # An engine that restarts is waited for, under the same id, for as long as our place in line can last.
+            # Wait for an engine that restarts, under the same id, for as long as the queue can keep our claim.
             if deadline.passed or runtime.now() - heard >= claim.ttl or not ours():
                 raise
             if unanswered is None:
@@ -156,7 +156,7 @@ async def _wait_in_line(
 
 
 async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:
-    """Renew a grant of which less than two thirds of the ttl are left; None if only a new claim can help."""
+    """Renew a grant with less than two thirds of its ttl left; return None if only a new claim can help."""
     sent = runtime.now()
     if sent >= grant.deadline:
         return None

@@ -1,4 +1,4 @@
-"""A client: one engine, one world, one keeper, and the leases that it holds."""
+"""A client: one engine, one runtime, one renewer, and the leases that it holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class Client(Generic[L]):
-    """What a façade's `connect` returns, without a colour. Safe to share between threads and tasks."""
+    """What the blocking and the asyncio `Locks` delegate to. Safe to share between threads and tasks."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Client(Generic[L]):
             _clients.add(self)
 
     async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
-        """Return a lease that the keeper renews, or None if the lock was not free in time."""
+        """Return a lease that the renewer renews, or None if the lock was not free in time."""
         # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
         self.in_flight[claim.id] = claim
         leftovers = self.renewer.leftovers
@@ -128,7 +128,7 @@ class Client(Generic[L]):
         return self.engine.names(prefix)
 
     async def force_release(self, name: str, reason: str) -> int:
-        """Drop whoever holds the name; return how many that were. It is logged, with the reason."""
+        """Drop the holders of a name and return how many they were. It is logged, with the reason."""
         self._check_open(name)
         check_name(name)
         reason = check_reason(reason, name)
@@ -140,7 +140,7 @@ class Client(Generic[L]):
         return dropped
 
     async def close(self) -> None:
-        """Release everything that is held, stop the keeper, leave the engine. Calling again is harmless.
+        """Release everything that is held, stop the renewer, leave the engine. Calling again is harmless.
 
         One lock that cannot be released does not keep the others from it; an engine that does not answer ends the attempt.
         """
@@ -150,7 +150,7 @@ class Client(Generic[L]):
             self._closing = self.closed = True
             await self._close()
         except BaseException:
-            self._closing = False  # an interrupt: whoever calls again does the rest
+            self._closing = False  # an interrupt: the next call does the rest
             raise
 
     async def _close(self) -> None:
@@ -186,7 +186,7 @@ class Client(Generic[L]):
         await leftovers.process_all()
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child: no lease, no connection, no thread of the parent is ours."""
+        """Start afresh in a forked child: it owns no lease, no connection and no thread of its parent."""
         self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
         leases = self.renewer.leases()
         self.renewer = LeaseRenewer(self)
@@ -195,7 +195,7 @@ class Client(Generic[L]):
         self._left.clear()
         self._connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork(child=True)  # first: it gives its bells back to the world, which closes our copies
+        self.engine.after_fork(child=True)  # first: it returns its sockets to the runtime, which closes our copies
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)

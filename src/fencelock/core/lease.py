@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fencelock.core.runtime import Event
 
 RELEASE_SECONDS = 1.0
-"""A release without a reply is sent again for so long; then the keeper goes on with it."""
+"""A release without a reply is sent again for so long; then the renewer goes on with it."""
 
 _HINTS = {
     LossReason.EXPIRED: "its deadline passed before it could be renewed",
@@ -30,7 +30,7 @@ _HINTS = {
     LossReason.CLOSED: "its client was closed",
 }
 
-ADVICE = "; others may hold it now: stop what it protected, then acquire it anew"
+ADVICE = "; others may hold it now: stop what it protected, then acquire it again"
 
 
 class BaseLease:
@@ -156,7 +156,7 @@ class BaseLease:
 
     @property
     def _over(self) -> bool:
-        """Whether the keeper has nothing left to do for it."""
+        """Whether the renewer has nothing left to do for it."""
         return self._released or self.reason is not None
 
     def _wants_renewal(self, now: float) -> bool:
@@ -281,7 +281,7 @@ class BaseLease:
                     self._depth -= 1
                     return self.reason is None
                 releasing = True
-                client.in_flight[claim.id] = claim  # before it leaves the keeper: close() finds it in one of the two
+                client.in_flight[claim.id] = claim  # before it leaves the renewer: close() finds it in one of the two
                 held = client.renewer.drop(claim.id) is not None
                 self._released = True
             if self._reentry is not None and client.reentrant.get(self._reentry) is self:

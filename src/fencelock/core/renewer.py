@@ -1,4 +1,4 @@
-"""The keeper: renews all leases of a client, in batches, and reports a loss on time even if the engine hangs."""
+"""The renewer: renews all leases of a client, in batches, and reports a loss on time even if the engine hangs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LeaseRenewer:
             if ours is None:
                 wake.set()
             else:
-                self._client.runtime.spawn(self._run(ours), "fencelock-keeper")
+                self._client.runtime.spawn(self._run(ours), "fencelock-renewer")
         except BaseException:  # Ctrl-C, or no more threads: the next caller must find a loop that runs, or none
             with self._client.mutex:
                 if ours is not None:
