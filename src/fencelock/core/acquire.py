@@ -29,11 +29,10 @@ async def acquire(
 ) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
-    The caller gets its answer within GRACE of the timeout, or within FIRST_CONTACT if the engine was never `connected`: a
-    grant that comes later, because this process was stopped, is given back. Whatever else happens (an error, a
-    cancellation), nothing of the claim is left on the engine, or it is in `leftovers`. `under_way` is where close() looks,
-    under the id of the first claim, for what is being asked for; a forked child has nothing there, as the claim is its
-    parent's.
+    The caller gets its answer within MIN_REPLY_TIMEOUT of the timeout, or within FIRST_CONNECT_TIMEOUT if the engine was
+    never `connected`: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
+    error, a cancellation), nothing of the claim is left on the engine, or it is in `leftovers`. close() finds the claim in
+    `in_flight`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
     """
     first, started = claim.id, runtime.now()
     deadline = Deadline(runtime.now, timeout, started)
