@@ -69,7 +69,7 @@ def test_other_layout(pg: Postgres, url: str) -> None:
     ask(pg, "UPDATE fencelock.layout SET version = 2")
     with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 2.*has 1"):
         locks.lock("x").acquire()
-    ask(pg, "DROP FUNCTION fencelock.greet()")
+    ask(pg, "DROP FUNCTION fencelock.handshake()")
     with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 2.*has 1"):
         locks.lock("x").acquire()
 

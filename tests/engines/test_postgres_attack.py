@@ -48,8 +48,8 @@ async def test_renewal_cancelled(url: str) -> None:
     async with fencelock.aio.connect(url) as locks, fencelock.aio.connect(url) as others:
         lease = await locks.lock("x", ttl=3, renew=False).acquire()
         task = asyncio.ensure_future(lease.renew())
-        (seat,) = cast(Any, locks._client.engine)._seats.values()
-        while not seat.link.pending:  # noqa: ASYNC110 - at the first moment in which it is under way
+        (session,) = cast(Any, locks._client.engine)._sessions.values()
+        while not session.connection.pending:  # noqa: ASYNC110 - at the first moment in which it is under way
             await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -161,24 +161,27 @@ def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
 ) -> None:
     """A listener that ends before it has begun leaves no channel behind, and the next waiter starts another."""
     with fencelock.connect(empty(postgres).url) as locks:
-        ear = cast(Any, locks._client.engine)._ear
+        listener = cast(Any, locks._client.engine)._listener
         runtime = locks._client.runtime
         spawn = runtime.spawn
 
         def spawn_after_a_break(work: Any, name: str) -> None:
-            """Have the server end the session first, and the listener end before it returns."""
+            """Terminate the session before the listener starts, and wait until the listener has ended."""
+            if name != "fencelock-listener":
+                spawn(work, name)
+                return
             monkeypatch.undo()
-            ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ear._link.pid)
-            ended = ear._ended
+            ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", listener._connection.pid)
+            ended = listener._ended
             spawn(work, name)
             assert run_sync(ended.wait(SOON))
 
         monkeypatch.setattr(runtime, "spawn", spawn_after_a_break)
-        run_sync(ear.open(SOON, PATIENT))
-        assert ear.channel is None
-        run_sync(ear.open(SOON, PATIENT))
-        assert ear.channel is not None
-        assert ear._link.open
+        run_sync(listener.open(SOON, PATIENT))
+        assert listener.channel is None
+        run_sync(listener.open(SOON, PATIENT))
+        assert listener.channel is not None
+        assert listener._connection.open
 
 
 async def test_malformed_calls_are_ignored(postgres: Postgres, clients: Clients) -> None:
@@ -193,36 +196,36 @@ async def test_malformed_calls_are_ignored(postgres: Postgres, clients: Clients)
 
         await eventually(can_be_called, "the waiter listens")
         ((channel, id),) = ask(postgres, "SELECT split_part(seat, ':', 1), id FROM fencelock.claim WHERE token IS NULL")
-        ear = cast(Any, client_of(other).engine)._ear
-        link = ear._link
+        listener = cast(Any, client_of(other).engine)._listener
+        connection = listener._connection
         for call in ("", "nonsense", ":", "::", f"{id}:1", f"{id}:one:two", f"{id}:1:2:3", f"{id}::1", "ü" * 1000):
             ask(postgres, "SELECT pg_notify(%s, %s)", channel, call)
         await holder.release()
         lease = await asyncio.wait_for(task, SOON)
         assert lease.token > holder.token
-        assert ear._link is link
-        assert link.open
+        assert listener._connection is connection
+        assert connection.open
         await lease.release()
 
 
 def test_hanging_up_spares_a_descriptor_that_the_process_has_reused(postgres: Postgres) -> None:
-    """A link whose descriptor's number belongs to another socket by now does not shut that one down."""
+    """A connection whose descriptor's number belongs to another socket by now does not shut that one down."""
     with fencelock.connect(empty(postgres).url) as locks:
-        links = cast(Any, locks._client.engine)._links
-        link = run_sync(links.make())
-        own, number = os.dup(link.fileno()), link.fileno()
+        pool = cast(Any, locks._client.engine)._pool
+        connection = run_sync(pool.connect())
+        own, number = os.dup(connection.fileno()), connection.fileno()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             os.dup2(ours.fileno(), number)  # as if libpq had closed it, and somebody else got the number
-            link.hang_up()
+            connection.hang_up()
             theirs.sendall(b"still open")
             assert ours.recv(100) == b"still open"
             os.dup2(own, number)
             os.close(own)
-        assert link.alive()
-        link.hang_up()
-        assert not link.alive()
-        links.drop(link)
+        assert connection.is_alive()
+        connection.hang_up()
+        assert not connection.is_alive()
+        pool.drop(connection)
 
 
 async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: Postgres, clients: Clients) -> None:
@@ -232,7 +235,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: 
         engine: Any = clients.on(advisory(path)).engine()
         claims = [Claim("kept", 60), Claim("ended", 3)]
         grants = [await clients.run(engine.attempt(claim, queue=False)) for claim in claims]
-        kept, ended = (engine._seats[claim.id].link for claim in claims)
+        kept, ended = (engine._sessions[claim.id].connection for claim in claims)
         path.freeze()
         ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)
         assert await clients.run(engine.renew(grants)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
@@ -247,8 +250,8 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: 
         assert (kept.pid,) in ask(postgres, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
 
 
-async def test_frozen_ear(postgres: Postgres) -> None:
-    """A client that listens on a connection which went dead without a word notices, and is called again."""
+async def test_listener_replaces_a_frozen_connection(postgres: Postgres) -> None:
+    """A client whose listening connection stops delivering notices, and is notified over another one."""
     empty(postgres)
     async with forwarding(postgres) as path, fencelock.aio.connect(postgres.url) as locks:
         far = fencelock.aio.connect(path.url)
@@ -257,10 +260,10 @@ async def test_frozen_ear(postgres: Postgres) -> None:
         await somebody_waits(locks)
 
         async def listening() -> bool:
-            ear = cast(Any, far._client.engine)._ear
-            return any(seat.round > 1 for seat in ear.seats.values())
+            listener = cast(Any, far._client.engine)._listener
+            return any(queued.attempt_no > 1 for queued in listener.queued.values())
 
-        await eventually(listening, "it said where it can be called")
+        await eventually(listening, "its attempt stored the channel")
         path.freeze()
         await holder.release()
         lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl

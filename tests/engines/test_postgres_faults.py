@@ -14,7 +14,7 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, GuaranteeUnavailable, LeaseLost
-from fencelock.engines.postgres.link import Link, Statement
+from fencelock.engines.postgres.connection import PostgresConnection, Statement
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
 from tests.engines.conftest import Clients
@@ -439,18 +439,20 @@ async def test_stopped_waiter(pg: Postgres, url: str, clients: Clients) -> None:
 async def test_stopped_while_a_statement_is_prepared(
     pg: Postgres, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is stopped between two questions leaves the server time to answer the second."""
-    prepare = Link.prepare
+    """A process that is stopped between two requests leaves the server time to answer the second."""
+    prepare = PostgresConnection.prepare
     engine: Any = clients.on(pg.url).engine()
-    link: Link = await engine._links.make()
+    connection: PostgresConnection = await engine._pool.connect()
 
-    async def stopped(link: Link, statement: Statement, timeout: float, *, keep: bool = False) -> None:
-        await prepare(link, statement, timeout, keep=keep)
-        await link._runtime.sleep(timeout + 0.1)
+    async def stopped(
+        connection: PostgresConnection, statement: Statement, timeout: float, *, keep: bool = False
+    ) -> None:
+        await prepare(connection, statement, timeout, keep=keep)
+        await connection._runtime.sleep(timeout + 0.1)
 
-    monkeypatch.setattr(Link, "prepare", stopped)
-    assert await link.request(Statement("fl_test", "SELECT pg_sleep(0.1), 1"), (), 0.3) == [(b"", b"1")]
-    link.close()
+    monkeypatch.setattr(PostgresConnection, "prepare", stopped)
+    assert await connection.request(Statement("fl_test", "SELECT pg_sleep(0.1), 1"), (), 0.3) == [(b"", b"1")]
+    connection.close()
 
 
 # ---------------------------------------------------------------------------- waking

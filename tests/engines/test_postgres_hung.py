@@ -13,8 +13,8 @@ import pytest
 import fencelock
 from fencelock import ClientClosed, EngineUnavailable
 from fencelock.core.clock import Deadline
-from fencelock.engines.postgres.link import Halfway, connect
-from fencelock.engines.postgres.place import parse
+from fencelock.engines.postgres.pool import PostgresPool
+from fencelock.engines.postgres.url import parse
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
 from tests.contract.subject import eventually, is_free, renewed, take
 from tests.engines.conftest import Clients
@@ -39,25 +39,28 @@ async def test_hurried_past_a_host_that_hangs(postgres: Postgres, clients: Clien
         await take(clients.connect(f"{url}?connect_timeout=20"), "x", 6)
 
 
-def test_connection_left_halfway(postgres: Postgres) -> None:
-    """What somebody had no time to wait for is there for the next, as connecting may always take longer than that."""
-    runtime, place, left = BlockingRuntime(), parse(f"{postgres.url}?connect_timeout=20"), list[Halfway]()
+def test_background_connect_serves_the_next_caller(postgres: Postgres) -> None:
+    """The connection that a caller had no time to wait for goes to the next one; callers in a hurry start only one."""
+    runtime = BlockingRuntime()
+    pool = PostgresPool(runtime, parse(f"{postgres.url}?connect_timeout=20"))
+    before = connections(postgres.port)
     postgres.pause()
     try:
-        with pytest.raises(EngineUnavailable, match="no connection within"):
-            run_sync(connect(runtime, place, left, Deadline(runtime.now, 0.1)))
+        for _ in range(3):
+            with pytest.raises(EngineUnavailable, match="no connection within"):
+                run_sync(pool.borrow(Deadline(runtime.now, 0.1)))
+        assert connections(postgres.port) == before + 1
     finally:
         postgres.resume()
-    (halfway,) = left
-    descriptor = halfway.fileno()
-    link = run_sync(connect(runtime, place, left))
-    assert link.fileno() == descriptor
-    assert not left
-    link.close()
+    connection = run_sync(pool.borrow())
+    assert connections(postgres.port) == before + 1
+    assert connection.is_alive()
+    pool.keep(connection)
+    pool.close()
 
 
 async def test_undone_beside_renewals(postgres: Postgres, clients: Clients) -> None:
-    """What a hung server was asked in vain is undone as soon as a lease of the same client is renewed."""
+    """A claim that a hung server could not abandon is removed soon after a lease of the same client is renewed."""
     server = empty(postgres)
     locks, other = clients.connect(server.url), clients.connect(server.url)
     kept = await locks.lock("kept", ttl=9).acquire()
@@ -97,6 +100,9 @@ def test_closed_while_it_connects(postgres: Postgres) -> None:
             time.sleep(0.3)
             locks.close()
             assert all(isinstance(each.exception(), EngineUnavailable | ClientClosed) for each in asked)
+        until = time.monotonic() + 2  # the background threads close what close() has shut down
+        while connections(postgres.port) != before and time.monotonic() < until:
+            time.sleep(0.01)
         assert connections(postgres.port) == before
     finally:
         postgres.resume()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.engines.postgres.place import parse
+from fencelock.engines.postgres.url import parse
 
 if TYPE_CHECKING:
     from fencelock.core.engine import Engine, Schema
@@ -19,16 +19,16 @@ def connect(runtime: Runtime, url: str, namespace: str) -> Engine:
 
 
 def adopt(runtime: Runtime, client: object, namespace: str) -> Engine:
-    """Keep locks in rows of the database that an application's own object connects to, over connections of our own."""
-    from fencelock.engines.postgres.application import application
+    """Open the engine on the database that an application's own object connects to, over connections of its own."""
+    from fencelock.engines.postgres.adopted_client import adopted_client
     from fencelock.engines.postgres.rows import RowsEngine
 
-    theirs = application(runtime, client)
-    return RowsEngine(runtime, theirs, namespace, theirs.url)
+    adopted = adopted_client(runtime, client)
+    return RowsEngine(runtime, adopted, namespace, adopted.url)
 
 
 def schema_for(runtime: Runtime, url: str) -> Schema:
-    """Return what makes the schema in the database that the URL names."""
+    """Return the schema of the database that the URL names."""
     from fencelock.engines.postgres.schema import DatabaseSchema
 
     return DatabaseSchema(runtime, parse(url))

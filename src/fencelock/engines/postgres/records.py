@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fencelock.core.engine import never_repeated
 from fencelock.core.records import Record, Written
-from fencelock.engines.postgres.link import Row, Statement
-from fencelock.engines.postgres.links import Links
+from fencelock.engines.postgres.connection import Row, Statement
+from fencelock.engines.postgres.pool import PostgresPool
 
-PATIENCE = 5.0
+REPLY_TIMEOUT = 5.0
 
 READ = Statement("fl_read", "SELECT * FROM fencelock.read_record($1, $2)")
 WRITE = Statement("fl_write", "SELECT * FROM fencelock.write_record($1, $2, $3, $4, $5, $6)")
@@ -16,22 +16,22 @@ WRITE = Statement("fl_write", "SELECT * FROM fencelock.write_record($1, $2, $3, 
 class PostgresRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(self, links: Links, namespace: str) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, namespace: str) -> None:
+        self._pool = pool
         self._namespace = namespace
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
-        rows = await self._links.run(READ, (self._namespace, key), PATIENCE)
+        """Return the record, or None if there is none."""
+        rows = await self._pool.run(READ, (self._namespace, key), REPLY_TIMEOUT)
         return _record(rows[0]) if rows else None
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Write the record if the token and the expected version allow it, in one statement that runs once."""
-        words = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
+        params = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
         with never_repeated("the write", "Read it", key):
-            _, ((done, *found),) = await self._links.timed(WRITE, words, PATIENCE)
+            _, ((done, *found),) = await self._pool.run_once(WRITE, params, REPLY_TIMEOUT)
         return Written(done == b"t", _record(tuple(found)))
 
 

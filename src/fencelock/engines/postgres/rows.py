@@ -1,194 +1,169 @@
-"""PostgreSQL, rows: a queue of claims in a table, each step one SQL function; the releaser calls the next in line."""
+"""PostgreSQL, rows: a queue of claims in a table. Each step is one SQL function; a release notifies the next waiter."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, limit_of, reply_timeout
 from fencelock.core.runtime import Runtime
-from fencelock.engines.postgres.ear import Ear
-from fencelock.engines.postgres.link import Row, Statement
-from fencelock.engines.postgres.links import Links
-from fencelock.engines.postgres.place import Place
+from fencelock.engines.postgres.connection import Row, Statement
+from fencelock.engines.postgres.listener import Listener
+from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres.records import PostgresRecords
-from fencelock.errors import EngineUnavailable, LimitMismatch
+from fencelock.engines.postgres.url import PostgresUrl
+from fencelock.errors import LimitMismatch
 from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, TokenGuarantee, Traits, Waiter, Waiting, held_for
 
 TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, push=True, loss_pushed=False)
 
-SHORTEST = 0.5
-"""Seconds that an answer is waited for at the least."""
-OWED_KEPT = 1000
+SHORTEST_REPLY_TIMEOUT = 0.5
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
-"""Seconds between two looks of a waiter that cannot be called, as there is a pooler between: first in line, and others."""
+"""Seconds between two polls of a waiter behind a pooler, which cannot be notified: the first in the queue, and others."""
 
 ATTEMPT = Statement("fl_attempt", "SELECT * FROM fencelock.attempt($1, $2, $3, $4, $5, $6, $7, $8)")
 RELEASE = Statement("fl_release", "SELECT fencelock.release($1, $2, $3)")
 ABANDON = Statement("fl_abandon", "SELECT fencelock.abandon($1, $2, $3, $4)")
 RENEW = Statement("fl_renew", "SELECT fencelock.renew($1, $2)")
-LOOK = Statement("fl_look", "SELECT fencelock.look($1)")
+GRANTED_TOKEN = Statement("fl_granted_token", "SELECT fencelock.granted_token($1)")
 INSPECT = Statement(
     "fl_inspect", "SELECT *, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.inspect($1, $2)"
 )
 NAMES = Statement("fl_names", "SELECT fencelock.names($1, $2)")
-FORCE = Statement("fl_force", "SELECT fencelock.force($1, $2)")
+FORCE_RELEASE = Statement("fl_force_release", "SELECT fencelock.force_release($1, $2)")
 
 
 class RowsEngine:
-    """`fencelock.core.engine.Backend` on rows of a table."""
+    """`fencelock.core.engine.Engine` on rows of a table."""
 
     def __init__(
-        self, runtime: Runtime, source: Place | AdoptedClient[Place], namespace: str, url: str | None = None
+        self,
+        runtime: Runtime,
+        source: PostgresUrl | AdoptedClient[PostgresUrl],
+        namespace: str,
+        url: str | None = None,
     ) -> None:
         self.url = url
-        """What an application's own object stands for; None if a URL was given."""
+        """The URL of an adopted client; None if the engine was opened with a URL."""
         self._runtime = runtime
         self._namespace = namespace
-        self._links = Links(runtime, source)
-        self.records = PostgresRecords(self._links, namespace)
-        self._ear = Ear(runtime, self._links)
-        self._rounds = count(1)
-        self._owed: dict[str, Claim] = {}
-        """What could not be abandoned, and may be carried out when a server that hangs goes on."""
+        self._pool = PostgresPool(runtime, source)
+        self.records = PostgresRecords(self._pool, namespace)
+        self._listener = Listener(runtime, self._pool)
+        self._attempt_numbers = count(1)
 
     @property
     def traits(self) -> Traits:
-        """What the engine promises, as the server is configured."""
-        return TRAITS.weakened(self._links.weakness)
+        """What the engine promises with the server's settings."""
+        return TRAITS.weakened(self._pool.weakness)
 
     async def learn_traits(self, patience: float | None) -> None:
-        """Connect, unless this client has connected before, to read the server's settings."""
-        await self._links.know(limit_of(self._runtime.now, patience, met=False))
+        """Connect, unless this client was connected before, to read the server's settings."""
+        await self._pool.learn_settings(limit_of(self._runtime.now, patience, met=False))
 
-    # ------------------------------------------------------------------ the protocol
+    # ------------------------------------------------------------------ acquiring and releasing
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Take the lock or a place in line."""
+        """Take the lock, or enqueue the claim."""
         name, ttl, owner, shared, permits, id = claim
-        limit = limit_of(self._runtime.now, patience, met=self._links.met)
-        if self._owed:
-            await self._pay(limit)
-        round = next(self._rounds)
-        seat = None
+        deadline = limit_of(self._runtime.now, patience, met=self._pool.connected)
+        attempt_no = next(self._attempt_numbers)
+        notify = None
         if queue:
-            channel = self._ear.channel
-            seat = "" if channel is None else f"{channel}:{round}"
+            channel = self._listener.channel
+            notify = "" if channel is None else f"{channel}:{attempt_no}"
             if channel is not None:
-                self._ear.sit(id, round)
-        if not seat and id in self._ear.seats:
-            self._ear.rise(id)  # nobody would hear it being called
-        granted = True
+                self._listener.enqueue(id, attempt_no)
+        if not notify and id in self._listener.queued:
+            self._listener.dequeue(id)  # this attempt removes the channel: no notification will come
+        stop_listening = True
         try:
-            words = (self._namespace, name, id, ttl, shared, permits, owner, seat)
-            sent, rows = await self._links.timed(ATTEMPT, words, reply_timeout(ttl, SHORTEST, patience), limit=limit)
-            ((token, retry_in, others, first),) = rows
-            granted = token is not None or others is not None
+            params = (self._namespace, name, id, ttl, shared, permits, owner, notify)
+            timeout = reply_timeout(ttl, SHORTEST_REPLY_TIMEOUT, patience)
+            sent, rows = await self._pool.run_once(ATTEMPT, params, timeout, deadline=deadline)
+            ((token, retry_in, conflict, first),) = rows
+            stop_listening = token is not None or conflict is not None
         finally:
-            if granted:
-                self._ear.rise(id)
-        if others is not None:
-            how = "for any number of readers" if others == b"s" else f"with {others.decode()} permits"
+            if stop_listening:
+                self._listener.dequeue(id)
+        if conflict is not None:
+            how = "for any number of readers" if conflict == b"s" else f"with {conflict.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {how}", name)
         if token is not None:
             return Grant(claim, int(token), sent)
         return Waiting(claim, sent, None if retry_in is None else float(retry_in), first == b"t")
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait to be called; ask again in the end."""
+        """Wait for the notification, then attempt again."""
         claim = waiting.claim
-        ear = self._ear
+        listener = self._listener
         until = None if patience is None else self._runtime.now() + patience
-        limit = limit_of(self._runtime.now, patience)
+        deadline = limit_of(self._runtime.now, patience)
         if waiting.retry_in is not None:
             timeout = min(timeout, waiting.retry_in)
-        seat = ear.seats.get(claim.id)
-        if seat is None:
-            # Nobody listened when it lined up: it has to say where it can be called.
-            await ear.open(timeout, limit)
-            if ear.deaf:
-                grant = await self._poll(waiting, timeout, limit)
+        queued = listener.queued.get(claim.id)
+        if queued is None:
+            # Nobody listened when the claim was enqueued: the next attempt stores the channel.
+            await listener.open(timeout, deadline)
+            if listener.behind_pooler:
+                grant = await self._poll(waiting, timeout, deadline)
                 if grant is not None:
                     return grant
         else:
             try:
-                await seat.bell.wait(timeout)
+                await queued.woken.wait(timeout)
             except BaseException:
-                ear.rise(claim.id)
+                listener.dequeue(claim.id)
                 raise
-            if seat.token is not None:
-                ear.rise(claim.id)
-                return Grant(claim, seat.token, waiting.since)
+            if queued.token is not None:
+                listener.dequeue(claim.id)
+                return Grant(claim, queued.token, waiting.since)
         return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
 
-    async def _poll(self, waiting: Waiting, timeout: float, limit: Deadline) -> Grant | None:
-        """Look every now and then."""
+    async def _poll(self, waiting: Waiting, timeout: float, deadline: Deadline) -> Grant | None:
+        """Ask repeatedly whether the claim was granted; return None after the timeout."""
         claim = waiting.claim
         until = self._runtime.now() + timeout
         pause = POLL_FIRST if waiting.handle else POLL_OTHERS
         while (left := until - self._runtime.now()) > 0:
             await self._runtime.sleep(min(left, pause * (0.5 + self._runtime.random())))
-            ((token,),) = await self._links.run(LOOK, (claim.id,), reply_timeout(claim.ttl, SHORTEST), limit=limit)
+            reply_seconds = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
+            ((token,),) = await self._pool.run(GRANTED_TOKEN, (claim.id,), reply_seconds, deadline=deadline)
             if token is not None:
                 return Grant(claim, int(token), waiting.since)
         return None
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind."""
-        self._ear.rise(claim.id)
-        try:
-            await self._abandon(claim, limit_of(self._runtime.now, 0.0))
-        except EngineUnavailable:
-            if len(self._owed) < OWED_KEPT:
-                self._owed[claim.id] = claim
-            raise
-        self._owed.pop(claim.id, None)
-
-    async def _abandon(self, claim: Claim, limit: Deadline) -> None:
-        words = (self._namespace, claim.name, claim.id, claim.ttl)
-        await self._links.run(ABANDON, words, min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST)), limit=limit)
-
-    async def _pay(self, limit: Deadline) -> None:
-        """Abandon what could not be abandoned before, rather than have it last for its ttl."""
-        for id, claim in list(self._owed.items()):
-            if limit.passed:
-                return
-            await self._abandon(claim, limit)
-            self._owed.pop(id, None)
-
-    async def _pay_beside(self) -> None:
-        with suppress(EngineUnavailable):
-            await self._pay(limit_of(self._runtime.now, 0.0))
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        self._listener.dequeue(claim.id)
+        params = (self._namespace, claim.name, claim.id, claim.ttl)
+        timeout = min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT))
+        await self._pool.run(ABANDON, params, timeout, deadline=limit_of(self._runtime.now, 0.0))
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Renew all in one statement."""
+        """Renew all grants in one statement."""
         ids = ",".join(grant.claim.id for grant in grants)
         ttls = ",".join(str(grant.claim.ttl) for grant in grants)
-        patience = reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST)
-        limit = Deadline(
-            self._runtime.now, patience
-        )  # a connection that cannot be made must leave time for another try
-        rows = await self._links.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), patience, urgent=True, limit=limit)
+        timeout = reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST_REPLY_TIMEOUT)
+        deadline = Deadline(self._runtime.now, timeout)  # a slow connect must leave time for another try
+        rows = await self._pool.run(RENEW, (f"{{{ids}}}", f"{{{ttls}}}"), timeout, urgent=True, deadline=deadline)
         renewed = {row[0] for row in rows}
-        if self._owed:  # it answers again
-            with suppress(RuntimeError):  # no more threads: the next attempt pays
-                self._runtime.spawn(self._pay_beside(), "fencelock-undo")
         return [Renewal.RENEWED if grant.claim.id.encode() in renewed else Renewal.LOST for grant in grants]
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock; the step hands it over."""
+        """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
         claim = grant.claim
-        _, rows = await self._links.timed(
-            RELEASE, (self._namespace, claim.name, claim.id), reply_timeout(claim.ttl, SHORTEST)
-        )
+        timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
+        _, rows = await self._pool.run_once(RELEASE, (self._namespace, claim.name, claim.id), timeout)
         return rows == [(b"t",)]
 
+    # ------------------------------------------------------------------ inspecting and closing
+
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        rows = await self._links.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT)
+        """Return the holders and waiters of a name."""
+        rows = await self._pool.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -211,33 +186,32 @@ class RowsEngine:
         )
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
-        rows: list[Row] = await self._links.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
+        """Yield the names that were in use at the time of the call."""
+        rows: list[Row] = await self._pool.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
         for (name,) in rows:
             yield _text(name)
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders. Never twice: the second time it would be whoever was let in by the first."""
-        _, ((dropped,),) = await self._links.timed(FORCE, (self._namespace, name), MAX_REPLY_TIMEOUT)
+        """Drop the holders; return how many. It runs once: a second run would drop the next holder."""
+        _, ((dropped,),) = await self._pool.run_once(FORCE_RELEASE, (self._namespace, name), MAX_REPLY_TIMEOUT)
         return int(dropped or 0)
 
     async def close(self) -> None:
-        """Close all connections; whoever still waits learns of it."""
-        self._links.shut()
+        """Close all connections; callers that still wait get an error."""
+        self._pool.refuse_new()
         try:
-            await self._ear.close()
+            await self._listener.close()
         finally:
-            self._links.close()
+            self._pool.close()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: the parent needs nothing closed."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and makes its own."""
+        """In the child, close the parent's connections without sending anything on them."""
         if child:
-            self._owed.clear()
-            self._ear.forget()
-            self._links.forget()
+            self._listener.detach_after_fork()
+            self._pool.detach_after_fork()
 
 
 def _text(value: bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""The schema `fencelock`: made on first use, or by `fencelock schema`; its version is compared, never migrated silently."""
+"""The schema `fencelock`: created on first use or by `fencelock schema`. Its version is checked, never migrated silently."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.runtime import Runtime
-from fencelock.engines.postgres.link import Link, Row, Statement, connect
-from fencelock.engines.postgres.place import Place
-from fencelock.engines.postgres.trouble import AGAIN, MISSING, ServerError, translate
+from fencelock.engines.postgres.connection import PostgresConnection, Row, Statement, connect
+from fencelock.engines.postgres.errors import MISSING, RETRYABLE, ServerError, translate
+from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.errors import EngineUnavailable
 
 LAYOUT = 1
-APPLY_SECONDS = 60.0
-TRIES = 20
-"""How often a greeting is repeated that others' make fail, as they do where the default isolation is serializable."""
+APPLY_TIMEOUT = 60.0
+MAX_TRIES = 20
+"""How often a handshake runs that fails because of others', as happens if the default isolation is serializable."""
 ADVISORY_SINCE = 140000
-"""The first server that can end an idle session, and knows since when one waits for a lock."""
+"""The first server version that can end idle sessions, and reports since when a session waits for a lock."""
 
-GREET = Statement(
-    "fl_greet",
+HANDSHAKE = Statement(
+    "fl_handshake",
     "SELECT version, pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'), "
-    "pg_catalog.current_setting('idle_session_timeout', true), pg_catalog.current_setting('fsync'), fencelock.greet() "
+    "pg_catalog.current_setting('idle_session_timeout', true), pg_catalog.current_setting('fsync'), fencelock.handshake() "
     "FROM fencelock.layout",
 )
-THERE = Statement(
-    "fl_there",
+LAYOUT_EXISTS = Statement(
+    "fl_layout_exists",
     "SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = 'fencelock' AND c.relname = 'layout'",
 )
@@ -36,12 +35,15 @@ GRANT USAGE ON SCHEMA fencelock TO app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA fencelock TO app;
 GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA fencelock TO app;
 """
-ISOLATION = Statement("fl_isolation", "SET default_transaction_isolation = 'read committed'")
+SET_ISOLATION = Statement("fl_set_isolation", "SET default_transaction_isolation = 'read committed'")
 
 
 @cache
 def script(advisory: bool = True) -> str:
-    """Return all that makes the schema, in one transaction that sees what others have made while it waited for them."""
+    """Return the script that creates the schema in one transaction.
+
+    READ COMMITTED lets it see what concurrent runs committed while it waited for them.
+    """
     folder = files("fencelock.engines.postgres") / "sql"
     parts = ("tables", "mint", "rows", "records", *(("advisory",) if advisory else ()), "version")
     text = "\n".join((folder / f"{part}.sql").read_text("utf-8") for part in parts)
@@ -51,54 +53,54 @@ def script(advisory: bool = True) -> str:
 class DatabaseSchema:
     """`fencelock.core.engine.Schema` of one database."""
 
-    def __init__(self, runtime: Runtime, place: Place) -> None:
+    def __init__(self, runtime: Runtime, url: PostgresUrl) -> None:
         self._runtime = runtime
-        self._place = place
+        self._url = url
 
     def text(self) -> str:
         """Return the script, for people to read and run."""
         return script()
 
     def grants(self) -> str:
-        """Return what another role needs."""
+        """Return the statements that grant another role its rights."""
         return GRANTS
 
     async def apply(self) -> bool:
-        """Make the schema; return whether it was not there."""
-        link = await connect(self._runtime, self._place, [])
+        """Create the schema; return False if it existed already."""
+        connection = await connect(self._runtime, self._url)
         try:
-            there = bool(await link.request(THERE, (), APPLY_SECONDS))
-            await apply(link, self._place.address, APPLY_SECONDS)
-            await before_tls(link, self._place.address, APPLY_SECONDS)
+            existed = bool(await connection.request(LAYOUT_EXISTS, (), APPLY_TIMEOUT))
+            await apply(connection, self._url.address, APPLY_TIMEOUT)
+            await handshake(connection, self._url.address, APPLY_TIMEOUT)
         finally:
-            if link.open:
-                link.close()
-        return not there
+            if connection.open:
+                connection.close()
+        return not existed
 
 
-async def apply(link: Link, address: str, timeout: float) -> None:
-    """Make the schema, unless it is there; whoever else does the same waits."""
+async def apply(connection: PostgresConnection, address: str, timeout: float) -> None:
+    """Create the schema unless it exists; concurrent calls wait for each other."""
     try:
-        await link.script(script(link.version >= ADVISORY_SINCE), timeout)
+        await connection.script(script(connection.version >= ADVISORY_SINCE), timeout)
     except ServerError as error:
         raise translate(error, address) from error
 
 
 class Settings(NamedTuple):
-    """What a new session says of the server's settings."""
+    """The server's settings, as a new session reads them."""
 
     idle_session_timeout: str
     weakness: str
-    """The setting that lets the server forget commits in a crash, or nothing."""
+    """The setting that lets the server lose commits in a crash, or an empty string."""
 
 
-async def before_tls(link: Link, address: str, timeout: float, limit: Deadline = PATIENT) -> Settings:
-    """Make sure of the schema and of what the session needs; return the settings that matter."""
-    encoding = link.setting("server_encoding")
+async def handshake(connection: PostgresConnection, address: str, timeout: float) -> Settings:
+    """Check the encoding and the schema, prepare the session, and return the settings that matter."""
+    encoding = connection.setting("server_encoding")
     if encoding not in ("UTF8", "SQL_ASCII"):
         raise EngineUnavailable(f"{address}: the database's encoding is {encoding}, and names need UTF8")
     try:
-        rows = await _greet(link, address, timeout, limit)
+        rows = await _handshake(connection, address, timeout)
         if [row[0] for row in rows] != [b"%d" % LAYOUT]:
             versions = ", ".join(sorted((row[0] or b"").decode() for row in rows)) or "none"
             raise EngineUnavailable(
@@ -106,24 +108,24 @@ async def before_tls(link: Link, address: str, timeout: float, limit: Deadline =
                 f"{LAYOUT}); use another database, or the same release everywhere"
             )
         ((_, pid, isolation, idle, fsync, _),) = rows
-        link.pid = int(pid or 0)
-        link.direct = link.pid == link.claimed_pid
-        if isolation != b"read committed" and link.direct:
-            await link.request(ISOLATION, (), limit.at_most(timeout))
+        connection.pid = int(pid or 0)
+        connection.direct = connection.pid == connection.claimed_pid
+        if isolation != b"read committed" and connection.direct:
+            await connection.request(SET_ISOLATION, (), timeout)
     except ServerError as error:
         raise translate(error, address) from error
     return Settings((idle or b"0").decode(), "" if fsync == b"on" else "fsync is off; set it to on")
 
 
-async def _greet(link: Link, address: str, timeout: float, limit: Deadline) -> list[Row]:
-    """Greet the server; if it does not know us, make the schema first."""
-    tries = TRIES
+async def _handshake(connection: PostgresConnection, address: str, timeout: float) -> list[Row]:
+    """Run the handshake; if the schema is missing or incomplete, create it first."""
+    tries = MAX_TRIES
     while True:
         tries -= 1
         try:
-            return await link.request(GREET, (), limit.at_most(timeout))
+            return await connection.request(HANDSHAKE, (), timeout)
         except ServerError as error:
-            if error.state not in AGAIN | MISSING or not tries:
+            if error.state not in RETRYABLE | MISSING or not tries:
                 raise
             if error.state in MISSING:
-                await apply(link, address, limit.at_most(timeout))
+                await apply(connection, address, timeout)

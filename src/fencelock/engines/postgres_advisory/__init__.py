@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.engines.postgres import schema_for
-from fencelock.engines.postgres.place import parse
+from fencelock.engines.postgres.url import parse
 
 if TYPE_CHECKING:
     from fencelock.core.engine import Engine

@@ -1,7 +1,7 @@
 """PostgreSQL, advisory: the server's own locks, each on a session that the server ends when it is idle for the ttl.
 
-Advisory locks are re-entrant within a session, so every lease and every waiter has one. A waiter's statement blocks in the
-server and stays open over many calls of `wait`: asking anew would lose its place in line.
+Advisory locks are re-entrant within a session, so every lease and every waiter has a session of its own. A waiter's statement
+blocks in the server and stays open over many calls of `wait`: a new statement would lose its position in the queue.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from contextlib import suppress
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, limit_of, reply_timeout
 from fencelock.core.runtime import Runtime
-from fencelock.engines.postgres.link import KNOWN_KEPT, Link
-from fencelock.engines.postgres.links import Links
-from fencelock.engines.postgres.place import Place
+from fencelock.engines.postgres.connection import MAX_REGISTERED, PostgresConnection
+from fencelock.engines.postgres.errors import ServerError, translate
+from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.schema import ADVISORY_SINCE
-from fencelock.engines.postgres.trouble import ServerError, translate
+from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.engines.postgres_advisory import statements as sql
-from fencelock.engines.postgres_advisory.looks import Looks
-from fencelock.engines.postgres_advisory.seat import SHORTEST, Seat
-from fencelock.engines.postgres_advisory.seats import Seats
+from fencelock.engines.postgres_advisory.inspect import Inspector
+from fencelock.engines.postgres_advisory.session import SHORTEST_REPLY_TIMEOUT, AdvisorySession
+from fencelock.engines.postgres_advisory.sessions import AdvisorySessions
 from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
@@ -35,316 +35,322 @@ TRAITS = Traits(
     session=True,
 )
 
-PAUSE = 0.05
-LOOK_SECONDS = 5.0
-"""How often a waiter looks whether the server still has its session, at most: its connection may be dead without a word."""
+ABANDONED_PAUSE = 0.05
+CHECK_SECONDS = 5.0
+"""How often, at most, a waiter checks that the server still has its session: a dead connection is not always reported."""
 
 
 class AdvisoryEngine:
-    """`fencelock.core.engine.Backend` on advisory locks."""
+    """`fencelock.core.engine.Engine` on advisory locks."""
 
-    def __init__(self, runtime: Runtime, place: Place, namespace: str) -> None:
+    def __init__(self, runtime: Runtime, url: PostgresUrl, namespace: str) -> None:
         self._runtime = runtime
         self._namespace = namespace
-        self._links = Links(runtime, place, self._begin)
-        self.records = PostgresRecords(self._links, namespace)
-        self._seats = Seats(runtime, self._links)
-        self._looks = Looks(self._links, namespace)
-        self._gone: dict[str, None] = {}
-        """Claims that were abandoned under somebody who still asks for them."""
+        self._pool = PostgresPool(runtime, url, self._begin_session)
+        self.records = PostgresRecords(self._pool, namespace)
+        self._sessions = AdvisorySessions(runtime, self._pool)
+        self._inspector = Inspector(self._pool, namespace)
+        self._abandoned: dict[str, None] = {}
+        """Claims that were abandoned while another caller still waited for them."""
         self._contended: set[int] = set()
-        """Keys that somebody else had the last time: asked for by the statement that can wait, which costs more."""
+        """Keys that were held at the last attempt: LOCK_WAIT takes them in one round trip; on a free key it costs more."""
 
     @property
     def traits(self) -> Traits:
-        """What the engine promises, as the server is configured."""
-        return TRAITS.weakened(self._links.weakness)
+        """What the engine promises with the server's settings."""
+        return TRAITS.weakened(self._pool.weakness)
 
     async def learn_traits(self, patience: float | None) -> None:
-        """Connect, unless this client has connected before, to read the server's settings."""
-        await self._links.know(limit_of(self._runtime.now, patience, met=False))
+        """Connect, unless this client was connected before, to read the server's settings."""
+        await self._pool.learn_settings(limit_of(self._runtime.now, patience, met=False))
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ acquiring
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Try to take the lock; if somebody has it, ask the server to wait for it."""
+        """Try to take the lock; if it is held, make the server's session wait for it."""
         if claim.limit is not None:
             raise GuaranteeUnavailable(
                 f"{claim.name!r}: {TRAITS.engine} has readers and writers but no permits; use postgresql://", claim.name
             )
-        if claim.id in self._gone:
-            self._links.check_open()
+        if claim.id in self._abandoned:
+            self._pool.check_open()
             return Waiting(claim, self._runtime.now())
-        limit = limit_of(self._runtime.now, patience, met=self._links.met)
-        seat = self._seats.get(claim.id)
-        if seat is not None:
-            outcome = await self._reenter(seat, queue, patience)
+        deadline = limit_of(self._runtime.now, patience, met=self._pool.connected)
+        session = self._sessions.get(claim.id)
+        if session is not None:
+            outcome = await self._attempt_again(session, queue, patience)
             if outcome is not None:
                 return outcome
-        if len(self._seats) >= self._seats.sweep_at:
-            self._seats.sweep()
-        link = await self._links.borrow(limit)
-        seat = self._seats[claim.id] = Seat(self._runtime, claim, sql.key(self._namespace, claim.name), link)
-        seat.try_take()
+        if len(self._sessions) >= self._sessions.sweep_at:
+            self._sessions.sweep()
+        connection = await self._pool.borrow(deadline)
+        key = sql.key(self._namespace, claim.name)
+        session = self._sessions[claim.id] = AdvisorySession(self._runtime, claim, key, connection)
+        session.try_take()
         try:
-            return await self._seize(seat, queue, reply_timeout(claim.ttl, SHORTEST, patience))
+            timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT, patience)
+            return await self._first_attempt(session, queue, timeout)
         finally:
-            seat.give()
+            session.give()
 
-    async def _seize(self, seat: Seat, queue: bool, patience: float) -> Grant | Waiting:
-        claim, link = seat.claim, seat.link
-        sent = seat.sent = self._runtime.now()
+    async def _first_attempt(self, session: AdvisorySession, queue: bool, timeout: float) -> Grant | Waiting:
+        claim, connection = session.claim, session.connection
+        sent = session.sent = self._runtime.now()
         try:
-            if not link.knows(claim.owner, seat.key):
-                await link.request(
-                    sql.INTRODUCE, (seat.key, self._namespace, claim.name, claim.owner), patience, keep=True
-                )
-                link.learn(claim.owner, seat.key)
-                sent = seat.sent = self._runtime.now()
-            # If we are interrupted, `abandon` reads the answer: a session costs too much to be thrown away for that.
+            if not connection.is_registered(claim.owner, session.key):
+                params = (session.key, self._namespace, claim.name, claim.owner)
+                await connection.request(sql.REGISTER, params, timeout, keep=True)
+                connection.set_registered(claim.owner, session.key)
+                sent = session.sent = self._runtime.now()
+            # With `keep`, `abandon` can read the reply after an interrupt: a new session would cost more.
             token = None
-            if not queue or seat.key not in self._contended:
-                words = (seat.key, sql.ms(claim.ttl), claim.shared, queue)
-                ((token, _),) = await link.request(sql.SEIZE, words, patience, keep=True)
+            if not queue or session.key not in self._contended:
+                lock_params = (session.key, sql.ms(claim.ttl), claim.shared, queue)
+                ((token, _),) = await connection.request(sql.TRY_LOCK, lock_params, timeout, keep=True)
             if token is None and queue:
-                await link.prepare(sql.LINE_UP, patience, keep=True)
+                await connection.prepare(sql.LOCK_WAIT, timeout, keep=True)
         except ServerError as error:
-            self._seats.drop(seat)
-            if claim.id in self._gone:
-                return Waiting(claim, sent)  # `abandon` had it cancelled
-            raise translate(error, self._links.address) from error
+            self._sessions.drop(session)
+            if claim.id in self._abandoned:
+                return Waiting(claim, sent)  # `abandon` cancelled the statement
+            raise translate(error, self._pool.address) from error
         except OutcomeUnknown:
-            self._seats.pop(claim.id, None)
-            self._seats.doom(seat)
+            self._sessions.pop(claim.id, None)
+            self._sessions.orphan(session)
             raise
         if token is not None:
-            seat.token = int(token)
-            return Grant(claim, seat.token, sent)
+            session.token = int(token)
+            return Grant(claim, session.token, sent)
         if queue:
-            if len(self._contended) >= KNOWN_KEPT:
+            if len(self._contended) >= MAX_REGISTERED:
                 self._contended.clear()
-            self._contended.add(seat.key)
-            seat.lined_up, seat.sent = True, self._runtime.now()
-            link.send(sql.LINE_UP, (seat.key, sql.ms(claim.ttl), claim.shared))
+            self._contended.add(session.key)
+            session.enqueued, session.sent = True, self._runtime.now()
+            connection.send(sql.LOCK_WAIT, (session.key, sql.ms(claim.ttl), claim.shared))
         else:
-            self._seats.pop(claim.id, None)
-            self._links.keep(link)
+            self._sessions.pop(claim.id, None)
+            self._pool.keep(connection)
         return Waiting(claim, sent)
 
-    async def _reenter(self, seat: Seat, queue: bool, within: float | None) -> Grant | Waiting | None:
-        """Repeat an attempt, on its own session; return None if that has ended."""
-        claim = seat.claim
-        limit, patience = limit_of(self._runtime.now, within), reply_timeout(claim.ttl, SHORTEST, within)
-        if not await seat.take(patience):
-            raise OutcomeUnknown(f"{self._links.address}: no answer on the session of {claim.name!r}")
+    async def _attempt_again(
+        self, session: AdvisorySession, queue: bool, patience: float | None
+    ) -> Grant | Waiting | None:
+        """Repeat an attempt on the claim's own session; return None if the session has ended."""
+        claim = session.claim
+        deadline = limit_of(self._runtime.now, patience)
+        timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT, patience)
+        if not await session.take(timeout):
+            raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}")
         try:
-            if not self._seats.is_current(seat):
+            if not self._sessions.is_current(session):
                 return None
-            if seat.token is None:
+            if session.token is None:
                 sent = self._runtime.now()
-                rows = await self._links.run(sql.GRANTED, (seat.link.pid,), patience, limit=limit)
-                grant = await self._granted(seat, patience if rows == [(b"t",)] else 0.0)
+                rows = await self._pool.run(sql.GRANTED, (session.connection.pid,), timeout, deadline=deadline)
+                grant = await self._read_grant(session, timeout if rows == [(b"t",)] else 0.0)
                 if grant is None and not queue:
-                    await self._seats.leave(seat, limit)
+                    await self._sessions.withdraw(session, deadline)
                 return grant or Waiting(claim, sent)
             sent = self._runtime.now()
-            self._seats.knock(seat)
-            if await self._seats.heard(seat, sent + patience) is Renewal.RENEWED:
-                seat.sent = sent
-                return Grant(claim, seat.token, sent)
+            self._sessions.send_ping(session)
+            if await self._sessions.read_ping(session, sent + timeout) is Renewal.RENEWED:
+                session.sent = sent
+                return Grant(claim, session.token, sent)
         except OutcomeUnknown:
             pass
         finally:
-            seat.give()
-        self._seats.drop(seat)
+            session.give()
+        self._sessions.drop(session)
         return None
 
-    # ------------------------------------------------------------------ waiting for it
+    # ------------------------------------------------------------------ waiting
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for the server's answer, for so long; it goes on waiting for the lock."""
+        """Wait for the reply to LOCK_WAIT; the session stays in the server's queue after the timeout."""
         claim = waiting.claim
         until = None if patience is None else self._runtime.now() + patience
-        if claim.id in self._gone:
-            await self._runtime.sleep(min(timeout, PAUSE))
-        seat = self._seats.get(claim.id)
-        if seat is not None and seat.token is None and await seat.take(timeout):
+        if claim.id in self._abandoned:
+            await self._runtime.sleep(min(timeout, ABANDONED_PAUSE))
+        session = self._sessions.get(claim.id)
+        if session is not None and session.token is None and await session.take(timeout):
             try:
-                if self._seats.is_current(seat):
-                    grant = await self._granted(seat, timeout, limit_of(self._runtime.now, patience))
-                    # If that is not known to be short, a look must not take longer than an answer: it may say nothing.
-                    left = seat.patience if until is None else until - self._runtime.now()
-                    if grant is not None or await self._is_in_line(seat, limit_of(self._runtime.now, left)):
+                if self._sessions.is_current(session):
+                    grant = await self._read_grant(session, timeout, limit_of(self._runtime.now, patience))
+                    # Bound the check even for a caller without a timeout: a hung server must not delay it for ever.
+                    left = session.patience if until is None else until - self._runtime.now()
+                    if grant is not None or await self._is_enqueued(session, limit_of(self._runtime.now, left)):
                         return grant or waiting
-                    self._seats.drop(seat)
+                    self._sessions.drop(session)
             except OutcomeUnknown:
-                self._seats.drop(seat)  # the server has ended the session, and with it the claim: line up anew
+                self._sessions.drop(session)  # the server ended the session and with it the claim: enqueue again
             finally:
-                seat.give()
+                session.give()
         return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
 
-    async def _is_in_line(self, seat: Seat, limit: Deadline) -> bool:
-        """Return whether the server still has our session, as far as can be told; looked up now and then."""
-        claim, now = seat.claim, self._runtime.now()
-        if now - seat.looked < max(LOOK_SECONDS, claim.ttl / 3) or claim.id in self._gone:
+    async def _is_enqueued(self, session: AdvisorySession, deadline: Deadline) -> bool:
+        """Return whether the server still has the session, as far as is known; ask only now and then."""
+        claim, now = session.claim, self._runtime.now()
+        if now - session.checked_at < max(CHECK_SECONDS, claim.ttl / 3) or claim.id in self._abandoned:
             return True
         try:
-            rows = await self._links.run(sql.GRANTED, (seat.link.pid,), limit.at_most(seat.patience), limit=limit)
+            timeout = deadline.at_most(session.patience)
+            rows = await self._pool.run(sql.GRANTED, (session.connection.pid,), timeout, deadline=deadline)
         except EngineUnavailable:
-            return True  # no connection to be had, perhaps, which says nothing of ours
-        seat.looked = now
+            return True  # there may be no other connection, which says nothing about this session
+        session.checked_at = now
         return rows != [(None,)]
 
-    async def _granted(self, seat: Seat, timeout: float, limit: Deadline = PATIENT) -> Grant | None:
-        """Wait for the answer to LINE_UP; return None if it is still to come."""
-        link, claim = seat.link, seat.claim
+    async def _read_grant(self, session: AdvisorySession, timeout: float, deadline: Deadline = PATIENT) -> Grant | None:
+        """Wait for the reply to LOCK_WAIT; return None if it is still pending."""
+        connection, claim = session.connection, session.claim
         try:
-            ((token, waited),) = await link.answer(timeout, keep=True)
-            seat.token = int(token or 0)
+            ((token, waited),) = await connection.read_reply(timeout, keep=True)
+            session.token = int(token or 0)
             if waited != b"t":
-                self._contended.discard(seat.key)
-            if self._runtime.now() - seat.sent > claim.ttl / 3:
-                # The server counts from when it granted the lock, and who knows when that was: ask whether it still stands.
-                seat.sent = self._runtime.now()
-                await link.request(sql.ALIVE, (), limit.at_most(seat.patience))
+                self._contended.discard(session.key)
+            if self._runtime.now() - session.sent > claim.ttl / 3:
+                # The ttl runs since the server granted the lock, at an unknown time: check that the session still lives.
+                session.sent = self._runtime.now()
+                await connection.request(sql.PING, (), deadline.at_most(session.patience))
         except OutcomeUnknown:
-            if link.open:
+            if connection.open:
                 return None
             raise
         except ServerError as error:
-            if claim.id in self._gone:
-                return None  # it was cancelled by `abandon`, which waits for its turn
-            self._seats.drop(seat)
-            raise translate(error, self._links.address) from error
-        return Grant(claim, seat.token, seat.sent)
+            if claim.id in self._abandoned:
+                return None  # `abandon` cancelled the statement, and waits for the session's turn
+            self._sessions.drop(session)
+            raise translate(error, self._pool.address) from error
+        return Grant(claim, session.token, session.sent)
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave the server's queue, or give back the lock, and end what may still be on its way."""
-        limit = limit_of(self._runtime.now, 0.0)
-        seat = self._seats.get(claim.id)
-        if seat is not None:
-            if seat.try_take():
-                seat.give()
+        """Leave the server's queue, or release the lock, and terminate sessions that may still get it. Safe to repeat."""
+        deadline = limit_of(self._runtime.now, 0.0)
+        session = self._sessions.get(claim.id)
+        if session is not None:
+            timeout = deadline.at_most(session.patience)
+            if session.try_take():
+                session.give()
             else:
-                # Somebody waits there, as the client is being closed: have the server send it away.
-                self._gone[claim.id] = None
-                await self._links.run(sql.CANCEL, (seat.link.pid,), limit.at_most(seat.patience), limit=limit)
-            if await seat.take(limit.at_most(seat.patience)):
+                # Another caller waits on the session while the client closes: cancel its statement.
+                self._abandoned[claim.id] = None
+                await self._pool.run(sql.CANCEL, (session.connection.pid,), timeout, deadline=deadline)
+            if await session.take(deadline.at_most(session.patience)):
                 try:
-                    if self._seats.is_current(seat):
-                        await self._seats.leave(seat, limit)
+                    if self._sessions.is_current(session):
+                        await self._sessions.withdraw(session, deadline)
                 finally:
-                    seat.give()
+                    session.give()
             else:
-                # Whoever has the turn does not let go of it, or was interrupted just as it would have.
-                self._seats.hang_up(seat)
-        await self._seats.end_doomed(claim, limit)
+                # The other caller keeps the turn, or was interrupted just before it gave it back.
+                self._sessions.hang_up(session)
+        await self._sessions.terminate_orphans(claim, deadline)
 
-    # ------------------------------------------------------------------ keeping it, giving it back
+    # ------------------------------------------------------------------ renewing and releasing
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Ask all sessions at once whether they live, which also is what keeps them from being idle."""
-        until = self._runtime.now() + reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST)
-        asked: list[Seat | None] = []
-        silent: list[Seat] = []
-        answers = [Renewal.LOST] * len(grants)
+        """Ping all sessions at once: a ping shows that a session lives, and restarts its idle time."""
+        until = self._runtime.now() + reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST_REPLY_TIMEOUT)
+        pinged: list[AdvisorySession | None] = []
+        unknown: list[AdvisorySession] = []
+        renewals = [Renewal.LOST] * len(grants)
         try:
-            for place, grant in enumerate(grants):
-                seat = self._seats.get(grant.claim.id)
-                mine = seat is not None and seat.token is not None and self._seats.try_take(seat)
-                if mine and seat is not None:
-                    self._seats.knock(seat)
-                if seat is not None and not mine:
-                    answers[place] = Renewal.UNKNOWN  # it is being released, or taken
-                asked.append(seat if mine else None)
-            for place, seat in enumerate(asked):
-                if seat is not None:
-                    answers[place] = await self._seats.heard(seat, until)
-                    if answers[place] is Renewal.UNKNOWN:
-                        silent.append(seat)
+            for index, grant in enumerate(grants):
+                session = self._sessions.get(grant.claim.id)
+                taken = session is not None and session.token is not None and self._sessions.try_take(session)
+                if taken and session is not None:
+                    self._sessions.send_ping(session)
+                if session is not None and not taken:
+                    renewals[index] = Renewal.UNKNOWN  # another caller releases it, or still takes it
+                pinged.append(session if taken else None)
+            for index, session in enumerate(pinged):
+                if session is not None:
+                    renewals[index] = await self._sessions.read_ping(session, until)
+                    if renewals[index] is Renewal.UNKNOWN:
+                        unknown.append(session)
         finally:
-            for seat in asked:
-                if seat is not None:
-                    seat.give()
-        if silent:
+            for session in pinged:
+                if session is not None:
+                    session.give()
+        if unknown:
             # In the background: the other leases of this batch must not wait for it.
-            with suppress(RuntimeError):  # no more threads: the next renewal looks
-                self._runtime.spawn(self._look_up(silent), "fencelock-lookup")
-        return answers
+            with suppress(RuntimeError):  # no more threads: the next renewal tries again
+                self._runtime.spawn(self._drop_ended(unknown), "fencelock-lookup")
+        return renewals
 
-    async def _look_up(self, seats: list[Seat]) -> None:
-        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+    async def _drop_ended(self, sessions: list[AdvisorySession]) -> None:
+        """Check over another connection which sessions still have their locks; the next renewal reports the others as lost.
 
-        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        A firewall that dropped a connection swallows the pings, and the server's message that it ended the session.
         """
-        patience = min(seat.patience for seat in seats)
-        pids = ",".join(str(seat.link.pid) for seat in seats)
-        with suppress(FencelockError):  # nothing is known; the next renewal asks again
-            limit = Deadline(self._runtime.now, patience)
-            rows = await self._links.run(sql.HELD, (f"{{{pids}}}",), patience, limit=limit)
-            for seat in seats:
-                if (str(seat.link.pid).encode(), str(seat.key).encode()) not in rows:
-                    self._seats.drop_ended(seat)
+        timeout = min(session.patience for session in sessions)
+        pids = ",".join(str(session.connection.pid) for session in sessions)
+        with suppress(FencelockError):  # nothing is known; the next renewal checks again
+            deadline = Deadline(self._runtime.now, timeout)
+            rows = await self._pool.run(sql.HELD_LOCKS, (f"{{{pids}}}",), timeout, deadline=deadline)
+            for session in sessions:
+                if (str(session.connection.pid).encode(), str(session.key).encode()) not in rows:
+                    self._sessions.drop_ended(session)
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock, and the session to the others."""
+        """Release the lock, and give the session back to the pool. Return False if this grant no longer held it."""
         claim = grant.claim
-        seat = self._seats.get(claim.id)
-        if seat is None or seat.token is None:
+        session = self._sessions.get(claim.id)
+        if session is None or session.token is None:
             return False
-        if not await seat.take(seat.patience):
-            raise OutcomeUnknown(f"{self._links.address}: no answer on the session of {claim.name!r}", claim.name)
+        if not await session.take(session.patience):
+            raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
-            if not self._seats.is_current(seat):
+            if not self._sessions.is_current(session):
                 return False
-            return await self._seats.unlock(seat)
+            return await self._sessions.unlock(session)
         finally:
-            seat.give()
+            session.give()
 
-    # ------------------------------------------------------------------ looking, ending
+    # ------------------------------------------------------------------ inspecting and closing
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look at the server's table of locks."""
-        return await self._looks.inspect(name)
+        """Return the holders and waiters of a name."""
+        return await self._inspector.inspect(name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
-        for name in await self._looks.names(prefix):
+        """Yield the names that were in use at the time of the call."""
+        for name in await self._inspector.names(prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """End the sessions of the holders."""
-        return await self._looks.force_release(name)
+        """Terminate the sessions of the holders; return how many."""
+        return await self._inspector.force_release(name)
 
     async def close(self) -> None:
-        """End all sessions, and with them whatever they still have."""
-        self._links.close()
-        for seat in list(self._seats.values()):
-            if seat.try_take():
-                self._seats.drop(seat)
+        """Close all sessions; the server then releases their locks."""
+        self._pool.close()
+        for session in list(self._sessions.values()):
+            if session.try_take():
+                self._sessions.drop(session)
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: the parent needs nothing closed."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's sessions without a word, and makes its own."""
+        """In the child, close the parent's connections without sending anything on them."""
         if child:
-            self._seats.forget()
-            self._gone.clear()
-            self._links.forget()
+            self._sessions.detach_after_fork()
+            self._abandoned.clear()
+            self._pool.detach_after_fork()
 
-    async def _begin(self, link: Link, limit: Deadline) -> None:
-        """Refuse a server that cannot keep a ttl, and a pooler, which would give our session to others."""
-        if link.version < ADVISORY_SINCE:
+    async def _begin_session(self, connection: PostgresConnection) -> None:
+        """Refuse a server that cannot keep a ttl, and a pooler, which would give the session to others."""
+        if connection.version < ADVISORY_SINCE:
             raise EngineUnavailable(
-                f"{self._links.address}: advisory locks need PostgreSQL 14 or later; use postgresql://"
+                f"{self._pool.address}: advisory locks need PostgreSQL 14 or later; use postgresql://"
             )
-        if not link.direct:
+        if not connection.direct:
             raise EngineUnavailable(
-                f"{self._links.address}: there is a pooler between, and advisory locks belong to a session; connect to the "
+                f"{self._pool.address}: there is a pooler between, and advisory locks belong to a session; connect to the "
                 "server itself, or use postgresql://, which works behind a pooler"
             )
         try:
-            await link.request(sql.BEGIN, (), limit.at_most(MAX_REPLY_TIMEOUT))
+            await connection.request(sql.BEGIN_SESSION, (), MAX_REPLY_TIMEOUT)
         except ServerError as error:
-            raise translate(error, self._links.address) from error
+            raise translate(error, self._pool.address) from error

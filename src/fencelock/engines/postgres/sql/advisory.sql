@@ -1,15 +1,14 @@
--- What the advisory engine needs beside plain statements. A session has one lock at most, for the ttl that
--- idle_session_timeout keeps.
+-- The functions of the advisory engine. A session has one lock at most; idle_session_timeout, set to the ttl, ends the session of
+-- a client that stops renewing.
 
--- What a session needs once: no limit of somebody else's on how long it waits, its client's death noticed while it does, and
--- the server's own functions under their names.
+-- Prepare a session: no timeouts that end its waits, detection of a dead client while it waits, and a safe search_path.
 CREATE OR REPLACE FUNCTION fencelock.begin_session() RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM set_config('search_path', 'pg_catalog, pg_temp', false);  -- it outlasts the function's own
+  PERFORM set_config('search_path', 'pg_catalog, pg_temp', false);  -- for the session, beyond this function
   PERFORM set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false);
   IF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', false);  -- a token must not come again after a crash
+    PERFORM set_config('synchronous_commit', 'on', false);  -- a token must not repeat after a crash
   END IF;
   IF current_setting('transaction_timeout', true) IS NOT NULL THEN
     PERFORM set_config('transaction_timeout', '0', false);
@@ -17,34 +16,34 @@ BEGIN
   BEGIN
     PERFORM set_config('client_connection_check_interval', '2s', false);
   EXCEPTION WHEN OTHERS THEN
-    NULL;  -- not every system can: then it is noticed when the lock is granted
+    NULL;  -- not every system supports it: then the server notices when it grants the lock
   END;
 END $$;
 
--- Have the lock, waiting for it if need be; from then on the session ends when it is idle for the ttl. The COMMIT keeps that so if
--- the wait is cancelled: a lock that is granted at the same moment outlives the statement. Tells whether it had to wait.
+-- Take the lock, waiting if necessary; from then on the session ends when it is idle for the ttl. The COMMIT keeps that setting if
+-- the wait is cancelled: a lock that the server grants at the same moment outlives the statement. Returns whether it waited.
 -- Assignments instead of PERFORM: an expression costs a tenth of a query.
-CREATE OR REPLACE PROCEDURE fencelock.line_up(k bigint, ttl text, is_shared boolean, INOUT token bigint, INOUT waited boolean)
+CREATE OR REPLACE PROCEDURE fencelock.lock_wait(k bigint, ttl text, is_shared boolean, INOUT token bigint, INOUT waited boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
-  said text;
+  ignored text;
 BEGIN
   waited := NOT CASE WHEN is_shared THEN pg_try_advisory_lock_shared(k) ELSE pg_try_advisory_lock(k) END;
-  said := set_config('idle_session_timeout', ttl, false);
+  ignored := set_config('idle_session_timeout', ttl, false);
   IF waited THEN
-    said := set_config('application_name', 'fencelock - ' || ttl, false);
+    ignored := set_config('application_name', 'fencelock - ' || ttl, false);
     COMMIT;
-    said := CASE WHEN is_shared THEN pg_advisory_lock_shared(k)::text ELSE pg_advisory_lock(k)::text END;
+    ignored := CASE WHEN is_shared THEN pg_advisory_lock_shared(k)::text ELSE pg_advisory_lock(k)::text END;
   END IF;
   token := nextval('fencelock.token');
   IF token < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN
     token := fencelock.mint();
   END IF;
-  said := set_config('application_name', 'fencelock ' || token || ' ' || ttl, false);
+  ignored := set_config('application_name', 'fencelock ' || token || ' ' || ttl, false);
 END $$;
 
--- See that a key stands for this name and no other; called once by each session for each owner and name that it is used for.
-CREATE OR REPLACE FUNCTION fencelock.introduce(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql
+-- Register the session's owner, and check that no other name has this key; a session runs it once for each owner and name.
+CREATE OR REPLACE FUNCTION fencelock.register_session(k bigint, ns text, nm text, label text) RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known fencelock.name;
@@ -61,7 +60,7 @@ BEGIN
   END IF;
 END $$;
 
--- Who holds or waits for a key, in order: what pg_locks knows, with what the sessions say of themselves.
+-- The holders and waiters of a key, in order: from pg_locks, and from the application_name that the sessions set.
 CREATE OR REPLACE FUNCTION fencelock.sessions(
   k bigint,
   OUT pid integer, OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean
@@ -91,8 +90,8 @@ CREATE OR REPLACE FUNCTION fencelock.locked_names(ns text, beginning text) RETUR
       AND known.namespace = ns AND starts_with(known.name, beginning) ORDER BY 1
 $$;
 
--- End the sessions that hold a key; every later token is above every earlier one. Returns how many were ended.
-CREATE OR REPLACE FUNCTION fencelock.evict(k bigint) RETURNS integer LANGUAGE plpgsql
+-- Terminate the sessions that hold a key. Every later token is greater. Returns how many were terminated.
+CREATE OR REPLACE FUNCTION fencelock.terminate_holders(k bigint) RETURNS integer LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   dropped integer;
@@ -100,6 +99,6 @@ BEGIN
   SELECT count(*) INTO dropped FROM fencelock.sessions(k) AS holder
     WHERE holder.token IS NOT NULL AND pg_terminate_backend(holder.pid, 5000);
   PERFORM fencelock.mint();
-  PERFORM fencelock.durable(true);
+  PERFORM fencelock.set_durability(true);
   RETURN dropped;
 END $$;

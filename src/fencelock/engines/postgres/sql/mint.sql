@@ -1,8 +1,8 @@
--- Tokens: strictly rising, unique, as durable as the grant that they come with, and never far behind the clock.
+-- Tokens: strictly rising, unique, as durable as their grant, and never far behind the clock.
 
--- Move the sequence ahead of the clock: in a database that was restored, or a replica that was promoted, it may be behind
--- what was given out. A leap of 0.2 s of µs, and only from more than 0.1 s below: no hundred thousand tokens can be drawn
--- between the look and the leap, and nobody else leaps.
+-- Move the sequence ahead of the clock: in a restored database, or on a promoted replica, it may be behind tokens that were
+-- issued before. It moves to 0.2 s (in µs) after the clock, and only if it is less than 0.1 s after it: other sessions cannot
+-- draw the 100,000 tokens in between before setval runs, and the lock keeps others from moving it at the same time.
 CREATE OR REPLACE FUNCTION fencelock.catch_up() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   clock bigint;
@@ -14,14 +14,14 @@ BEGIN
   END IF;
 END $$;
 
--- Behind a pooler a client does not notice that the server is another one now. The server's own session does: it was never
--- greeted. Nor does anybody notice that a backup was restored under it: what is a second behind the clock is moved, always.
+-- Draw the next token. Behind a pooler a client does not notice a fail-over; the new server's session does, because no handshake
+-- ran in it. No session notices a restored backup, so a sequence that is a second behind the clock is always moved.
 CREATE OR REPLACE FUNCTION fencelock.mint() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   minted bigint;
 BEGIN
-  IF current_setting('fencelock.greeted', true) IS DISTINCT FROM 'yes' THEN
-    PERFORM fencelock.catch_up(), set_config('fencelock.greeted', 'yes', false);
+  IF current_setting('fencelock.handshake_done', true) IS DISTINCT FROM 'yes' THEN
+    PERFORM fencelock.catch_up(), set_config('fencelock.handshake_done', 'yes', false);
   END IF;
   minted := nextval('fencelock.token');
   IF minted < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN
@@ -31,9 +31,9 @@ BEGIN
   RETURN minted;
 END $$;
 
--- Whether this transaction has to be on disk before it is answered. What need not: places in line, and releases that hand
--- nothing over. A crash may bring a claim back then, until its ttl is over; it cannot bring back a token.
-CREATE OR REPLACE FUNCTION fencelock.durable(must boolean) RETURNS void LANGUAGE plpgsql AS $$
+-- Set whether this transaction must be on disk before the server replies. Waiting claims, and releases that hand the lock to
+-- nobody, need not: a crash may restore a released claim until its ttl is over, but it cannot make a token repeat.
+CREATE OR REPLACE FUNCTION fencelock.set_durability(must boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT must THEN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -42,14 +42,14 @@ BEGIN
   END IF;
 END $$;
 
--- Called once for each connection: looks after the tokens and sweeps what nobody has asked for since.
-CREATE OR REPLACE FUNCTION fencelock.greet() RETURNS void LANGUAGE plpgsql
+-- Runs once per connection: moves the tokens ahead of the clock, and deletes rows that expired long ago.
+CREATE OR REPLACE FUNCTION fencelock.handshake() RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   long_ago timestamptz := clock_timestamp() - interval '1 hour';
 BEGIN
-  PERFORM fencelock.durable(false);
-  PERFORM fencelock.catch_up(), set_config('fencelock.greeted', 'yes', false);
+  PERFORM fencelock.set_durability(false);
+  PERFORM fencelock.catch_up(), set_config('fencelock.handshake_done', 'yes', false);
   DELETE FROM fencelock.claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.claim WHERE expires < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(

@@ -1,5 +1,5 @@
--- Records: each step one transaction, on disk before it is answered. Versions come from the sequence of the tokens, as they must
--- not come again either, whatever becomes of the record.
+-- Records: each step is one transaction, on disk before the server replies. Versions come from the sequence of the tokens:
+-- they must not repeat either, even if the record was deleted.
 
 CREATE OR REPLACE FUNCTION fencelock.read_record(
   ns text, k text, OUT content bytea, OUT its_token bigint, OUT its_version bigint, OUT left_over double precision
@@ -9,14 +9,15 @@ CREATE OR REPLACE FUNCTION fencelock.read_record(
     WHERE namespace = ns AND key = k AND value IS NOT NULL AND ends > clock_timestamp()
 $$;
 
--- Write if that is allowed (core/records.py: `Entry.allows`, restated). Returns whether it was, and what is there now.
+-- Write if the token and the expected version allow it (`Entry.allows` in core/records.py, restated).
+-- Returns whether it was written, and the current record.
 CREATE OR REPLACE FUNCTION fencelock.write_record(
   ns text, k text, given bytea, by_token bigint, ttl double precision, expected bigint,
   OUT done boolean, OUT content bytea, OUT its_token bigint, OUT its_version bigint, OUT left_over double precision
 ) LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
-  at timestamptz := fencelock.enter(chr(1) || ns, k);  -- no namespace has such a character: it is nobody's lock
+  at timestamptz := fencelock.lock_name(chr(1) || ns, k);  -- no namespace contains this character: it locks no lock's name
   old fencelock.record;
 BEGIN
   SELECT * INTO old FROM fencelock.record WHERE namespace = ns AND key = k;
@@ -33,7 +34,7 @@ BEGIN
       ON CONFLICT (namespace, key) DO UPDATE
         SET value = excluded.value, token = excluded.token, version = excluded.version, ends = excluded.ends
       RETURNING * INTO old;
-    PERFORM fencelock.durable(true);
+    PERFORM fencelock.set_durability(true);
   END IF;
   IF old.value IS NOT NULL THEN
     content := old.value;

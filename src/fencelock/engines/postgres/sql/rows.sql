@@ -1,8 +1,10 @@
--- The steps of the rows engine, each one round trip and one transaction. A name's steps come one after the other: each
--- begins by locking it, and every statement after that sees what the step before has written. That takes READ COMMITTED:
--- with any other isolation a step would look at the queue as it was before it got the lock. What clients call sets a search_path
--- of its own, so that nobody's functions or operators stand in for the server's, and waits for the name however long that takes.
-CREATE OR REPLACE FUNCTION fencelock.enter(ns text, nm text) RETURNS timestamptz LANGUAGE plpgsql AS $$
+-- The steps of the rows engine; each is one round trip and one transaction. Steps on one name run one after the other: a step
+-- first locks the name, and its later statements see what the step before committed. That requires READ COMMITTED: with any
+-- other isolation a step would see the queue as it was before it got the lock. Functions that clients call set search_path, so
+-- that other functions or operators cannot replace the server's, and lock_timeout, so that they always wait for the name.
+
+-- Lock the name until the transaction ends; return the time.
+CREATE OR REPLACE FUNCTION fencelock.lock_name(ns text, nm text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'locks need the isolation READ COMMITTED, not %', upper(current_setting('transaction_isolation'))
@@ -12,53 +14,54 @@ BEGIN
   RETURN clock_timestamp();
 END $$;
 
--- Let in whoever may hold the name now, and call it: the rule of admission (model.py: `admit` and `settle`), restated.
--- Those who have run out have been deleted before. `me` is whoever asks and need not be called. Returns how many were let in.
-CREATE OR REPLACE FUNCTION fencelock.settle(ns text, nm text, at timestamptz, me text) RETURNS integer LANGUAGE plpgsql AS $$
+-- Grant the name to all claims that may hold it now, and notify them: the admission rule (model.py), restated.
+-- The caller has deleted expired claims. `me` is the caller's own claim, which needs no notification. Returns the number of grants.
+CREATE OR REPLACE FUNCTION fencelock.advance_queue(ns text, nm text, at timestamptz, me text) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-  place fencelock.claim;
+  entry fencelock.claim;
   ahead integer := 0;
   admitted integer := 0;
   minted bigint;
 BEGIN
-  FOR place IN SELECT * FROM fencelock.claim WHERE namespace = ns AND name = nm ORDER BY ticket LOOP
-    IF place.token IS NULL THEN
-      EXIT WHEN ahead > 0 AND (NOT place.shared OR ahead >= place.permits);
+  FOR entry IN SELECT * FROM fencelock.claim WHERE namespace = ns AND name = nm ORDER BY ticket LOOP
+    IF entry.token IS NULL THEN
+      EXIT WHEN ahead > 0 AND (NOT entry.shared OR ahead >= entry.permits);
       minted := fencelock.mint();
-      UPDATE fencelock.claim SET token = minted, expires = at + make_interval(secs => place.seconds)
-        WHERE namespace = ns AND name = nm AND ticket = place.ticket;
+      UPDATE fencelock.claim SET token = minted, expires = at + make_interval(secs => entry.seconds)
+        WHERE namespace = ns AND name = nm AND ticket = entry.ticket;
       admitted := admitted + 1;
-      IF place.id <> me AND place.seat <> '' THEN
-        PERFORM pg_notify(split_part(place.seat, ':', 1), place.id || ':' || minted || ':' || split_part(place.seat, ':', 2));
+      IF entry.id <> me AND entry.seat <> '' THEN
+        PERFORM pg_notify(split_part(entry.seat, ':', 1), entry.id || ':' || minted || ':' || split_part(entry.seat, ':', 2));
       END IF;
     END IF;
-    EXIT WHEN NOT place.shared;
+    EXIT WHEN NOT entry.shared;
     ahead := ahead + 1;
   END LOOP;
   RETURN admitted;
 END $$;
 
--- Take the lock or a place in line; count anew what is there already. Without a seat, do not queue.
--- Returns the token; or none, with the seconds until whoever is ahead runs out, and whether that is a holder; or the mode (s:
--- readers, or a number of permits) that others use the name in and that contradicts this one's.
+-- Take the lock, or enqueue the claim; restart the ttl of a claim that is there already. `sits` is channel:attempt_no, empty if
+-- the client does not listen, NULL if the claim must not be enqueued.
+-- Returns the token; or NULL with the seconds until the claim ahead expires, and whether that is a holder; or the conflicting mode
+-- (s: readers, or a number of permits) that others use the name in.
 CREATE OR REPLACE FUNCTION fencelock.attempt(
   ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, sits text,
   OUT granted bigint, OUT retry_in double precision, OUT others text, OUT first boolean
 ) LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
-  at timestamptz := fencelock.enter(ns, nm);
+  at timestamptz := fencelock.lock_name(ns, nm);
   ends timestamptz := at + make_interval(secs => ttl);
   mine fencelock.claim;
   admitted integer;
 BEGIN
   PERFORM FROM fencelock.claim WHERE namespace = ns AND name = nm LIMIT 1;
   IF NOT FOUND AND NOT EXISTS (SELECT FROM fencelock.gone WHERE id = me AND until > at) THEN
-    -- Nobody is there: what follows below, in as few steps as possible.
+    -- There are no other claims: do the same as below, in as few steps as possible.
     granted := fencelock.mint();
     INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, token, shared, permits, seat, owner)
       VALUES (ns, nm, me, ttl, ends, granted, is_shared, limited, '', label);
-    PERFORM fencelock.durable(true);
+    PERFORM fencelock.set_durability(true);
     RETURN;
   END IF;
   DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires <= at;
@@ -77,14 +80,14 @@ BEGIN
     INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, permits, seat, owner)
       VALUES (ns, nm, me, ttl, ends, is_shared, limited, coalesce(sits, ''), label);
   END IF;
-  admitted := fencelock.settle(ns, nm, at, me);
+  admitted := fencelock.advance_queue(ns, nm, at, me);
   SELECT token INTO granted FROM fencelock.claim WHERE id = me;
-  PERFORM fencelock.durable(admitted > 0 OR granted IS NOT NULL);
+  PERFORM fencelock.set_durability(admitted > 0 OR granted IS NOT NULL);
   IF granted IS NULL THEN
     IF sits IS NULL THEN
       DELETE FROM fencelock.claim WHERE id = me;
     ELSE
-      -- The first in line watches the holders, everybody else the one ahead: one death wakes one waiter.
+      -- The first waiter watches the holders, each other waiter the claim ahead: one expiry wakes one waiter.
       SELECT ahead.token IS NOT NULL, ahead.expires INTO first, ends FROM fencelock.claim ahead
         WHERE ahead.namespace = ns AND ahead.name = nm AND ahead.ticket < (SELECT ticket FROM fencelock.claim WHERE id = me)
         ORDER BY ahead.ticket DESC LIMIT 1;
@@ -96,11 +99,11 @@ BEGIN
   END IF;
 END $$;
 
--- Give back the lock and hand it to the next live waiter in the same step; returns whether it was still this claim's.
+-- Release the lock and hand it to the next live waiter in the same step; returns whether this claim still held it.
 CREATE OR REPLACE FUNCTION fencelock.release(ns text, nm text, me text) RETURNS boolean LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
-  at timestamptz := fencelock.enter(ns, nm);
+  at timestamptz := fencelock.lock_name(ns, nm);
   was boolean;
   admitted integer := 0;
 BEGIN
@@ -109,20 +112,20 @@ BEGIN
   PERFORM FROM fencelock.claim WHERE namespace = ns AND name = nm LIMIT 1;
   IF FOUND THEN
     DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires <= at;
-    admitted := fencelock.settle(ns, nm, at, '');
+    admitted := fencelock.advance_queue(ns, nm, at, '');
   END IF;
-  PERFORM fencelock.durable(admitted > 0);
+  PERFORM fencelock.set_durability(admitted > 0);
   RETURN coalesce(was, false);
 END $$;
 
--- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl. Two that are over
--- are swept for each that is written: clients that stay connected greet nobody, and would let them pile up.
+-- Remove the claim from the queue, or release it, and refuse attempts of the claim that are still in flight for one ttl.
+-- For each row that it writes it deletes two expired ones: clients that stay connected run no handshake, and rows would pile up.
 CREATE OR REPLACE FUNCTION fencelock.abandon(ns text, nm text, me text, ttl double precision) RETURNS void LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz;
 BEGIN
-  at := fencelock.enter(ns, nm);
+  at := fencelock.lock_name(ns, nm);
   INSERT INTO fencelock.gone (id, until) VALUES (me, at + make_interval(secs => ttl))
     ON CONFLICT (id) DO UPDATE SET until = excluded.until;
   DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(
@@ -130,14 +133,14 @@ BEGIN
   PERFORM fencelock.release(ns, nm, me);
 END $$;
 
--- Count the ttl of each holder anew; returns the ids of those that still hold. It takes no lock on names: a row that another
--- step deletes is waited for, and found or not found afterwards.
+-- Restart the ttl of each holder; returns the ids of the claims that still hold. It needs no lock on the names: the UPDATE waits
+-- for a row that another step is deleting, and then finds it or not.
 CREATE OR REPLACE FUNCTION fencelock.renew(ids text[], ttls double precision[]) RETURNS SETOF text LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := clock_timestamp();
 BEGIN
-  PERFORM fencelock.durable(true);
+  PERFORM fencelock.set_durability(true);
   RETURN QUERY
     UPDATE fencelock.claim held SET expires = at + make_interval(secs => asked.ttl)
       FROM unnest(ids, ttls) AS asked (id, ttl)
@@ -145,8 +148,8 @@ BEGIN
       RETURNING held.id::text;
 END $$;
 
--- Return the token of a claim that was handed its lock; changes nothing. For whoever cannot be called.
-CREATE OR REPLACE FUNCTION fencelock.look(me text) RETURNS bigint LANGUAGE sql STABLE
+-- Return the token of a granted claim; changes nothing. For clients behind a pooler, which cannot be notified.
+CREATE OR REPLACE FUNCTION fencelock.granted_token(me text) RETURNS bigint LANGUAGE sql STABLE
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
   SELECT token FROM fencelock.claim WHERE id = me AND expires > clock_timestamp()
 $$;
@@ -166,18 +169,18 @@ CREATE OR REPLACE FUNCTION fencelock.names(ns text, beginning text) RETURNS SETO
     WHERE namespace = ns AND starts_with(name, beginning) AND expires > clock_timestamp() ORDER BY name
 $$;
 
--- Drop whoever holds the name and let the next in; every later token is above every earlier one. Returns how many were dropped.
-CREATE OR REPLACE FUNCTION fencelock.force(ns text, nm text) RETURNS integer LANGUAGE plpgsql
+-- Drop the holders and grant the lock to the next waiters. Every later token is greater. Returns how many holders were dropped.
+CREATE OR REPLACE FUNCTION fencelock.force_release(ns text, nm text) RETURNS integer LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
-  at timestamptz := fencelock.enter(ns, nm);
+  at timestamptz := fencelock.lock_name(ns, nm);
   dropped integer;
 BEGIN
   DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires <= at;
   DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND token IS NOT NULL;
   GET DIAGNOSTICS dropped = ROW_COUNT;
   PERFORM fencelock.mint();
-  PERFORM fencelock.settle(ns, nm, at, '');
-  PERFORM fencelock.durable(true);
+  PERFORM fencelock.advance_queue(ns, nm, at, '');
+  PERFORM fencelock.set_durability(true);
   RETURN dropped;
 END $$;

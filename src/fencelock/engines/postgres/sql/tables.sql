@@ -1,5 +1,5 @@
--- What fencelock keeps in a database, for all namespaces: made once, in one transaction, and never changed silently.
--- Names are compared byte by byte (COLLATE "C"): they are never normalised, and case counts.
+-- The tables of fencelock, for all namespaces: created once, in one transaction, and never changed silently.
+-- Names are compared byte by byte (COLLATE "C"): they are never normalised, and they are case-sensitive.
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = 0;
@@ -17,14 +17,14 @@ BEGIN
     CREATE SCHEMA fencelock;
   END IF;
   IF to_regclass('fencelock.token') IS NULL THEN
-    -- Tokens begin at the clock in µs, as on every engine, and stay exact in a double.
+    -- Tokens start at the clock in µs, as on every engine, and stay exact in a double.
     EXECUTE format(
       'CREATE SEQUENCE fencelock.token AS bigint MAXVALUE 9007199254740991 START WITH %s',
       (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
   END IF;
 END $$;
 
--- Every claim, in order of its ticket: those with a token hold their name, the others wait for it.
+-- All claims, in the order of their tickets: a claim with a token holds its name, one without waits for it.
 CREATE TABLE IF NOT EXISTS fencelock.claim (
   namespace text COLLATE "C" NOT NULL,
   name      text COLLATE "C" NOT NULL,
@@ -35,17 +35,17 @@ CREATE TABLE IF NOT EXISTS fencelock.claim (
   token     bigint,
   shared    boolean NOT NULL,
   permits   integer,
-  seat      text NOT NULL,  -- channel:round, where its client listens, or nothing
+  seat      text NOT NULL,  -- channel:attempt_no that the client listens for, or an empty string
   owner     text NOT NULL,
   PRIMARY KEY (namespace, name, ticket),
   UNIQUE (id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
 
--- Claims that were abandoned: their stragglers come too late, for one ttl.
+-- Abandoned claims: for one ttl, an attempt that was still in flight must not enqueue the claim again.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.gone (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
 CREATE INDEX IF NOT EXISTS gone_until ON fencelock.gone (until);
 
--- What is remembered beside the locks (core/records.py); one without a value is forgotten, and only its token counts.
+-- Records (core/records.py). A record without a value was deleted; its token still counts.
 CREATE TABLE IF NOT EXISTS fencelock.record (
   namespace text COLLATE "C" NOT NULL,
   key       text COLLATE "C" NOT NULL,
@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS fencelock.record (
 );
 CREATE INDEX IF NOT EXISTS record_ends ON fencelock.record (ends);
 
--- Which name an advisory key stands for: a hash says nothing, and two names may have the same.
+-- The name of each advisory key: a key is a hash, and two names may have the same one.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
   key       bigint PRIMARY KEY,
   namespace text COLLATE "C" NOT NULL,
@@ -65,7 +65,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
   seen      date NOT NULL DEFAULT current_date
 );
 
--- The owner's label of each session with an advisory lock; each writes its own before its first lock.
+-- The owner label of each session with an advisory lock; a session writes its own before its first lock.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.session (pid integer PRIMARY KEY, owner text NOT NULL);
 
 CREATE TABLE IF NOT EXISTS fencelock.layout (version integer PRIMARY KEY);

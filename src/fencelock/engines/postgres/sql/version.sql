@@ -1,2 +1,2 @@
--- Last of all: whoever finds the version finds everything.
+-- The version comes last: a session that finds it finds the complete schema.
 INSERT INTO fencelock.layout (version) VALUES (1) ON CONFLICT DO NOTHING;

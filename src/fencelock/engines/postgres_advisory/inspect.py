@@ -1,23 +1,23 @@
-"""Looking at the server's table of locks, and ending the sessions of whoever holds one."""
+"""Inspecting the server's table of locks, and terminating the sessions of holders."""
 
 from __future__ import annotations
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
-from fencelock.engines.postgres.links import Links
+from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres_advisory import statements as sql
 from fencelock.model import Holder, Snapshot, Waiter, held_for
 
 
-class Looks:
+class Inspector:
     """`inspect`, `names` and `force_release`."""
 
-    def __init__(self, links: Links, namespace: str) -> None:
-        self._links = links
+    def __init__(self, pool: PostgresPool, namespace: str) -> None:
+        self._pool = pool
         self._namespace = namespace
 
     async def inspect(self, name: str) -> Snapshot:
-        """Return who holds a name, and who waits for it."""
-        rows = await self._links.run(sql.INSPECT, (sql.key(self._namespace, name),), MAX_REPLY_TIMEOUT)
+        """Return the holders and waiters of a name."""
+        rows = await self._pool.run(sql.INSPECT, (sql.key(self._namespace, name),), MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -40,13 +40,13 @@ class Looks:
 
     async def names(self, prefix: str) -> list[str]:
         """Return the names in use."""
-        return [
-            _text(name) for (name,) in await self._links.run(sql.NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
-        ]
+        rows = await self._pool.run(sql.NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
+        return [_text(name) for (name,) in rows]
 
     async def force_release(self, name: str) -> int:
-        """End the sessions of the holders. Never twice: the second time it would be whoever was let in by the first."""
-        _, ((dropped,),) = await self._links.timed(sql.EVICT, (sql.key(self._namespace, name),), 2 * MAX_REPLY_TIMEOUT)
+        """Terminate the sessions of the holders. It runs once: a second run would terminate the next holder."""
+        key = sql.key(self._namespace, name)
+        _, ((dropped,),) = await self._pool.run_once(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT)
         return int(dropped or 0)
 
 

@@ -1,4 +1,4 @@
-"""What a server's errors mean: the one place where they are translated."""
+"""What a server's errors mean: the one place that translates them."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ HINTS = {
     "FL001": "ALTER ROLE … SET default_transaction_isolation = 'read committed'",
     "FL002": "use another database, or the same release of fencelock everywhere",
 }
-SIGNS = {
+LOGIN_MESSAGES = {
     "password authentication failed": "28P01",
     "too many clients": "53300",
     "too many connections": "53300",
     "remaining connection slots": "53300",
 }
-"""Of a login that fails libpq keeps the words and not the state."""
+"""The SQLSTATE for a message: libpq reports only the message of a failed login."""
 MISSING = frozenset({"3F000", "42P01", "42883"})
-"""The schema, a table or a function is not there."""
-AGAIN = frozenset({"40001", "40P01", "55P03", "57014"})
-"""Serialization failure, deadlock, a role's own lock_timeout or statement_timeout: nothing was done; again may help."""
-PREPARED = "42P05"
-"""The prepared statement is there already."""
-UNPREPARED = "26000"
-"""A prepared statement is gone: somebody between gave the session to others. Another link helps."""
+"""The schema, a table or a function does not exist."""
+RETRYABLE = frozenset({"40001", "40P01", "55P03", "57014"})
+"""Serialization failure, deadlock, the role's own lock_timeout or statement_timeout: nothing changed; a retry may help."""
+DUPLICATE_STATEMENT = "42P05"
+"""The prepared statement already exists."""
+UNKNOWN_STATEMENT = "26000"
+"""A prepared statement does not exist: a pooler gave the session to others. Another connection helps."""
 COLLISION = "FL003"
 FORBIDDEN = "42501"
-RIGHTS = {
+FORBIDDEN_HINTS = {
     "permission denied for database": HINTS[FORBIDDEN],
     "permission denied for": "the schema is there and the user lacks rights in it: have its owner run the GRANTs in "
     "docs/engines/postgres.md",
     "terminat": "only members of its role, or of pg_signal_backend, may end another role's session, and only superusers a "
     "superuser's",
 }
-"""Which right it is that is missing: only the server's words tell, the first that fit."""
+"""The hint for a missing right, by a part of the server's message, which alone names the right. The first match counts."""
 
 
 class ServerError(Exception):
-    """What the server answered in place of a result."""
+    """An error that the server returned."""
 
-    def __init__(self, state: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, state: str, message: str) -> None:
+        super().__init__(message)
         self.state = state
 
     @property
     def fatal(self) -> bool:
-        """Whether the server ended the session with it: what was asked may or may not have been carried out."""
+        """Whether the server ended the session with it: the statement may or may not have been committed."""
         return self.state.startswith(("08", "57P"))
 
 
 def translate(error: ServerError, address: str) -> FencelockError:
-    """Return the error to raise, `from` the server's own."""
-    words = f"{address}: {error}"
+    """Return the error to raise `from` the server's."""
+    message = f"{address}: {error}"
     if error.fatal:
-        return OutcomeUnknown(words)
+        return OutcomeUnknown(message)
     if error.state == COLLISION:
         return InvalidName(
             f"this name and another one in use cannot be told apart by their hash: {error}; use another name"
         )
     hint = HINTS.get(error.state)
     if error.state == FORBIDDEN:
-        hint = next((right for said, right in RIGHTS.items() if said in str(error)), hint)
-    return EngineUnavailable(f"{words} ({hint})" if hint else words)
+        hint = next((found for part, found in FORBIDDEN_HINTS.items() if part in str(error)), hint)
+    return EngineUnavailable(f"{message} ({hint})" if hint else message)
