@@ -159,7 +159,7 @@ async def test_frozen_waiter(postgres: Postgres) -> None:
 def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listener that ends before it has begun leaves no channel behind, and the next waiter starts another."""
+    """A listener that ends immediately leaves no channel behind, and the next waiter starts another one."""
     with fencelock.connect(empty(postgres).url) as locks:
         listener = cast(Any, locks._client.engine)._listener
         runtime = locks._client.runtime
@@ -184,8 +184,8 @@ def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
         assert listener._connection.open
 
 
-async def test_malformed_calls_are_ignored(postgres: Postgres, clients: Clients) -> None:
-    """What anybody else sends on a waiter's channel neither ends the listener nor wakes anybody; the right call does."""
+async def test_malformed_notifications_are_ignored(postgres: Postgres, clients: Clients) -> None:
+    """A malformed notification on a waiter's channel neither ends the listener nor wakes a waiter; a valid one does."""
     empty(postgres)
     locks, other = clients.connect(postgres.url), clients.connect(postgres.url)
     holder = await locks.lock("x", ttl=600).acquire()

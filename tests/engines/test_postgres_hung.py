@@ -1,4 +1,4 @@
-"""A server that hangs and goes on: whoever has little time is told in time, and what was asked meanwhile is undone."""
+"""A server that hangs and then continues: callers get their error in time, and their claims are removed afterwards."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.servers.postgres import Postgres
 
 @pytest.mark.parametrize("engine", ["rows", "advisory"])
 async def test_timeout_while_the_server_hangs(postgres: Postgres, clients: Clients, engine: str) -> None:
-    """Whoever has little time is told after little more than that, and leaves nothing behind."""
+    """A caller with a short timeout gets its error shortly after that, and leaves no claim behind."""
     server = empty(postgres)
     await hurried(server, server.url if engine == "rows" else advisory(server), clients)
 
 
-async def test_hurried_past_a_host_that_hangs(postgres: Postgres, clients: Clients) -> None:
-    """Of several hosts the first may hang: whoever has little time has some left for the next."""
+async def test_short_timeout_reaches_the_host_after_one_that_hangs(postgres: Postgres, clients: Clients) -> None:
+    """If the first of several hosts hangs, a caller with a short timeout still reaches the next one."""
     server = empty(postgres)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},{server.address}"
@@ -59,7 +59,29 @@ def test_background_connect_serves_the_next_caller(postgres: Postgres) -> None:
     pool.close()
 
 
-async def test_undone_beside_renewals(postgres: Postgres, clients: Clients) -> None:
+def test_fork_during_a_background_connect(postgres: Postgres) -> None:
+    """A forked child gives up the connection that its parent is making, and the parent completes it."""
+    runtime = BlockingRuntime()
+    pool = PostgresPool(runtime, parse(f"{postgres.url}?connect_timeout=20"))
+    before = connections(postgres.port)
+    postgres.pause()
+    try:
+        with pytest.raises(EngineUnavailable, match="no connection within"):
+            run_sync(pool.borrow(Deadline(runtime.now, 0.2)))
+        child = os.fork()
+        if not child:
+            pool.detach_after_fork()
+            os._exit(connections(postgres.port) - before)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        postgres.resume()
+    connection = run_sync(pool.borrow())
+    assert connections(postgres.port) == before + 1
+    pool.keep(connection)
+    pool.close()
+
+
+async def test_leftover_is_abandoned_after_a_renewal(postgres: Postgres, clients: Clients) -> None:
     """A claim that a hung server could not abandon is removed soon after a lease of the same client is renewed."""
     server = empty(postgres)
     locks, other = clients.connect(server.url), clients.connect(server.url)
@@ -90,7 +112,7 @@ def connections(port: int) -> int:
 
 
 def test_closed_while_it_connects(postgres: Postgres) -> None:
-    """A client that is closed while some connect to a hung server leaves no connection, before it is garbage."""
+    """A client that is closed while callers connect to a hung server leaves no connection open."""
     locks = fencelock.connect(empty(postgres).url)
     before = connections(postgres.port)
     postgres.pause()
