@@ -12,6 +12,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older Python can read this fil
     sys.exit(f"the demo needs Python 3.11 or later, and this is {sys.version.split()[0]}: make demo PYTHON=python3.11")
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -29,6 +30,8 @@ from typing import NamedTuple
 import fencelock
 from fencelock.fences.sql import SqlFence
 
+logging.getLogger("fencelock").addHandler(logging.NullHandler())  # the story tells of losses itself
+
 WORKERS = ("alice", "bob", "carol")
 VICTIM = "bob"
 DIRECTOR = "director"
@@ -37,7 +40,7 @@ ROUNDS = 4
 STOPPED_FOR = 2.5 * TTL
 TOO_LONG = 60.0
 
-RUNTIMES = {"alice": 36, "bob": 35, "carol": 34, DIRECTOR: 33}
+COLORS = {"alice": 36, "bob": 35, "carol": 34, DIRECTOR: 33}
 LANE = 23
 HOLD_BACK = 0.15
 """A worker tells of its write when the next may already hold the lock: events wait so long to be put in order."""
@@ -119,7 +122,7 @@ class Timeline:
         self.learned = False
         """Whether the victim was told that its lease is lost."""
         self._explain = explain
-        self._colour = colourful(os.environ, sys.stdout.isatty())
+        self._color = colourful(os.environ, sys.stdout.isatty())
         self._tokens: dict[int, int] = {}
         self._newest = 0
         self._admitted = 0
@@ -166,7 +169,7 @@ class Timeline:
         print(f"\n   time   {lanes.rstrip()}")
 
     def _paint(self, text: str, who: str, bold: bool = False) -> str:
-        return f"\033[{'1;' if bold else ''}{RUNTIMES[who]}m{text}\033[0m" if self._colour else text
+        return f"\033[{'1;' if bold else ''}{COLORS[who]}m{text}\033[0m" if self._color else text
 
 
 def colourful(environment: Mapping[str, str], terminal: bool) -> bool:

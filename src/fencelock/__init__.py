@@ -76,10 +76,12 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
 
     def __getattr__(name: str) -> object:
         """Import the public names when they are first asked for: `fencelock run` starts without most of them."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        if name == "aio":
+            return import_module("fencelock.aio")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for module in ("fencelock.errors", "fencelock.model", "fencelock.api.sync"):
             found = vars(import_module(module)).get(name)
             if found is not None:

@@ -8,6 +8,8 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,9 @@ def test_there_are_examples() -> None:
     for facade in (sync_facade, aio_facade):
         for name in aio.__all__:
             assert ">>>" in (getattr(facade, name).__doc__ or ""), f"{facade.__name__}.{name}"
+
+
+def test_asyncio_half_is_an_attribute_of_the_package() -> None:
+    """`import fencelock` is enough for `fencelock.aio.connect`."""
+    program = "import fencelock; fencelock.aio.connect"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
