@@ -138,9 +138,7 @@ class Supervisor:
             child.send(signal.SIGSTOP)  # the whole group: no process may run while this one cannot watch
             child.give_back_foreground()
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-            os.killpg(
-                0, signal.SIGTSTP
-            )  # also the rest of this group, such as a shell script
+            os.killpg(0, signal.SIGTSTP)  # also the rest of this group, such as a shell script
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTSTP)  # to this thread, which sleeps here until SIGCONT
             self._signals.note(signal.SIGTSTP)

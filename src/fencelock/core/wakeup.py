@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import socket  # 4 ms that only who has to wait, or hands over, should pay
 
 AVAILABLE = sys.platform.startswith("linux")
-RINGS_AT_ONCE = 64
+MAX_DATAGRAMS = 64
 """How many rings to take in before going on: any user of the machine can ring without end."""
 
 
@@ -37,7 +37,7 @@ class WakeupSender:
         self._closed = False
         self._mutex = RLock()
 
-    def ring(self, address: str) -> None:
+    def wake(self, address: str) -> None:
         """Ring; a bell that is gone, or full of rings already, needs none, and without a free descriptor there is none."""
         name, _, slot = address.partition("/")
         try:
@@ -60,6 +60,6 @@ class WakeupSender:
         """Give back the socket."""
         self._closed = True
         with self._mutex:
-            bell, self._socket = self._socket, None
-        if bell is not None:
-            bell.close()
+            sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()

@@ -217,7 +217,7 @@ class AsyncioRuntime:
     def _rung(self) -> None:
         assert self._socket is not None
         try:
-            for _ in range(wakeup.RINGS_AT_ONCE):
+            for _ in range(wakeup.MAX_DATAGRAMS):
                 event = self._slots.get(self._socket.recv(16))
                 if event is not None:
                     event.set()

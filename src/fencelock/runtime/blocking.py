@@ -207,7 +207,7 @@ class SocketWakeup:
         """Forget the rings so far."""
         rung = False
         try:
-            for _ in range(wakeup.RINGS_AT_ONCE):
+            for _ in range(wakeup.MAX_DATAGRAMS):
                 self._socket.recv(16)
                 rung = True
         except BlockingIOError:
