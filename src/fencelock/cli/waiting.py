@@ -68,14 +68,14 @@ class InterruptibleRuntime(BlockingRuntime):
         self.check_signals()
         return fn(*args)
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Read what is pushed, unless a signal comes."""
         if self._waiter != threading.get_ident():
-            return await super().wait_for_push(connections, bell, timeout)
+            return await super().wait_for_push(connections, event, timeout)
         from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
 
         self.check_signals()
-        is_set = wait_for_push(cast("Sequence[SocketConnection]", connections), bell, timeout, self._signals.fd)
+        is_set = wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, self._signals.fd)
         self.check_signals()
         return is_set
 
@@ -96,6 +96,6 @@ class _InterruptibleWakeup(SocketWakeup):
 
     async def wait(self, timeout: float) -> bool:
         self._runtime.check_signals()
-        self._listen(timeout, self._socket.fileno(), self._fd)
+        self._poll(timeout, self._socket.fileno(), self._fd)
         self._runtime.check_signals()
-        return self.silence()
+        return self.drain()

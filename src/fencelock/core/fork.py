@@ -29,7 +29,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def unforked() -> Iterator[None]:
+def raise_if_forked() -> Iterator[None]:
     """Raise Forked at the end of a wait that was forked."""
     before = _forks
     yield
