@@ -193,7 +193,7 @@ def one_permit_too_many() -> Iterator[None]:
     """Permits are counted from nought."""
     admit = model.admit
 
-    def generous(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+    def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
         ahead = [place.id for place in queue]
         at = ahead.index(me.id) if me.id in ahead else len(ahead)
         return model.ADMITTED if me.limit is not None and at == me.limit else admit(queue, me)
@@ -207,7 +207,7 @@ def writers_ignore_readers() -> Iterator[None]:
     """A writer waits for writers only."""
     admit = model.admit
 
-    def rude(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+    def rude(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
         return admit(queue if me.shared else [place for place in queue if not place.shared], me)
 
     with patch.object(model, "admit", rude):
