@@ -136,7 +136,9 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
 
     answers: list[Any] = [NO_REPLY]
     connection.owed.append((0.0, answers, 0))
-    reader = threading.Thread(target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON))
+    reader = threading.Thread(
+        target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
+    )
 
     def send_slowly(self: SocketConnection, data: bytes | memoryview) -> int:
         if reader_leaves_first:
