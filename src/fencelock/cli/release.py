@@ -8,11 +8,11 @@ from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
 DESCRIPTION = """\
-Take a lock away from whoever holds it and let the next in line have it. The old
-holder learns of it at its next renewal at the latest and may be at work until
-then: fences refuse it, as every later token is higher; what has no fence is not
-protected. Nothing needs this in the ordinary course: the lock of a process that
-died runs out by itself."""
+Take a lock away from its holder and grant it to the next waiter. The old holder
+finds out at its next renewal at the latest and may continue until then: fences
+refuse it, as every later token is higher; a resource without a fence is not
+protected. This is rarely needed: the lock of a process that died expires by
+itself."""
 
 
 def parser() -> Parser:

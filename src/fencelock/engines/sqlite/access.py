@@ -40,7 +40,7 @@ def access_problem(path: str) -> str | None:
     if found is not None and not _writable(real, os.R_OK | os.W_OK):
         return (
             f"{shown} belongs to user {user(found.st_uid)} and user {this_user()} may not write it; nothing was changed. "
-            "Whoever uses it, even only to look, has to write: share it by a common group, or choose another path"
+            "Every user of it, even of `inspect` only, has to write: share it by a common group, or choose another path"
         )
     if found is not None and protected(found, around):
         return f"{shown} belongs to user {user(found.st_uid)}, and {_PROTECTED.format(folder)}; choose another folder"
