@@ -141,8 +141,6 @@ class Traits(NamedTuple):
     engine: str
     guarantee: TokenGuarantee
     fair: bool
-    push: bool
-    """The engine wakes waiters; otherwise they poll with backoff."""
     loss_pushed: bool
     """The engine reports a lock that it dropped immediately; otherwise the next renewal finds out."""
     shared: bool = True
@@ -157,7 +155,7 @@ class Traits(NamedTuple):
     def weakened(self, weakness: str) -> Traits:
         """Return the traits of an engine whose server may lose commits in a crash: only its clock keeps tokens rising.
 
-        >>> Traits("mysql", TokenGuarantee.DURABLE, True, True, False).weakened("set sync_binlog to 1").guarantee.value
+        >>> Traits("mysql", TokenGuarantee.DURABLE, True, False).weakened("set sync_binlog to 1").guarantee.value
         'clocked'
         """
         return self._replace(guarantee=TokenGuarantee.CLOCKED, weakness=weakness) if weakness else self

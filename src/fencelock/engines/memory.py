@@ -35,7 +35,7 @@ from fencelock.model import (
 T = TypeVar("T")
 P = ParamSpec("P")
 
-TRAITS = Traits(engine="memory", guarantee=TokenGuarantee.MEMORY, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="memory", guarantee=TokenGuarantee.MEMORY, fair=True, loss_pushed=False)
 
 
 @dataclass(slots=True)

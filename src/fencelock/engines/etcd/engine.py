@@ -28,7 +28,6 @@ TRAITS = Traits(
     engine="etcd",
     guarantee=TokenGuarantee.CONSENSUS,
     fair=True,
-    push=True,
     loss_pushed=True,
     session=True,
     ttl_min=1.0,

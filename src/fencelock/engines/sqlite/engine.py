@@ -27,7 +27,7 @@ from fencelock.model import (
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-TRAITS = Traits(engine="sqlite", guarantee=TokenGuarantee.DURABLE, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="sqlite", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
 BUSY_SLICE = 0.1
 """Seconds that a thread waits for the write lock at a time. A cancellation waits for that long at most."""

@@ -35,7 +35,6 @@ TRAITS = Traits(
     engine="zookeeper",
     guarantee=TokenGuarantee.CONSENSUS,
     fair=True,
-    push=True,
     loss_pushed=True,
     session=True,
     ttl_min=0.5,
