@@ -24,7 +24,7 @@ def bare(folder: str) -> Run:
     database = Database(os.path.join(folder, "bare.db"), boottime)
     connection = database._enter(1)
     database._transact_synced(connection, 1, database._move_reserve)
-    database._leave()
+    database._release_mutex()
     commits = 0
 
     def run(repetitions: int) -> None:
@@ -33,15 +33,15 @@ def bare(folder: str) -> Run:
         for _ in range(repetitions):
             expires = int(boottime() * 1e6) + 30_000_000
             execute("BEGIN IMMEDIATE")
-            execute(sql.ANYBODY, place).fetchone()
+            execute(sql.ANY_CLAIM, place).fetchone()
             wall = time.time_ns() // 1000
             (token,) = execute(MINT, (wall, database.boot, wall)).fetchone()
             args = (*place, *place, id, False, None, 30_000_000, "host:1", None, token, expires)
-            (ticket,) = execute(sql.JOIN, args).fetchone()
+            (ticket,) = execute(sql.INSERT, args).fetchone()
             execute("COMMIT")
             execute("BEGIN IMMEDIATE")
-            execute(sql.LEAVE, (*place, ticket, id)).fetchone()
-            execute(sql.ANYBODY, place).fetchone()
+            execute(sql.REMOVE, (*place, ticket, id)).fetchone()
+            execute(sql.ANY_CLAIM, place).fetchone()
             execute("COMMIT")
             commits += 2
             if commits >= COMMITS_PER_CHECKPOINT:

@@ -1,7 +1,7 @@
-"""What the parts of fencelock say to each other, and the one rule of admission. No I/O, no clock, no colour.
+"""The values that the layers exchange, and the one admission rule. No I/O and no clock.
 
-A `Claim` is one wish to hold a name. Engines keep claims in the order in which they came; `admit` says which of them may
-hold the name now. A claim that may is a `Grant`; what the user gets to hold is a `Lease` (`core/lease.py`).
+A `Claim` is one request to hold a name. Engines keep the claims of a name in order of arrival; `admit` decides which of
+them may hold the name now. An admitted claim becomes a `Grant`; the user holds a `Lease` (`core/lease.py`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import lru_cache
 from os import urandom
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-DRIFT_SHARE = 0.01
-DRIFT_FLOOR = 0.002
+CLOCK_MARGIN_SHARE = 0.01
+CLOCK_MARGIN_MIN = 0.002
 
 TOKEN_MAX = 2**53 - 1
-"""Tokens stay exact in JSON and in a double."""
+"""The largest token: JSON numbers and doubles are exact up to here."""
 
 
 def new_id() -> str:
-    """Return 128 random bits: made before anything is sent, so that a retry finds its own earlier claim."""
+    """Return 128 random bits. The client makes the id before it sends anything, so a retry finds its own earlier claim."""
     return urandom(16).hex()
 
 
 @lru_cache(1024)
 def clock_margin(ttl: float) -> float:
-    """Return how far two clocks may run apart, or be read late, over a ttl: 1 % and 2 ms."""
-    return ttl * DRIFT_SHARE + DRIFT_FLOOR
+    """Return the safety margin between the clocks of client and engine over a ttl: 1 % and 2 ms."""
+    return ttl * CLOCK_MARGIN_SHARE + CLOCK_MARGIN_MIN
 
 
 class _Claim(NamedTuple):
@@ -40,7 +40,7 @@ class _Claim(NamedTuple):
 
 
 class Claim(_Claim):
-    """One wish to hold a name, exclusively, shared, or as one of `limit` permits."""
+    """One request to hold a name: exclusive, shared, or one of `limit` permits."""
 
     __slots__ = ()
 
@@ -53,19 +53,19 @@ class Claim(_Claim):
         limit: int | None = None,
         id: str | None = None,
     ) -> Claim:
-        # Past `new_id` and the named tuple's own __new__, which would only do this: they are half of the time.
+        # Inlined `new_id` and NamedTuple.__new__: the calls would take half of the time.
         return tuple.__new__(cls, (name, ttl, owner, shared, limit, urandom(16).hex() if id is None else id))
 
     def again(self) -> Claim:
-        """Return the same wish under a new id, for when the old one is beyond saving."""
+        """Return the same claim with a new id, for when the engine no longer accepts the old one."""
         return self._replace(id=new_id())
 
 
 class Grant(NamedTuple):
     """A claim that was admitted, with its token.
 
-    The claim is as the engine keeps it: where claims share a session, its ttl may be less than what was asked for.
-    `since` is a time on the client's clock that is known to lie before the engine started to count the ttl.
+    The claim is the one that the engine stores: where claims share a session, its ttl may be below the requested one.
+    `since` is a time on the client's clock that lies before the engine started to count the ttl.
     """
 
     claim: Claim
@@ -73,19 +73,19 @@ class Grant(NamedTuple):
     since: float
     handle: Any = None
     attempt_in_flight: bool = False
-    """An attempt of this claim got no answer and may yet arrive, after the release even: it has to be abandoned too."""
+    """An attempt of this claim got no reply and may still reach the engine, even after the release: abandon the claim too."""
 
     @property
     def deadline(self) -> float:
-        """When the holder must stop, by its own clock: always before the engine lets anybody else in."""
+        """When the holder must stop, by its own clock: always before the engine grants the lock to another claim."""
         return self.since + self.claim.ttl - clock_margin(self.claim.ttl)
 
 
 class Waiting(NamedTuple):
     """A claim that has to wait.
 
-    `since` is when the last sign of life that the engine answered was sent. `retry_in` is set for whoever is first in
-    line: the seconds after which the holder will have run out if it is not heard of.
+    `since` is when the client sent the last attempt that the engine answered. The first waiter gets `retry_in`: the
+    seconds until the holders expire unless they renew.
     """
 
     claim: Claim
@@ -95,10 +95,9 @@ class Waiting(NamedTuple):
 
 
 class Renewal(Enum):
-    """What an engine can say to a renewal. UNKNOWN is an answer of its own and never moves a deadline."""
+    """The result of a renewal. UNKNOWN (no reply) never moves a deadline."""
 
     RENEWED = "renewed"
-    HELD = "held"
     LOST = "lost"
     UNKNOWN = "unknown"
 
@@ -111,19 +110,19 @@ class LossReason(StrEnum):
     """
 
     EXPIRED = "expired"
-    """Its deadline passed: it could not be renewed in time, or its process was stopped."""
+    """Its deadline passed: no renewal succeeded in time, or its process was stopped."""
     GONE = "gone"
-    """The engine no longer has it: released by force, flushed, or the session was ended there."""
+    """The engine no longer has the claim: it was released by force or flushed, or its session ended."""
     MAX_HOLD = "max_hold"
-    """It was held for as long as `max_hold` allows."""
+    """It was held for `max_hold` seconds."""
     FORKED = "forked"
-    """This is the copy in a forked child; the parent goes on holding it."""
+    """This is the copy in a forked child; the parent still holds the lease."""
     CLOSED = "closed"
     """The client was closed."""
 
 
 class TokenGuarantee(StrEnum):
-    """What keeps an engine's tokens rising, from the strongest to the weakest."""
+    """Why an engine's tokens always rise, from the strongest guarantee to the weakest."""
 
     CONSENSUS = "consensus"
     DURABLE = "durable"
@@ -133,39 +132,37 @@ class TokenGuarantee(StrEnum):
 
 
 CORRECT = frozenset({TokenGuarantee.CONSENSUS, TokenGuarantee.DURABLE})
-"""The strengths that `purpose="correctness"` accepts: tokens that do not repeat after a failure."""
+"""The guarantees that `purpose="correctness"` accepts: tokens do not repeat after a failure."""
 
 
 class Traits(NamedTuple):
-    """What an engine promises. Everything that differs between engines is declared here or does not differ."""
+    """What an engine promises. All differences between engines that a user can notice are declared here."""
 
     engine: str
     guarantee: TokenGuarantee
     fair: bool
-    push: bool
-    """Waiters are woken by the engine; otherwise they poll with backoff."""
     loss_pushed: bool
-    """A lock that the engine itself drops is told at once; otherwise at the next renewal."""
+    """The engine reports a lock that it dropped immediately; otherwise the next renewal finds out."""
     shared: bool = True
     limit: bool = True
     session: bool = False
-    """Liveness hangs on a session rather than on a time per claim."""
+    """A claim lives as long as a session, not for a ttl of its own."""
     ttl_min: float = 0.1
     ttl_max: float = 86400.0
     weakness: str = ""
-    """The setting of the server that makes its tokens weaker than this engine's usually are, and what to change."""
+    """The server's setting that weakens its tokens, and what to change; empty if there is none."""
 
     def weakened(self, weakness: str) -> Traits:
-        """Return the traits of an engine whose server may forget commits in a crash: only its clock keeps tokens rising.
+        """Return the traits of an engine whose server may lose commits in a crash: only its clock keeps tokens rising.
 
-        >>> Traits("mysql", TokenGuarantee.DURABLE, True, True, False).weakened("set sync_binlog to 1").guarantee.value
+        >>> Traits("mysql", TokenGuarantee.DURABLE, True, False).weakened("set sync_binlog to 1").guarantee.value
         'clocked'
         """
         return self._replace(guarantee=TokenGuarantee.CLOCKED, weakness=weakness) if weakness else self
 
 
 class Holder(NamedTuple):
-    """One line of `inspect`: a claim that holds the name. `expires_in` is the engine's view, in seconds.
+    """A claim that holds the name, in a `Snapshot`. `expires_in` is in seconds, by the engine's clock.
 
     `held_for` is the time since the engine granted it, in seconds; None on etcd and ZooKeeper, which do not record it.
     """
@@ -179,7 +176,7 @@ class Holder(NamedTuple):
 
 
 def held_for(token: int, clock: float) -> float | None:
-    """Return the seconds since a token was minted, on engines whose tokens are the clock in µs; None for no token.
+    """Return the seconds since a token was minted, on engines whose tokens are the clock in µs; None without a token.
 
     It is 0 while the clock is behind the token, as after the clock was set back.
 
@@ -190,7 +187,7 @@ def held_for(token: int, clock: float) -> float | None:
 
 
 class Waiter(NamedTuple):
-    """One line of `inspect`: a claim in the queue, in order of service if the engine has one."""
+    """A claim that waits for the name, in a `Snapshot`; in order of service if the engine is fair."""
 
     owner: str
     expires_in: float
@@ -199,7 +196,7 @@ class Waiter(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What `inspect` returns: who holds a name and who waits for it, at one moment."""
+    """The holders and waiters of a name at one moment; `inspect` returns it."""
 
     name: str
     holders: tuple[Holder, ...] = ()
@@ -212,7 +209,7 @@ class Snapshot(NamedTuple):
 
 
 class Until(Enum):
-    """Which of the claims in `Blocked.by` have to go before it is worth asking again."""
+    """Which of the claims in `Blocked.by` must be gone before another attempt can succeed."""
 
     ALL = "all"
     ANY = "any"
@@ -234,14 +231,14 @@ class Admitted:
 
 
 class Blocked(NamedTuple):
-    """The claim has to wait for these others; they are the only ones worth watching."""
+    """The claim must wait for the claims in `by`; no other claim needs to be watched."""
 
     by: tuple[str, ...]
     until: Until
 
 
-class Place(Protocol):
-    """As much of a claim as admission looks at."""
+class Contender(Protocol):
+    """The part of a claim that admission needs."""
 
     @property
     def id(self) -> str: ...
@@ -254,11 +251,11 @@ class Place(Protocol):
 ADMITTED = Admitted()
 
 
-def admit(queue: Sequence[Place], me: Place) -> Admitted | Blocked:
+def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
     """Decide whether `me` may hold the name, given the claims that came before it, oldest first.
 
-    Only what stands before `me` counts, so nobody overtakes. An exclusive claim waits for everybody ahead, a reader for
-    the exclusive ones, a permit for a place. Whom to watch is chosen so that one departure wakes one waiter.
+    Only earlier claims count, so no claim overtakes another. An exclusive claim waits for all earlier ones, a reader for
+    the exclusive ones, a permit until fewer than `limit` are ahead. `by` is chosen so that one departure wakes one waiter.
 
     >>> a, b = Claim("n", 30), Claim("n", 30)
     >>> admit([a, b], a)
@@ -266,27 +263,27 @@ def admit(queue: Sequence[Place], me: Place) -> Admitted | Blocked:
     >>> admit([a, b], b) == Blocked(by=(a.id,), until=Until.ALL)
     True
     """
-    ahead: list[Place] = []
-    for place in queue:
-        if place.id == me.id:
+    ahead: list[Contender] = []
+    for entry in queue:
+        if entry.id == me.id:
             break
-        ahead.append(place)
+        ahead.append(entry)
     if not ahead:
         return ADMITTED
     if not me.shared:
         return Blocked((ahead[-1].id,), Until.ALL)
-    for place in reversed(ahead):
-        if not place.shared:
-            return Blocked((place.id,), Until.ALL)
+    for entry in reversed(ahead):
+        if not entry.shared:
+            return Blocked((entry.id,), Until.ALL)
     if me.limit is None or len(ahead) < me.limit:
         return ADMITTED
     if len(ahead) == me.limit:
-        return Blocked(tuple(place.id for place in ahead), Until.ANY)
+        return Blocked(tuple(entry.id for entry in ahead), Until.ANY)
     return Blocked((ahead[-1].id,), Until.ALL)
 
 
-class Queued(Place, Protocol):
-    """As much of a queued claim as `settle` looks at: `expires` is by the engine's clock, `token` None while waiting."""
+class QueueEntry(Contender, Protocol):
+    """The part of a queued claim that `advance_queue` needs. `expires` is by the engine's clock; waiters have no token."""
 
     @property
     def token(self) -> int | None: ...
@@ -294,11 +291,11 @@ class Queued(Place, Protocol):
     def expires(self) -> float: ...
 
 
-Q = TypeVar("Q", bound=Queued)
+Q = TypeVar("Q", bound=QueueEntry)
 
 
 class QueueUpdate(Generic[Q]):
-    """What has to be written so that a queue is in order again."""
+    """The changes that an engine must write after `advance_queue`."""
 
     __slots__ = ("admitted", "dead", "first", "holders_end")
 
@@ -306,46 +303,46 @@ class QueueUpdate(Generic[Q]):
         self.dead: list[Q] = []
         self.admitted: list[Q] = []
         self.first: Q | None = None
-        """The first in line: the one waiter that sets a timer for the holders."""
+        """The first waiter: it alone sets a timer for the expiry of the holders."""
         self.holders_end: float | None = None
-        """When the first of the holders runs out, by the engine's clock."""
+        """When the first holder expires, by the engine's clock."""
 
 
 def advance_queue(queue: Iterable[Q], now: float) -> QueueUpdate[Q]:
-    """Decide who has run out and who may hold the name next; the caller mints the tokens and writes it down.
+    """Decide which claims have expired and which may hold the name now; the caller mints tokens and writes the changes.
 
-    `queue` is every claim on the name, oldest first. It is read only as far as the first waiter that stays blocked, as
-    nobody overtakes: a queue of thousands costs no more than one of two.
+    `queue` is every claim on the name, oldest first. It is read up to the first waiter that stays blocked, as no claim
+    overtakes: a queue of thousands costs no more than one of two.
     """
-    settled: QueueUpdate[Q] = QueueUpdate()
+    update: QueueUpdate[Q] = QueueUpdate()
     ahead: list[Q] = []
-    for place in queue:
-        if place.expires <= now:
-            settled.dead.append(place)
+    for entry in queue:
+        if entry.expires <= now:
+            update.dead.append(entry)
             continue
-        if place.token is None:
-            if isinstance(admit(ahead, place), Blocked):
-                settled.first = place
+        if entry.token is None:
+            if isinstance(admit(ahead, entry), Blocked):
+                update.first = entry
                 break
-            settled.admitted.append(place)
-        elif settled.holders_end is None or place.expires < settled.holders_end:
-            settled.holders_end = place.expires
-        ahead.append(place)
-    return settled
+            update.admitted.append(entry)
+        elif update.holders_end is None or entry.expires < update.holders_end:
+            update.holders_end = entry.expires
+        ahead.append(entry)
+    return update
 
 
-def limit_conflict(queue: Iterable[Place], me: Place) -> str | None:
-    """Say how `me` contradicts the others on its name, or return None: shared claims must agree on the limit.
+def limit_conflict(queue: Iterable[Contender], me: Contender) -> str | None:
+    """Return how the limit of `me` differs from other shared claims on its name, or None if they agree.
 
     >>> limit_conflict([Claim("n", 30, shared=True, limit=3)], Claim("n", 30, shared=True, limit=5))
     'others use it with 3 permits, not with 5 permits'
     """
     if me.shared:
-        for place in queue:
-            if place.shared and place.limit != me.limit:
-                return f"others use it {_mode(place)}, not {_mode(me)}"
+        for entry in queue:
+            if entry.shared and entry.limit != me.limit:
+                return f"others use it {_mode(entry)}, not {_mode(me)}"
     return None
 
 
-def _mode(place: Place) -> str:
-    return "for any number of readers" if place.limit is None else f"with {place.limit} permits"
+def _mode(entry: Contender) -> str:
+    return "for any number of readers" if entry.limit is None else f"with {entry.limit} permits"

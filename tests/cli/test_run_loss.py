@@ -157,14 +157,14 @@ def test_plan(ttl: float, max_hold: float | None) -> None:
 LOST_BEFORE_THE_START = """
 import sys, time
 from fencelock.cli import supervise
-from fencelock.cli.errors import guarded
+from fencelock.cli.errors import run_command
 
 class Slow(supervise.Supervisor):
-    def _tell_warden(self):
+    def _update_watchdog(self):
         time.sleep(0.5)
 
 supervise.Supervisor = Slow
-sys.exit(guarded("run", sys.argv[1:]))
+sys.exit(run_command("run", sys.argv[1:]))
 """
 
 
@@ -180,7 +180,7 @@ def test_lost_before_the_command_starts(cli: Cli) -> None:
     assert cli.json("ls")["locks"] == []
 
 
-def test_warden_that_was_stopped(cli: Cli) -> None:
+def test_stopped_watchdog(cli: Cli) -> None:
     """A warden that could not listen for long looks at the last deadline only, and leaves the command alone."""
     command = subprocess.Popen(["sleep", "60"], start_new_session=True)
     listen, tell = os.pipe()

@@ -163,7 +163,7 @@ def test_killed_with_all_that_it_started(cli: Cli) -> None:
     eventually(lambda: session_members(process.pid) == [])
 
 
-def test_killed_together_with_its_warden(cli: Cli) -> None:
+def test_killed_together_with_its_watchdog(cli: Cli) -> None:
     """When both processes of fencelock are killed (`pkill -9 fencelock`), the kernel still kills the command."""
     process = cli.hold("x")
     watchdog = next(pid for pid in session_members(process.pid) if pid != process.pid and "fencelock" in arguments(pid))

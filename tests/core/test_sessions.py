@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fencelock.core.sessions import Session, rung
+from fencelock.core.sessions import Session, ttl_step
 
 LADDER = (1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -12,28 +12,28 @@ LADDER = (1.0, 2.0, 5.0, 10.0, 30.0)
 @pytest.mark.parametrize(("ttl", "expected"), [(1, 1), (1.9, 1), (2, 2), (9.99, 5), (30, 30), (86400, 30), (0.5, 1)])
 def test_rung(ttl: float, expected: float) -> None:
     """A session never outlives the ttl that was asked for, unless that is below the lowest rung."""
-    assert rung(ttl, LADDER) == expected
+    assert ttl_step(ttl, LADDER) == expected
 
 
 def test_claims_run_out_alone() -> None:
     """A claim that is no longer kept is over at its own end, however alive the session is."""
     session = Session("handle", ttl=10, since=100)
-    session.keep("a", 100, 10)
-    session.keep("b", 100, 10)
-    session.answered(105)
-    session.keep("a", 105, 10)
-    assert session.over(109) == []
-    assert session.over(110) == ["b"]
-    session.let_go("b")
-    assert session.over(110) == []
+    session.attach("a", 100, 10)
+    session.attach("b", 100, 10)
+    session.confirm_alive(105)
+    session.attach("a", 105, 10)
+    assert session.expired(109) == []
+    assert session.expired(110) == ["b"]
+    session.remove("b")
+    assert session.expired(110) == []
     assert session.claims() == ["a"]
 
 
 def test_answers_overtake_each_other() -> None:
     """An answer to an earlier sign of life never shortens what a later one has given."""
     session = Session("handle", ttl=10, since=100)
-    session.answered(105)
-    session.answered(103)
+    session.confirm_alive(105)
+    session.confirm_alive(103)
     assert session.since == 105
     assert session.alive(114.9)
     assert not session.alive(115)
@@ -42,31 +42,31 @@ def test_answers_overtake_each_other() -> None:
 def test_renewals_overtake_each_other() -> None:
     """An earlier renewal that is answered later never shortens what a lease was given."""
     session = Session("handle", ttl=10, since=100)
-    session.keep("a", 105, 10)
-    session.keep("a", 103, 10)
+    session.attach("a", 105, 10)
+    session.attach("a", 103, 10)
     assert session.end_of("a") == 115
-    assert session.over(114) == []
-    session.let_go("a")
-    session.keep("a", 101, 10)  # made anew
+    assert session.expired(114) == []
+    session.remove("a")
+    session.attach("a", 101, 10)  # attached again
     assert session.end_of("a") == 111
 
 
 def test_claim_that_is_given_up() -> None:
     """A claim that is given up is over at once, whatever it was kept for; the others stay."""
     session = Session("handle", ttl=10, since=100)
-    session.keep("a", 100, 10)
-    session.keep("b", 100, 10)
-    session.give_up("a")
-    assert session.over(100) == ["a"]
-    session.let_go("a")
-    assert session.over(100) == []
+    session.attach("a", 100, 10)
+    session.attach("b", 100, 10)
+    session.expire_claim("a")
+    assert session.expired(100) == ["a"]
+    session.remove("a")
+    assert session.expired(100) == []
 
 
 def test_claim_that_is_over_cannot_be_extended() -> None:
     """A claim that is over is being removed: a renewal that comes late does not extend it, a new attempt does."""
     session = Session("handle", ttl=10, since=100)
-    session.keep("a", 100, 10)
-    session.keep("b", 105, 10)
+    session.attach("a", 100, 10)
+    session.attach("b", 105, 10)
     assert session.extend("a", 101, 10)
     assert session.expire(110.9) == []
     assert session.expire(111) == ["a"]
@@ -74,7 +74,7 @@ def test_claim_that_is_over_cannot_be_extended() -> None:
     assert session.expire(111) == ["a"], "it is returned until somebody has removed it"
     assert session.extend("b", 110, 10)
     assert not session.extend("c", 110, 10)
-    session.keep("a", 111, 10)
+    session.attach("a", 111, 10)
     assert session.expire(111) == []
 
 

@@ -14,9 +14,7 @@ from fencelock.engines.memory import TRAITS
 from fencelock.errors import GuaranteeUnavailable, InvalidName, InvalidTTL
 from fencelock.model import TokenGuarantee, Traits
 
-NARROW = Traits(
-    engine="narrow", guarantee=TokenGuarantee.CLOCKED, fair=False, push=False, loss_pushed=False, ttl_min=2, ttl_max=60
-)
+NARROW = Traits(engine="narrow", guarantee=TokenGuarantee.CLOCKED, fair=False, loss_pushed=False, ttl_min=2, ttl_max=60)
 
 
 def test_traits_narrow_the_ttl() -> None:
@@ -82,7 +80,7 @@ def test_seconds() -> None:
 @pytest.mark.parametrize("guarantee", TokenGuarantee)
 def test_purpose(guarantee: TokenGuarantee) -> None:
     """Correctness takes consensus and durable tokens and refuses quorum, clocked and memory."""
-    traits = Traits(engine="some", guarantee=guarantee, fair=True, push=True, loss_pushed=True)
+    traits = Traits(engine="some", guarantee=guarantee, fair=True, loss_pushed=True)
     check_purpose("efficiency", traits, "x")
     if guarantee in (TokenGuarantee.CONSENSUS, TokenGuarantee.DURABLE):
         check_purpose("correctness", traits, "x")

@@ -6,7 +6,7 @@ import pytest
 
 import fencelock
 from fencelock import InvalidURL
-from fencelock.engines.memory import Answer, MemoryStore
+from fencelock.engines.memory import AttemptReply, MemoryStore
 from fencelock.model import Claim, Renewal
 
 
@@ -32,7 +32,7 @@ def store(clock: Clock) -> MemoryStore:
     return MemoryStore(now=clock, wall=lambda: 1_000_000)
 
 
-def token(answer: Answer) -> int:
+def token(answer: AttemptReply) -> int:
     """Return the token of an answer that has one."""
     assert answer.token is not None
     return answer.token
@@ -66,7 +66,7 @@ def test_expiry(store: MemoryStore, clock: Clock) -> None:
     """A holder that is not renewed is over at its ttl, to the moment."""
     holder, waiter = Claim("x", 10), Claim("x", 10)
     first = token(store.attempt(holder, True))
-    assert store.attempt(waiter, True) == Answer(None, 10.0)
+    assert store.attempt(waiter, True) == AttemptReply(None, 10.0)
     clock.seconds += 9.999
     store.attempt(waiter, True)
     assert store.renew([holder]) == [Renewal.RENEWED]
@@ -80,7 +80,7 @@ def test_straggler_after_its_abandon(store: MemoryStore, clock: Clock) -> None:
     """An attempt that arrives after its own abandon takes nothing, for one ttl."""
     claim = Claim("x", 10)
     store.abandon(claim)
-    assert store.attempt(claim, True) == Answer(None)
+    assert store.attempt(claim, True) == AttemptReply(None)
     assert store.inspect("x").holders == ()
     assert store.inspect("x").waiters == ()
     assert store.attempt(Claim("x", 10), True).token is not None
@@ -99,4 +99,4 @@ def test_nothing_is_kept(store: MemoryStore) -> None:
         store.attempt(claim, True)
         store.release(claim)
     assert store._queues == {}
-    assert store._bells == {}
+    assert store._wakeups == {}

@@ -74,7 +74,7 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     peer.close()
     time.sleep(0.05)
-    connection.take_in()
+    connection.read_available()
     assert answers == [words]
     assert not connection.alive()
 
@@ -136,7 +136,9 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
 
     answers: list[Any] = [NO_REPLY]
     connection.owed.append((0.0, answers, 0))
-    reader = threading.Thread(target=connection.take_in, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON))
+    reader = threading.Thread(
+        target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
+    )
 
     def send_slowly(self: SocketConnection, data: bytes | memoryview) -> int:
         if reader_leaves_first:

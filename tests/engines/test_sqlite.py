@@ -28,7 +28,7 @@ from fencelock.engines.sqlite import database as database_module
 from fencelock.engines.sqlite import engine as engine_module
 from fencelock.engines.sqlite.database import APPLICATION_ID, LAYOUT, Database
 from fencelock.engines.sqlite.engine import SqliteEngine
-from fencelock.engines.sqlite.place import network_file_system, path_of
+from fencelock.engines.sqlite.paths import network_file_system, path_of
 from tests.contract.worker import Worker
 from tests.servers import packages
 
@@ -610,7 +610,7 @@ def test_stopped_in_the_middle_of_a_transaction(url: str, path: Path) -> None:
         begun = time.monotonic()
         with pytest.raises((EngineUnavailable, LockTimeout)) as caught:
             locks.lock("x").acquire(timeout=0.5)
-        assert time.monotonic() - begun < engine_module.OCCUPIED_PATIENCE / 2
+        assert time.monotonic() - begun < engine_module.BUSY_TIMEOUT / 2
         assert caught.value.name == "x"
         if isinstance(caught.value, EngineUnavailable):
             assert "middle of a transaction" in str(caught.value)
@@ -667,7 +667,7 @@ def test_killed_at_any_moment(url: str) -> None:
 
 def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While 20 wait, a release wakes the next one only: the others do not even look."""
-    monkeypatch.setattr(engine_module, "POLL_WITH_BELL", 300.0)  # so that nobody looks unless the bell rings
+    monkeypatch.setattr(engine_module, "POLL_WITH_WAKEUP", 300.0)  # so that only a wake-up ends the wait
     woken: list[int] = []
     served: list[int] = []
     clients = [fencelock.connect(url, ttl=300) for _ in range(21)]
@@ -707,9 +707,9 @@ def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> No
         client.close()
 
 
-def test_lost_bell(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_wakeup(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When every ring gets lost, a waiter still gets the lock, after a bounded delay."""
-    monkeypatch.setattr(wakeup.WakeupSender, "ring", lambda self, address: None)
+    monkeypatch.setattr(wakeup.WakeupSender, "wake", lambda self, address: None)
     with fencelock.connect(url) as locks, fencelock.connect(url) as other:
         lease = locks.lock("x").acquire()
         got: list[float] = []
@@ -729,7 +729,7 @@ def test_lost_bell(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert got[0] - released < SOON
 
 
-def test_without_bells(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_wakeups(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where processes cannot ring each other, waiters poll, and get the lock all the same."""
     monkeypatch.setattr(wakeup, "AVAILABLE", False)
     with fencelock.connect(url) as locks, fencelock.connect(url) as other:

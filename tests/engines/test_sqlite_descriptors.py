@@ -29,7 +29,7 @@ def exhausted(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_no_descriptor_for_a_bell(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_for_a_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cannot have a doorbell looks now and then, and gets the lock all the same."""
     monkeypatch.setattr(wakeup, "open_socket", exhausted)
     lease = locks.lock("x").acquire()
@@ -37,7 +37,7 @@ def test_no_descriptor_for_a_bell(locks: fencelock.Locks, monkeypatch: pytest.Mo
     assert locks.lock("x").acquire(timeout=15).release()
 
 
-def test_no_descriptor_to_ring(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_to_send_a_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that cannot wake the next in line is a release nevertheless."""
     lease = locks.lock("x").acquire()
     leases: list[fencelock.Lease] = []
@@ -60,7 +60,7 @@ def test_no_descriptor_to_create_the_database(tmp_path: Path, monkeypatch: pytes
         assert locks.lock("x").acquire().release()
 
 
-def test_failed_attempts_keep_no_bell(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_attempts_keep_no_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first attempt that fails when it is committed keeps no doorbell."""
     with locks.lock("x"):
         with monkeypatch.context() as patch:
@@ -68,7 +68,7 @@ def test_failed_attempts_keep_no_bell(locks: fencelock.Locks, monkeypatch: pytes
             for _ in range(5):
                 with pytest.raises(fencelock.EngineUnavailable):
                     locks.lock("x").acquire()
-        assert locks._client.engine._bells == {}  # type: ignore[attr-defined]
+        assert locks._client.engine._wakeups == {}  # type: ignore[attr-defined]
 
 
 def _refusing(transact: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fencelock
-from fencelock.engines.sqlite.place import other_names
+from fencelock.engines.sqlite.paths import other_names
 
 
 def take(path: Path) -> int:

@@ -237,5 +237,5 @@ def test_traceback_shows_no_internals(folder: Path, content: bytes | None) -> No
             with pytest.raises(EngineUnavailable) as caught:
                 action()
             shown = "".join(traceback.format_exception(caught.value))
-            assert "Occupied" not in shown
+            assert "DatabaseBusy" not in shown
             assert shown.count("Traceback") == (1 if content is None else 2)

@@ -174,7 +174,7 @@ def fence_takes_equal_tokens() -> Iterator[None]:
 @contextmanager
 def last_come_first_served() -> Iterator[None]:
     """The engine serves whoever came last."""
-    advance_queue = MemoryStore._settle
+    advance_queue = MemoryStore._advance
 
     def backwards(self: MemoryStore, name: str, now: float) -> Any:
         entries = self._queues.get(name, [])
@@ -184,7 +184,7 @@ def last_come_first_served() -> Iterator[None]:
         entries[:] = [entry for entry in entries if entry not in waiting] + [e for e in waiting if e in entries]
         return answer
 
-    with patch.object(MemoryStore, "_settle", backwards):
+    with patch.object(MemoryStore, "_advance", backwards):
         yield
 
 
@@ -193,7 +193,7 @@ def one_permit_too_many() -> Iterator[None]:
     """Permits are counted from nought."""
     admit = model.admit
 
-    def generous(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+    def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
         ahead = [place.id for place in queue]
         at = ahead.index(me.id) if me.id in ahead else len(ahead)
         return model.ADMITTED if me.limit is not None and at == me.limit else admit(queue, me)
@@ -207,7 +207,7 @@ def writers_ignore_readers() -> Iterator[None]:
     """A writer waits for writers only."""
     admit = model.admit
 
-    def rude(queue: Sequence[model.Place], me: model.Place) -> model.Admitted | model.Blocked:
+    def rude(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
         return admit(queue if me.shared else [place for place in queue if not place.shared], me)
 
     with patch.object(model, "admit", rude):
@@ -222,20 +222,20 @@ def tokens_from_the_wall() -> Iterator[None]:
 
 
 @contextmanager
-def nobody_rings() -> Iterator[None]:
+def nobody_is_woken() -> Iterator[None]:
     """A waiter is not woken when it is handed the lock."""
-    with patch.object(SimMemoryEngine, "_remote", lambda self, ring: lambda: None):
+    with patch.object(SimMemoryEngine, "_remote_callback", lambda self, wake: lambda: None):
         yield
 
 
 @contextmanager
-def bells_are_missed() -> Iterator[None]:
-    """A claim that was handed the lock before it listened is not rung (a mistake that this simulation found)."""
+def wakeups_are_missed() -> Iterator[None]:
+    """A claim that was handed the lock before it listened is not woken (a mistake that this simulation found)."""
 
-    def listen(self: MemoryStore, claim: Claim, bell: Callable[[], None]) -> None:
-        self._bells[claim.id] = bell
+    def on_grant(self: MemoryStore, claim: Claim, wake: Callable[[], None]) -> None:
+        self._wakeups[claim.id] = wake
 
-    with patch.object(MemoryStore, "listen", listen):
+    with patch.object(MemoryStore, "on_grant", on_grant):
         yield
 
 
@@ -264,8 +264,8 @@ VARIANTS = (
     Variant(one_permit_too_many, "shared", "exclusion", 50),
     Variant(writers_ignore_readers, "shared", "exclusion", 50),
     Variant(cancel_without_abandon, "calm", "wake-ups", 50),
-    Variant(nobody_rings, "calm", "wake-ups", 50),
-    Variant(bells_are_missed, "calm", "wake-ups", 150),
+    Variant(nobody_is_woken, "calm", "wake-ups", 50),
+    Variant(wakeups_are_missed, "calm", "wake-ups", 150),
     Variant(abandon_without_tombstone, "late", "orphans", 200),
     Variant(release_without_abandon, "late", "orphans", 400),
     Variant(stragglers_are_forgotten, "late", "orphans", 400),

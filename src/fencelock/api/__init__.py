@@ -1,1 +1,1 @@
-"""The two colours of the public API: delegation only. A test compares their signatures."""
+"""The public API, blocking and asyncio: delegation only. A test compares their signatures."""

@@ -16,7 +16,7 @@ from fencelock.core.validation import check_callback, check_name, warn_long_ttl
 from fencelock.model import LossReason, Snapshot, Traits
 from fencelock.primitives.habits import no_attribute, no_keyword
 from fencelock.primitives.lock import UNSET, LockFactory, LockOptions, Unset
-from fencelock.primitives.locked import check_template, naming
+from fencelock.primitives.locked import check_template, name_template
 from fencelock.runtime.blocking import BlockingRuntime, each, run_sync
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 
 class Lost:
-    """The event of a lease's loss.
+    """The event that a lease is lost.
 
     >>> with connect("memory://lost") as locks, locks.lock("x") as lease:
     ...     lease.lost.is_set(), lease.lost.wait(timeout=0.01)
@@ -42,11 +42,11 @@ class Lost:
         self._lease = lease
 
     def is_set(self) -> bool:
-        """Return whether the lease is lost. It looks at the clock: a thread that was stopped learns it here."""
+        """Return whether the lease is lost. It reads the clock, so it is right even after this thread was stopped."""
         return self._lease.is_lost()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lease is lost or released, for so long at most; return whether it is lost."""
+        """Wait until the lease is lost or released, at most `timeout` seconds; return whether it is lost."""
         return run_sync(self._lease._wait_lost(timeout))
 
     def __bool__(self) -> bool:
@@ -57,7 +57,7 @@ class Lost:
 
 
 class Lease(BaseLease):
-    """What a holder holds: a name, a fencing token, and time.
+    """A held lock: its name, its fencing token, and the time that is left.
 
     >>> with connect("memory://lease") as locks:
     ...     lease = locks.lock("x", ttl=30).acquire()
@@ -69,15 +69,15 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> Lost:
-        """The event of its loss: `is_set()`, which is also its truth, and `wait(timeout)`."""
+        """The event that the lease is lost: `is_set()`, which is also its truth value, and `wait(timeout)`."""
         return Lost(self)
 
     def renew(self) -> None:
-        """Renew now. Raises LeaseLost, or EngineUnavailable if no answer came; the keeper does this in the background."""
+        """Renew now; the client also renews in the background. Raises LeaseLost, or EngineUnavailable without a reply."""
         run_sync(self._renew_now())
 
     def release(self) -> bool:
-        """Release; return True if it was still ours. Safe to call again."""
+        """Release the lock; return True if the lease still held it. Safe to call again."""
         return run_sync(self._release())
 
     def __enter__(self) -> Lease:
@@ -94,7 +94,7 @@ class Lease(BaseLease):
 
 
 class Lock:
-    """A lock on a name: a factory of leases, safe to share between threads.
+    """A lock on a name: it makes leases, and threads may share it.
 
     >>> with connect("memory://lock") as locks:
     ...     lock = locks.lock("x", timeout=5)
@@ -103,36 +103,36 @@ class Lock:
     True
     """
 
-    __slots__ = ("_mutex",)
+    __slots__ = ("_factory",)
 
-    def __init__(self, mutex: LockFactory[Lease]) -> None:
-        self._mutex = mutex
+    def __init__(self, factory: LockFactory[Lease]) -> None:
+        self._factory = factory
 
     @property
     def name(self) -> str:
-        """The name that it locks."""
-        return self._mutex.name
+        """The name of the lock."""
+        return self._factory.name
 
     def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
-        """Wait for the lock, by default as long as the lock's own timeout says; raise LockTimeout.
+        """Wait for the lock, by default for the lock's own timeout; raise LockTimeout.
 
-        Keep the lease: one that nobody refers to any more is no longer renewed.
+        Keep a reference to the lease: without one it is no longer renewed.
         """
         if unknown:
             raise no_keyword("acquire", unknown)
-        return run_sync(self._mutex.acquire(timeout))
+        return run_sync(self._factory.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
-        return run_sync(self._mutex.try_acquire())
+        return run_sync(self._factory.try_acquire())
 
     def __enter__(self) -> Lease:
-        return self._mutex.entered(self._mutex.current_task(), run_sync(self._mutex.acquire()))
+        return self._factory.entered(self._factory.current_task(), run_sync(self._factory.acquire()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._mutex.leaving()._exit_block(error))
+        run_sync(self._factory.leaving()._exit_block(error))
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -147,7 +147,7 @@ class Lock:
 
 
 class Locks:
-    """A client: the locks of one engine and namespace. Made by `connect`; safe to share between threads.
+    """A client: the locks of one engine and namespace. `connect` makes it; threads may share it.
 
     >>> with connect("memory://locks") as locks, locks.lock("order:42"):
     ...     list(locks.names(prefix="order:"))
@@ -160,12 +160,12 @@ class Locks:
 
     @property
     def traits(self) -> Traits:
-        """What the engine promises: how strong its tokens are, whether it is fair, which ttls it takes."""
+        """What the engine promises: the guarantee of its tokens, whether it is fair, the ttls that it accepts."""
         return self._client.engine.traits
 
     @property
     def owner(self) -> str:
-        """The label that others see when they inspect what this client holds."""
+        """The label of this client in `inspect`."""
         return self._client.owner
 
     def lock(
@@ -180,13 +180,13 @@ class Locks:
         purpose: Literal["efficiency", "correctness"] = "efficiency",
         **unknown: Never,
     ) -> Lock:
-        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. Nothing is locked yet.
+        """Return a lock on a name: 1 to 1024 bytes of UTF-8 without control characters. It does not acquire the lock.
 
-        `ttl`: seconds after which others may have it if this process is gone (the keeper renews it until then); by default
+        `ttl`: seconds after which the lock of a dead process is free (the client renews it in the background); by default
         the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
-        once, None waits for ever. `renew=False`: let it run out. `max_hold`: seconds after which it is lost even if all is
-        well. `reentrant`: the thread that holds it may take it again. `purpose="correctness"`: refuse an engine whose tokens
-        could repeat after a failure.
+        once, None waits for ever. `renew=False`: the lease expires after its ttl. `max_hold`: seconds after which the lease
+        is lost even if renewals succeed. `reentrant`: the thread that holds the lock may acquire it again.
+        `purpose="correctness"`: refuse an engine whose tokens could repeat after a failure.
         """
         if unknown:
             raise no_keyword("lock", unknown)
@@ -196,7 +196,7 @@ class Locks:
         return Lock(LockFactory(self._client, name, **options))
 
     def locked(self, name: str, **options: Unpack[LockOptions]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Return a decorator: each call holds the lock, made with the options of `lock`.
+        """Return a decorator: each call of the function holds the lock. The options are those of `lock`.
 
         `{argument}` in the name stands for the call's argument.
 
@@ -210,7 +210,7 @@ class Locks:
         check_template(name)
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            name_of = naming(name, function, awaited=False)
+            name_of = name_template(name, function, awaited=False)
 
             @wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -222,7 +222,7 @@ class Locks:
         return decorate
 
     def inspect(self, name: str) -> Snapshot:
-        """Return who holds the name and who waits for it."""
+        """Return the holders and waiters of a name."""
         return run_sync(self._client.inspect(name))
 
     def names(self, prefix: str = "") -> Iterator[str]:
@@ -230,11 +230,11 @@ class Locks:
         return each(self._client.names(prefix))
 
     def force_release(self, name: str, *, reason: str) -> int:
-        """Drop whoever holds the name and return how many that were. Logged with the reason; they learn of it."""
+        """Take the lock away from its holders; return their number. The reason is logged, and their leases are lost."""
         return run_sync(self._client.force_release(name, reason))
 
     def close(self) -> None:
-        """Release what is held and leave the engine. Safe to call again; a `with` block does it."""
+        """Release all leases and close the connections. Safe to call again; a `with` block does it."""
         run_sync(self._client.close())
 
     def __enter__(self) -> Locks:
@@ -260,15 +260,14 @@ def connect(
     owner: str | None = None,
     on_lost: Callable[[Lease, LossReason], object] | None = None,
 ) -> Locks:
-    """Return a client for the engine that the URL names. Nothing is sent before it is used.
+    """Return a client for the engine that the URL names. It connects on first use.
 
-    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. A `redis.Redis`, a connection or pool of psycopg, a
-    connection of PyMySQL, an engine of SQLAlchemy or a connection of Django's can stand for a URL: we connect as it does,
-    over connections of our own. `namespace` keeps applications on one engine
-    apart; `ttl` is the default for its locks; `owner` is a label for people (host and process id if not given);
-    `on_lost(lease, reason)` is called once for every lease that is lost, but not for those that close() gives up: each call
-    in a thread of its own, as soon as the system schedules it, so calls for several leases have no order. `lease.lost` and
-    `lease.check()` are always on time.
+    Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder. Instead of a URL it accepts a `redis.Redis`, a
+    connection or pool of psycopg, a connection of PyMySQL, an engine of SQLAlchemy or a connection of Django: the client
+    connects with the same arguments, and opens its own connections. `namespace` separates applications on one engine; `ttl`
+    is the default of its locks; `owner` is a label for people (by default host and process id). `on_lost(lease, reason)` is
+    called once for every lost lease, except those that close() ends: each call in a new thread, as soon as the system
+    schedules it, so calls for several leases have no order. `lease.lost` and `lease.check()` are always on time.
 
     >>> with connect("memory://connect", owner="worker-1") as locks:
     ...     with locks.lock("order:42") as lease:
@@ -286,13 +285,13 @@ def connect(
 
 @atexit.register
 def _close_all() -> None:
-    """Spare others the wait for what an ending process still holds."""
+    """Release the leases of an ending process, so that waiters need not wait for the ttl."""
     ours = [client for client in clients() if isinstance(client.runtime, BlockingRuntime)]
     waited = any(client.in_flight for client in ours)
     for client in ours:
         run_sync(client.close())
     if waited:
-        # Threads that waited say why they no longer do; one that still writes when the interpreter goes would abort it.
+        # Waiting threads now raise and may print; a thread that prints during the shutdown would abort the interpreter.
         until = time.monotonic() + 0.5
         while any(client.in_flight for client in ours) and time.monotonic() < until:
             time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The command line: `fencelock COMMAND ...`. One file a command, imported when it is asked for.
+"""The command line: `fencelock COMMAND ...`. Each command has its own module, which is imported when it is called.
 
 Cron starts `fencelock run` thousands of times a day, so nothing is imported here that `run` does not need.
 """
@@ -16,9 +16,9 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that the arguments name; return the exit code."""
-    from fencelock.cli.errors import guarded
+    from fencelock.cli.errors import run_command
 
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        return guarded(arguments[0], arguments[1:])
-    return guarded("top", arguments)
+        return run_command(arguments[0], arguments[1:])
+    return run_command("top", arguments)

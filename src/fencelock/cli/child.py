@@ -1,7 +1,7 @@
-"""The command's process: forked before there is any thread or connection, told to go once the lock is held.
+"""The command's process: forked before this process has any thread or connection, started once the lock is held.
 
-A fork copies a process as it is, with mutexes held and sockets shared, so it happens first. While the lock is waited for,
-the copy makes itself ready: a process group of its own, and death with its parent.
+A fork copies held mutexes and shares open sockets, so the fork happens first. While fencelock waits for the lock, the
+child prepares itself: it creates its own process group and asks the kernel to kill it when its parent dies.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Child:
         self.command = command
         self.started = False
         self.status: int | None = None
-        """The exit code, once the leader has ended, as a shell would give it."""
+        """The exit code of the leader as a shell reports it; None while the leader runs."""
         self.stopped: int | None = None
-        """The signal that stopped the leader, while it is stopped."""
+        """The signal that stopped the leader; None while the leader runs."""
         ready, self._go = os.pipe()
         self._failed, failed = os.pipe()
         parent = os.getpid()
@@ -39,33 +39,33 @@ class Child:
         try:
             os.setpgid(self.pid, self.pid)
         except OSError:
-            pass  # it did so itself and is already gone
+            pass  # the child did it itself and has already ended
         self._terminal = _our_terminal()
         self._has_terminal = False
 
     def start(self, environment: dict[str, str]) -> None:
-        """Let the command run, with these additions to its environment."""
+        """Start the command, with these additions to its environment."""
         self.started = True
         self.take_foreground()
         message = "\0".join(f"{key}={value}" for key, value in environment.items())
         try:
             os.write(self._go, os.fsencode(message))
         except BrokenPipeError:
-            pass  # somebody killed it; its status tells
+            pass  # another process killed it; poll() reads its status
         os.close(self._go)
 
-    def let_go(self) -> None:
-        """Close our ends of the pipes, in another fork: the process must notice when its parent is gone."""
+    def close_pipes(self) -> None:
+        """Close this process's ends of the pipes. The watchdog calls it, so that the child sees its parent's end."""
         os.close(self._go)
         os.close(self._failed)
 
     def dismiss(self) -> None:
-        """End the process that never became the command."""
+        """Kill the process if the command was never started."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    def look(self) -> None:
-        """Take in what happened to the leader."""
+    def poll(self) -> None:
+        """Update `status` and `stopped` from the kernel."""
         while self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if not pid:
@@ -79,23 +79,23 @@ class Child:
                 self.status = SIGNALLED + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def send(self, *numbers: int) -> bool:
-        """Send signals to the whole group; return whether anybody is left in it."""
+        """Send signals to the whole group; return whether the group still has a process."""
         try:
             for number in numbers:
                 os.killpg(self.pid, number)
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # it changed its user: alive, and out of our reach
+            pass  # it changed its user: it lives, and this process may not signal it
         return True
 
     @property
     def alive(self) -> bool:
-        """Whether anybody is left in the group, the leader or whom it left behind."""
+        """Whether the group still has a living process: the leader, or one that it started."""
         return self.send(0) and _any_living(self.pid)
 
     def failure(self) -> tuple[int, str] | None:
-        """Return the exit code and the sentence if the command could not be started. For after its end."""
+        """Return the exit code and a message if the command could not be started. Call it after the child has ended."""
         code = os.read(self._failed, 16)
         if not code:
             return None
@@ -116,9 +116,9 @@ class Child:
     # ------------------------------------------------------------------ the terminal
 
     def take_foreground(self, *, asked: bool = False) -> None:
-        """Give the command the terminal if it is ours to give: its Ctrl-C, its Ctrl-Z, and the right to read from it.
+        """Make the command the foreground process group of the terminal, if this process is in the foreground.
 
-        In a pipeline, which others may read the keyboard in, only when the command asks for it.
+        In a pipeline other processes may read the keyboard, so this happens only when the command asks for it (`asked`).
         """
         if self._terminal is None or not (asked or (os.isatty(0) and os.isatty(1))):
             return
@@ -130,7 +130,7 @@ class Child:
             pass  # the terminal is gone
 
     def give_back_foreground(self) -> None:
-        """Take the terminal back, if the command still has it."""
+        """Make this process's group the foreground group again, if the command is it."""
         if self._terminal is None or not self._has_terminal:
             return
         self._has_terminal = False
@@ -141,7 +141,7 @@ class Child:
             pass
 
     def wants_terminal(self) -> bool:
-        """Return whether the leader is stopped because it needs the terminal, and we could give it."""
+        """Return whether the leader is stopped because it needs the terminal, and this process can give it."""
         if self.stopped not in (signal.SIGTTIN, signal.SIGTTOU) or self._terminal is None:
             return False
         try:
@@ -151,17 +151,17 @@ class Child:
 
 
 def _any_living(group: int) -> bool:
-    """Return whether a group has more than corpses: where process 1 is slow to bury orphans, signals still find them."""
+    """Return whether a group has a process that is not a zombie. killpg also finds zombies that process 1 has not reaped."""
     try:
         pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
     except OSError:
-        return True  # no /proc: believe the signal
+        return True  # without /proc only the result of killpg is known
     for pid in pids:
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 state, _, pgrp = file.read().rpartition(b") ")[2].split()[:3]
         except (OSError, ValueError):
-            continue  # gone meanwhile
+            continue  # it has ended meanwhile
         if int(pgrp) == group and state not in (b"Z", b"X"):
             return True
     return False
@@ -172,13 +172,13 @@ def _our_terminal() -> int | None:
 
 
 def _stub(command: list[str], parent: int, ready: int, failed: int) -> NoReturn:
-    """Be the child: wait for the word, then become the command. Nothing of Python's own may come out of here."""
+    """Run in the child: wait for the environment, then exec the command. No Python exception may leave this function."""
     code = BUG
     try:
         os.setpgid(0, 0)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # Python ignores these two, and what is ignored stays so in the command.
+        # Python ignores these two signals, and exec keeps ignored signals ignored.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         _die_with(parent)
@@ -199,7 +199,7 @@ def _stub(command: list[str], parent: int, ready: int, failed: int) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill us when our parent dies, however it dies."""
+    """Ask the kernel to kill this process when its parent dies, for whatever cause."""
     if sys.platform == "linux":
         try:
             import ctypes

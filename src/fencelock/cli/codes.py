@@ -1,9 +1,9 @@
-"""The exit codes, as in sysexits.h where it has one. A command that ran passes on its own code instead."""
+"""The exit codes, from sysexits.h where it defines one. `fencelock run` returns the command's own code if it ran."""
 
 USAGE = 64
 UNAVAILABLE = 69
 BUG = 70
-UNWRITABLE = 74
+OUTPUT_FAILED = 74
 NOT_ACQUIRED = 75
 LOST = 76
 NOT_EXECUTABLE = 126

@@ -1,4 +1,4 @@
-"""An application's own database, by its URL: for what `fencelock schema` makes there beside an engine's tables."""
+"""Connect to an application's own database by its URL, for the tables that `fencelock schema` makes there."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _STEPS: list[tuple[set[str], tuple[str, ...], str]] = [
     (set(), ("locked",), "Try again when nobody writes to it"),
     ({"2003"}, ("refused", "timeout", "timed out", "resolve"), "Make sure that the server runs there"),
 ]
-"""What databases say, by number or by word, and what to do about it. psycopg has no number for what goes wrong at first."""
+"""Error codes, words of the message, and what to do. psycopg gives no code for errors of the first connection."""
 
 
 def dialect_of(url: str) -> str:
-    """Return the language of the database that a URL names; raise InvalidURL if it names none.
+    """Return the SQL dialect of the database that a URL names; raise InvalidURL if it names none.
 
     >>> dialect_of("mariadb://app@db/shop")
     'mysql'
@@ -48,7 +48,7 @@ def dialect_of(url: str) -> str:
 def connect(url: str) -> Any:
     """Return a connection of the DB-API; raise InvalidURL, MissingDependency or EngineUnavailable.
 
-    The engine's own module reads the URL, so that every option (TLS, a Unix socket, a home folder) counts here, too.
+    The engine's own module parses the URL, so that every option (TLS, a Unix socket, a home folder) works here too.
     """
     dialect = dialect_of(url)
     try:
@@ -73,12 +73,12 @@ def _connect_mysql(url: str) -> Any:
         user=place.user,
         password=place.password,
         database=place.database,
-        connect_timeout=max(1, ceil(place.seconds)),  # which PyMySQL wants as an int
+        connect_timeout=max(1, ceil(place.seconds)),  # PyMySQL requires an int
     )
     if place.tls is not None:
         cursor = connection.cursor()
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-        if not cursor.fetchone()[1]:  # older releases of PyMySQL go on without TLS if the server has none
+        if not cursor.fetchone()[1]:  # older releases of PyMySQL continue without TLS if the server has none
             connection.close()
             raise EngineUnavailable(
                 f"{redact(url)}: the server has no TLS; switch it on there, or leave out the ssl options"
@@ -87,7 +87,7 @@ def _connect_mysql(url: str) -> Any:
 
 
 def next_step(error: Exception) -> str:
-    """Return what to do about an error of a database, or nothing where it speaks for itself.
+    """Return what to do about an error of a database, or "" if the error needs no advice.
 
     >>> next_step(OSError("attempt to write a readonly database"))
     '. Make sure that its folder and file are there, and may be written'

@@ -1,4 +1,4 @@
-"""Where a command's errors end: one line on stderr that says what to do next, and a documented exit code."""
+"""Output of the commands, and their errors: one line on stderr that says what to do next, and a documented exit code."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 
-from fencelock.cli.codes import BUG, SIGNALLED, UNAVAILABLE, UNWRITABLE, USAGE
+from fencelock.cli.codes import BUG, OUTPUT_FAILED, SIGNALLED, UNAVAILABLE, USAGE
 
 
-def say(message: str) -> None:
-    """Write one line to stderr, if there is one. What others put into the engine cannot move the cursor."""
+def write_error(message: str) -> None:
+    """Write one line to stderr, if it is open. Control characters of names and owners are escaped."""
     try:
         sys.stderr.write(f"fencelock: {escaped(message)}\n")
         sys.stderr.flush()
     except OSError:
-        _forget(2)  # full: nobody listens, and the lock matters more
+        _forget(2)  # stderr cannot be written; the lock matters more than the message
     except (ValueError, AttributeError):
         pass  # closed
 
 
 def escaped(text: str) -> str:
-    """Return the text with whatever a terminal would act on (escape sequences, changes of direction) as its code."""
+    """Return the text with control characters (escape sequences, changes of direction) replaced by their codes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-class Unwritable(Exception):
-    """Stdout does not take what there is to say."""
+class OutputError(Exception):
+    """Stdout cannot be written."""
 
 
-def put(text: str) -> None:
-    """Write to stdout, all of it, or raise Unwritable."""
+def write_output(text: str) -> None:
+    """Write all of the text to stdout, or raise OutputError."""
     if sys.stdout is None:
-        raise Unwritable("it is closed")
+        raise OutputError("it is closed")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise Unwritable(os.strerror(error.errno or 0)) from error
+        raise OutputError(os.strerror(error.errno or 0)) from error
 
 
-def guarded(command: str, arguments: list[str]) -> int:
-    """Run a command; whatever goes wrong comes out as a line and a code."""
+def run_command(command: str, arguments: list[str]) -> int:
+    """Run a command and return its exit code; an error becomes one line on stderr and a code."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: any name can be shown in any encoding
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # like stderr, so that any name can be printed in any encoding
     try:
         return int(import_module(f"fencelock.cli.{command}").main(arguments))
     except KeyboardInterrupt:
@@ -56,10 +58,10 @@ def guarded(command: str, arguments: list[str]) -> int:
     except BrokenPipeError:
         _forget(1)  # `fencelock ls | head`
         return SIGNALLED + 13
-    except Unwritable as error:
+    except OutputError as error:
         _forget(1)
-        say(f"the output cannot be written: {error}")
-        return UNWRITABLE
+        write_error(f"the output cannot be written: {error}")
+        return OUTPUT_FAILED
     except Exception as error:
         if os.environ.get("FENCELOCK_DEBUG"):
             import traceback
@@ -69,21 +71,21 @@ def guarded(command: str, arguments: list[str]) -> int:
 
 
 def _forget(descriptor: int) -> None:
-    # Python would fail once more, with an exit code of its own, when it flushes at exit.
+    # Python flushes the stream at exit. That would fail again and replace the exit code.
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def explain(error: Exception, outcome: str = "") -> int:
-    """Say what happened, and what came of it unless the arguments were wrong; return the exit code for it."""
+    """Write the error to stderr, followed by `outcome` unless the arguments were wrong; return the exit code."""
     from fencelock.errors import FencelockError
 
     if isinstance(error, FencelockError):
         if isinstance(error, ValueError):
-            say(_one_line(error))
+            write_error(_one_line(error))
             return USAGE
-        say(f"{_one_line(error)}{outcome}")
+        write_error(f"{_one_line(error)}{outcome}")
         return UNAVAILABLE
-    say(f"a bug: {type(error).__name__}: {_one_line(error)}; FENCELOCK_DEBUG=1 shows where, please report it")
+    write_error(f"a bug: {type(error).__name__}: {_one_line(error)}; FENCELOCK_DEBUG=1 shows where, please report it")
     return BUG
 
 

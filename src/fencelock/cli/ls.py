@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, add_engine, engine_url
-from fencelock.cli.show import as_json, dump, duration, printable, say_engine
+from fencelock.cli.show import as_json, dump, duration, printable, write_engine
 
 
 def parser() -> Parser:
@@ -31,10 +31,10 @@ def main(argv: list[str]) -> int:
     if options.json:
         dump({"engine": engine, "locks": [as_json(snapshot) for snapshot in snapshots]})
         return 0
-    say_engine(engine)
+    write_engine(engine)
     if not snapshots:
         if sys.stdout is not None and sys.stdout.isatty():
-            say("no lock is held" + (f" whose name begins with {options.prefix!r}" if options.prefix else ""))
+            write_error("no lock is held" + (f" whose name begins with {options.prefix!r}" if options.prefix else ""))
         return 0
     rows = [("NAME", "STATE", "HOLDER", "HELD FOR", "TOKEN", "EXPIRES IN", "WAITERS")]
     for snapshot in snapshots:
@@ -55,12 +55,12 @@ def main(argv: list[str]) -> int:
     for row in rows:
         cells = (cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True))
         lines.append("  ".join(cells).rstrip())
-    put("".join(f"{line}\n" for line in lines))
+    write_output("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def columns(text: str) -> int:
-    """Return how many columns a terminal needs for it: two for each wide character, none for an accent of its own."""
+    """Return the width of a text in a terminal: two columns for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     from unicodedata import category, east_asian_width

@@ -1,4 +1,4 @@
-"""What the commands' arguments have in common."""
+"""The argument parser and the options that the commands share."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 from math import isfinite
 
 from fencelock.cli.codes import USAGE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 
 WIDEST = 80
-"""Help is no wider than this, however wide the terminal: long lines are hard to read."""
+"""Columns of the help at most: long lines are hard to read."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """With the width given, argparse does not import shutil (5 ms) for every argument that is added."""
+    """A formatter with a fixed width: without it argparse imports shutil (5 ms)."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_width())
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that speaks in one line and exits with the code for wrong arguments."""
+    """An argument parser whose errors are one line, with the exit code for wrong arguments."""
 
     def __init__(self, command: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -36,24 +36,24 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Say it in one line."""
-        say(f"{message}; see {self.prog} --help")
+        """Write the error as one line and exit."""
+        write_error(f"{message}; see {self.prog} --help")
         self.exit(USAGE)
 
     def add_name(self) -> None:
-        """Add the lock's name, as an argument or, for one that looks like an option, as the value of one."""
+        """Add the lock's name as an argument, and as the option --name for a name that begins with a dash."""
         self.add_argument("name", metavar="NAME", nargs="?", help="the lock's name")
         self.add_argument("--name", dest="named", metavar="NAME", help="for a name that begins with a dash: --name=-x")
 
     def parse_named(self, argv: list[str]) -> argparse.Namespace:
-        """Return the options and the one name that must be among them."""
+        """Return the options; the name is required."""
         options, unknown = self.parse_known_named(argv)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options
 
     def parse_known_named(self, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options, the name among them, and what is left over."""
+        """Return the options with the name, and the arguments that are not known."""
         options, unknown = self.parse_known_args(argv)
         if options.named is not None:
             unknown = ([] if options.name is None else [options.name]) + unknown
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002
         """Write the help to stdout."""
-        put(self.format_help())
+        write_output(self.format_help())
 
 
 def _width() -> int:
@@ -78,13 +78,13 @@ def _width() -> int:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the locks are."""
+    """Add the options that select the engine and the namespace."""
     parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
     parser.add_argument("--namespace", default="fencelock", help="keeps applications on one engine apart (%(default)s)")
 
 
 def engine_url(options: argparse.Namespace) -> str:
-    """Return the URL that is meant; refuse a password among the arguments, which everybody on the machine can read."""
+    """Return the engine's URL. Raise InvalidURL for a password in --url: every user of the machine can read it in `ps`."""
     from fencelock.core.urls import redact, resolve
     from fencelock.errors import InvalidURL
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
 DESCRIPTION = """\
-Take a lock away from whoever holds it and let the next in line have it. The old
-holder learns of it at its next renewal at the latest and may be at work until
-then: fences refuse it, as every later token is higher; what has no fence is not
-protected. Nothing needs this in the ordinary course: the lock of a process that
-died runs out by itself."""
+Take a lock away from its holder and grant it to the next waiter. The old holder
+finds out at its next renewal at the latest and may continue until then: fences
+refuse it, as every later token is higher; a resource without a fence is not
+protected. This is rarely needed: the lock of a process that died expires by
+itself."""
 
 
 def parser() -> Parser:
@@ -28,26 +28,26 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Release by force and say who was dropped."""
+    """Release the lock by force and print the holders that lost it."""
     options = parser().parse_named(argv)
     if not options.force:
-        say(
+        write_error(
             f"only its holder can release {options.name!r}; to take it away, give --force and --reason, after a look at "
             f"`fencelock show`"
         )
         return USAGE
     if not (options.reason or "").strip():
-        say(f"a forced release of {options.name!r} needs --reason TEXT, for those who find out later")
+        write_error(f"a forced release of {options.name!r} needs --reason TEXT, for those who find out later")
         return USAGE
     import logging
 
     from fencelock.api.sync import connect
 
-    class Said(logging.Handler):
+    class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            say(record.getMessage())
+            write_error(record.getMessage())
 
-    logging.basicConfig(handlers=[Said()])
+    logging.basicConfig(handlers=[StderrHandler()])
     with connect(engine_url(options), namespace=options.namespace, owner=options.owner) as locks:
         holders = locks.inspect(options.name).holders
         dropped = locks.force_release(options.name, reason=options.reason)
@@ -58,5 +58,5 @@ def main(argv: list[str]) -> int:
     lines = [f"{printable(options.name)}: {'released by force' if dropped else 'nobody held it'}\n"]
     if dropped:
         lines += [f"  dropped {describe(holder)}\n" for holder in holders]
-    put("".join(lines))
+    write_output("".join(lines))
     return 0

@@ -1,4 +1,4 @@
-"""`fencelock run NAME … -- COMMAND …`: a command under a lock."""
+"""`fencelock run NAME … -- COMMAND …`: run a command while holding a lock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_ACQUIRED, NOT_FOUND, SIGNALLED, TABLE, USAGE
-from fencelock.cli.errors import explain, say
+from fencelock.cli.errors import explain, write_error
 from fencelock.cli.options import Parser, add_engine, engine_url, seconds
-from fencelock.cli.signals import GIVING_UP, Signals
+from fencelock.cli.signals import TERMINATING, Signals
 from fencelock.cli.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from fencelock.core.lease import BaseLease
     from fencelock.primitives.lock import LockFactory
 
-RELEASE_PATIENCE = 5.0
-"""The command has ended: its exit code should not wait for an engine that is away. The lock runs out by itself."""
+RELEASE_TIMEOUT = 5.0
+"""Seconds for the release after the command has ended. An unreachable engine must not delay the exit code for longer; the
+lease expires by itself."""
 
-SHORTEST_PATIENCE = 0.1
-GOODBYE_PATIENCE = 0.5
+MIN_RELEASE_TIMEOUT = 0.1
+CLOSE_TIMEOUT = 0.5
 
 DESCRIPTION = """\
 Run a command while holding a lock. The command gets FENCELOCK_NAME,
@@ -82,29 +83,29 @@ def _ttl(text: str) -> float:
         from fencelock.core.validation import LONG_TTL, long_ttl
 
         if ttl > LONG_TTL:
-            say(long_ttl(ttl))
+            write_error(long_ttl(ttl))
     return ttl
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run it. The process ends here, without the interpreter's own farewell, which takes as long as the lock did."""
+    """Run the command and exit. os._exit skips the interpreter's shutdown, which takes as long as the locking."""
     split = argv.index("--") if "--" in argv else None
     reader = parser()
     options, unknown = reader.parse_known_named(argv[:split])
     if unknown and split is None and not unknown[0].startswith("-"):
-        say(f"put -- before the command: {_with_dashes(argv, unknown)}")
+        write_error(f"put -- before the command: {_with_dashes(argv, unknown)}")
         _exit(USAGE)
     if unknown:
         reader.error(f"unrecognized arguments: {' '.join(unknown)}")
     command = [] if split is None else argv[split + 1 :]
     if not command:
-        say(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
+        write_error(f"a command must follow after --, as in `{EXAMPLE}`; see fencelock run --help")
         _exit(USAGE)
     if not command[0]:
-        say("the command is empty; is a variable in it not set?")
+        write_error("the command is empty; is a variable in it not set?")
         _exit(NOT_FOUND)
     for fd in (0, 1, 2):
-        # A stream that was closed is taken by the next thing that is opened. What stands in for it here is closed on exec.
+        # The next open() would get the number of a closed standard stream. /dev/null takes its place until exec.
         try:
             os.fstat(fd)
         except OSError:
@@ -130,7 +131,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _with_dashes(argv: list[str], command: list[str]) -> str:
-    """Return the line as it was meant. If some of the command was taken for our options, only its form is known."""
+    """Return the line with -- in its place, or the general form if argparse took parts of the command for options."""
     if argv[-len(command) :] != command:
         return "fencelock run NAME [options] -- COMMAND [ARGUMENT ...]"
     import shlex
@@ -155,22 +156,22 @@ def _run(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals:
     from fencelock.model import TokenGuarantee
     from fencelock.primitives.lock import LockFactory
 
-    def told(*_: object) -> None:
-        signals.poke()
+    def on_lost(*_: object) -> None:
+        signals.wake()
 
-    def show(logger: str, level: int, message: str) -> None:
-        if level >= log.WARNING and logger != "lease" and not options.quiet:  # a loss gets words of its own
-            say(message)
+    def write_warning(logger: str, level: int, message: str) -> None:
+        if level >= log.WARNING and logger != "lease" and not options.quiet:  # _lost() reports a loss
+            write_error(message)
 
-    log.sink = show
+    log.sink = write_warning
     runtime = InterruptibleRuntime(signals)
     url = engine_url(options)
     engine = open_engine(runtime, url, check_name(options.namespace, "a namespace"))
     if options.verbose:
-        say(f"engine {shown(url, engine)}")
+        write_error(f"engine {shown(url, engine)}")
     if engine.traits.guarantee is TokenGuarantee.MEMORY:
         raise GuaranteeUnavailable("locks in memory end with the process: no two `fencelock run` would see each other")
-    client = Client(runtime, engine, BaseLease, ttl=options.ttl, owner=options.owner, on_lost=told)
+    client = Client(runtime, engine, BaseLease, ttl=options.ttl, owner=options.owner, on_lost=on_lost)
     mutex = LockFactory(
         client,
         options.name,
@@ -180,18 +181,18 @@ def _run(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals:
     )
     try:
         lease = _acquire(runtime, client, mutex, options)
-    except Interrupted as gave_up:
-        return SIGNALLED + gave_up.number
+    except Interrupted as interrupted:
+        return SIGNALLED + interrupted.number
     if lease is None:
-        _say_goodbye(engine)
+        _close_engine(engine)
         return NOT_ACQUIRED
-    for number in signals.take():  # the others are not for a command that does not run yet
-        if number in GIVING_UP:
+    for number in signals.take():  # other signals are only for a running command
+        if number in TERMINATING:
             _release(lease, runtime.now)
             return SIGNALLED + number
     code = _hold(options, child, watchdog, signals, runtime, lease)
     if code != LOST:
-        _say_goodbye(engine)
+        _close_engine(engine)
     return code
 
 
@@ -206,11 +207,11 @@ def _acquire(
             if options.verbose and not options.no_wait:
                 if (lease := run_sync(mutex.try_acquire())) is not None:
                     return lease
-                say(f"{_held(client, mutex.name)}; waiting")
+                write_error(f"{_held(client, mutex.name)}; waiting")
             return run_sync(mutex.acquire())
-    except LockTimeout as error:  # which names the holder
+    except LockTimeout as error:  # its message names the holder
         if not options.quiet:
-            say(f"{error}; {'come back later, or wait with --timeout' if options.no_wait else 'wait longer'}")
+            write_error(f"{error}; {'come back later, or wait with --timeout' if options.no_wait else 'wait longer'}")
         return None
 
 
@@ -239,9 +240,9 @@ def _hold(
     from fencelock.cli.supervise import Supervisor
 
     if options.verbose:
-        say(f"holding {lease.name!r} with token {lease.token}")
+        write_error(f"holding {lease.name!r} with token {lease.token}")
     supervisor = Supervisor(lease, child, watchdog, signals, runtime.now, options.max_hold)
-    if lease.is_lost():  # this process was stopped since; from here on the warden sees to that
+    if lease.is_lost():  # this process was stopped meanwhile; from here on the watchdog covers that
         return _lost(lease, runtime.now, "was not started")
     child.start(
         {
@@ -251,25 +252,25 @@ def _hold(
             "FENCELOCK_OWNER": lease.owner,
         }
     )
-    buried = supervisor.watch()
-    watchdog.dismiss()  # before the release, which may last beyond the deadline that it knows
+    all_ended = supervisor.watch()
+    watchdog.dismiss()  # before the release, which may last longer than the watchdog's deadline
     child.give_back_foreground()
-    if not buried:
-        say("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
+    if not all_ended:
+        write_error("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
     if not supervisor.ended_by_itself:
         return _lost(lease, runtime.now, "was stopped")
     assert child.status is not None
     if lease.is_lost() or not _release(lease, runtime.now):
-        say(f"{_loss(lease)}; the command ended with code {child.status}")
+        write_error(f"{_loss(lease)}; the command ended with code {child.status}")
         return LOST
     if (failure := child.failure()) is not None:
-        say(failure[1])
+        write_error(failure[1])
         return failure[0]
     return child.status
 
 
-def _say_goodbye(engine: Engine) -> None:
-    """Close the connections, within a bounded time: servers write those that just break into their logs."""
+def _close_engine(engine: Engine) -> None:
+    """Close the connections within a bounded time: servers log connections that end without a close."""
     from threading import Thread
 
     from fencelock.errors import FencelockError
@@ -281,7 +282,7 @@ def _say_goodbye(engine: Engine) -> None:
 
     thread = Thread(target=close, daemon=True)
     thread.start()
-    thread.join(GOODBYE_PATIENCE)
+    thread.join(CLOSE_TIMEOUT)
 
 
 def _loss(lease: BaseLease) -> str:
@@ -294,17 +295,17 @@ def _loss(lease: BaseLease) -> str:
 
 
 def _lost(lease: BaseLease, now: Callable[[], float], outcome: str) -> int:
-    """Give back what may be left; say why it is lost, which the release may have found out, before what that came to."""
+    """Release what may be left of the lease, then report the loss (the release may find its cause), then the warnings."""
     later: list[str] = []
     _release(lease, now, later.append)
-    say(f"{_loss(lease)}; the command {outcome}")
+    write_error(f"{_loss(lease)}; the command {outcome}")
     for warning in later:
-        say(warning)
+        write_error(warning)
     return LOST
 
 
-def _release(lease: BaseLease, now: Callable[[], float], warn: Callable[[str], None] = say) -> bool:
-    """Release within a bounded time; return False if the lock was no longer ours. A failure is only worth a warning."""
+def _release(lease: BaseLease, now: Callable[[], float], warn: Callable[[str], None] = write_error) -> bool:
+    """Release within a bounded time; return False if the lease no longer held the lock. A failure is only a warning."""
     from threading import Thread
 
     from fencelock.errors import FencelockError
@@ -321,7 +322,7 @@ def _release(lease: BaseLease, now: Callable[[], float], warn: Callable[[str], N
 
     thread = Thread(target=release, daemon=True)
     thread.start()
-    thread.join(min(max(lease.deadline - now(), SHORTEST_PATIENCE), RELEASE_PATIENCE))
+    thread.join(min(max(lease.deadline - now(), MIN_RELEASE_TIMEOUT), RELEASE_TIMEOUT))
     if answers:
         return answers[0]
     warn(errors[0] if errors else f"{lease.name!r} could not be released; it runs out within {lease.ttl:g} s")

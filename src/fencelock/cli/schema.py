@@ -1,4 +1,4 @@
-"""`fencelock schema`: what is needed in a database, for teams whose applications may not create tables."""
+"""`fencelock schema`: print or create the tables, for teams whose applications may not create tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, engine_url
 
 
@@ -47,13 +47,13 @@ def main(argv: list[str]) -> int:
     if schema is None:
         named = options.url or os.environ.get("FENCELOCK_URL")
         hint = "" if named else ", the default: set $FENCELOCK_URL or give --url"
-        say(f"only PostgreSQL and MySQL need a schema, and this is {redact(url)}{hint}")
+        write_error(f"only PostgreSQL and MySQL need a schema, and this is {redact(url)}{hint}")
     elif options.print:
         grants = "".join(f"-- {line}\n" for line in schema.grants().splitlines())
-        put(f"{schema.text()}\n-- What another user, here app, needs to work with it:\n{grants}")
+        write_output(f"{schema.text()}\n-- What another user, here app, needs to work with it:\n{grants}")
     else:
         made = run_sync(schema.apply())
-        say(
+        write_error(
             f"the schema {'was made' if made else 'was there already, and is right'}: {redact(url)}; the grants that other "
             "users need are at the end of what --print writes"
         )
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tables(options: argparse.Namespace, url: str) -> int:
-    """Print or make tables in an application's own database."""
+    """Print or create tables in an application's own database."""
     from fencelock.cli import tables
     from fencelock.errors import InvalidURL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, add_engine, engine_url
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    """Print it for people, or as JSON."""
+    """Print the lock as text or as JSON."""
     options = parser().parse_named(argv)
     from fencelock.api.sync import connect
 
@@ -33,60 +33,60 @@ def main(argv: list[str]) -> int:
     if options.json:
         dump({"engine": engine, **as_json(snapshot)})
         return 0
-    say_engine(engine)
+    write_engine(engine)
     lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
-    for place, waiter in enumerate(snapshot.waiters, 1):
-        number = f", number {place} in line" if fair else ""  # else whoever is lucky is next
+    for position, waiter in enumerate(snapshot.waiters, 1):
+        number = f", number {position} in line" if fair else ""  # without fairness the queue has no order
         lines.append(f"  waiting{number}: {printable(waiter.owner)}{_mode(waiter)}\n")
-    put("".join(lines))
+    write_output("".join(lines))
     return 0
 
 
-def say_engine(url: str) -> None:
-    """Say which engine this is about, on stderr. `url` is without its password."""
-    say(f"engine {url}")
+def write_engine(url: str) -> None:
+    """Write the engine to stderr. `url` has no password."""
+    write_error(f"engine {url}")
 
 
 def describe(holder: Holder) -> str:
-    """Return a holder in words."""
+    """Return a holder as text."""
     expires = f"expires in {duration(holder.expires_in)}"
     return f"{printable(holder.owner)}, token {holder.token}{held(holder)}, {expires}{_mode(holder)}"
 
 
 def held(holder: Holder) -> str:
-    """Return how long it has held the lock, in words, or nothing if the engine does not know."""
+    """Return how long the holder has held the lock, as text, or "" if the engine does not record it."""
     return "" if holder.held_for is None else f", held for {duration(holder.held_for)}"
 
 
-def _mode(place: Holder | Waiter) -> str:
-    if not place.shared:
+def _mode(claim: Holder | Waiter) -> str:
+    if not claim.shared:
         return ""
-    return ", shared" if place.limit is None else f", one of {place.limit} permits"
+    return ", shared" if claim.limit is None else f", one of {claim.limit} permits"
 
 
 def as_json(snapshot: Snapshot) -> dict[str, object]:
-    """Return what programs get to see of a lock. Keys are added, never renamed."""
+    """Return a lock for --json. Keys may be added, never renamed."""
     return {
         "name": snapshot.name,
         "token": snapshot.token,
         "holders": [holder_json(holder) for holder in snapshot.holders],
-        "waiters": [_place_json(waiter) for waiter in snapshot.waiters],
+        "waiters": [_claim_json(waiter) for waiter in snapshot.waiters],
     }
 
 
 def holder_json(holder: Holder) -> dict[str, object]:
-    """Return what programs get to see of a holder."""
+    """Return a holder for --json."""
     held_for = None if holder.held_for is None else round(holder.held_for, 3)
-    return {**_place_json(holder), "token": holder.token, "held_for": held_for}
+    return {**_claim_json(holder), "token": holder.token, "held_for": held_for}
 
 
-def _place_json(place: Holder | Waiter) -> dict[str, object]:
+def _claim_json(claim: Holder | Waiter) -> dict[str, object]:
     return {
-        "owner": place.owner,
-        "expires_in": round(place.expires_in, 3),
-        "shared": place.shared,
-        "limit": place.limit,
+        "owner": claim.owner,
+        "expires_in": round(claim.expires_in, 3),
+        "shared": claim.shared,
+        "limit": claim.limit,
     }
 
 
@@ -94,11 +94,11 @@ def dump(document: object) -> None:
     """Write JSON to stdout."""
     import json
 
-    put(json.dumps(document, indent=2) + "\n")
+    write_output(json.dumps(document, indent=2) + "\n")
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time for people.
+    """Return a duration as text.
 
     >>> [duration(seconds) for seconds in (None, 28.41, 600, 9000, 400_000)]
     ['-', '28.4 s', '10 min', '2.5 h', '4.6 d']
@@ -113,5 +113,5 @@ def duration(seconds: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a name or a label so that it cannot move the cursor or swap directions: as it is, or quoted and escaped."""
+    """Return a name or an owner for a terminal: unchanged, or quoted and escaped if it has control characters."""
     return text if text.isprintable() else ascii(text)

@@ -1,7 +1,7 @@
-"""Signals as events: they are noted, never raised, and whoever waits is woken.
+"""Signals as events: a signal is recorded in a pipe and wakes the main thread; it never raises an exception.
 
-An exception out of a signal handler may strike between any two instructions, also between taking a mutex and noting
-that it was taken. Here a signal is a byte in a pipe, and is looked at where it can do no harm.
+An exception from a signal handler may occur between any two instructions, also between taking a mutex and recording
+that it was taken. Here the main thread reads the signals from the pipe, at points where that is safe.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import select
 import signal
 import time
 
-GIVING_UP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""They end `fencelock run` while it waits, and are passed on to the command once that runs."""
-PASSED_ON = (*GIVING_UP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
-"""The rest of them mean nothing before the command runs."""
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""These end `fencelock run` while it waits for the lock, and are forwarded to the command once it runs."""
+FORWARDED = (*TERMINATING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
+"""The other signals have no effect before the command runs."""
 ONE_SIGNAL = 0.25
-"""Signals so close together count as one, as `timeout` sends its own to the process and to the group that it is in."""
-POKE = b"\0"
+"""Signals within this many seconds count as one: `timeout` signals the process and also its group."""
+WAKE = b"\0"
 
 
 class Signals:
-    """Notes the signals that come, in order."""
+    """Records the signals that arrive, in order."""
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe()
@@ -30,20 +30,20 @@ class Signals:
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
         self._taken: list[int] = []
-        for number in PASSED_ON:
+        for number in FORWARDED:
             self.note(number)
         signal.signal(signal.SIGCHLD, _noted)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back must not stop us
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp from the background must not stop this process
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def note(self, number: int) -> None:
-        """Note this signal from now on, unless it was ignored when we were started (nohup, a background job)."""
+        """Record this signal from now on, unless it was ignored at the start (nohup, a background job)."""
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _noted)
 
-    def let_go(self) -> None:
-        """Let a second signal end the process as if nobody had noted anything."""
+    def end_on_next_signal(self) -> None:
+        """Let the next signal end the process with the default action."""
         first = time.monotonic()
 
         def again(number: int, _: object) -> None:
@@ -51,31 +51,31 @@ class Signals:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
 
-        for number in GIVING_UP:
+        for number in TERMINATING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, again)
 
-    def poke(self) -> None:
-        """Wake whoever waits, from any thread."""
+    def wake(self) -> None:
+        """Wake the thread that waits; callable from any thread."""
         try:
-            os.write(self._write, POKE)
+            os.write(self._write, WAKE)
         except BlockingIOError:
-            pass  # full: it is awake
+            pass  # the pipe is full, so the waiting thread is awake
 
     def wait(self, timeout: float) -> None:
-        """Wait for a signal or a poke, for so long at most."""
+        """Wait for a signal or a wake(), at most `timeout` seconds."""
         self._poll.poll(max(0.0, timeout) * 1000)
 
     def take(self) -> list[int]:
-        """Return the signals that came since the last call, in order."""
+        """Return the signals that arrived since the last call, in order."""
         self._note()
         taken, self._taken = self._taken, []
         return taken
 
-    def giving_up(self) -> int | None:
-        """Return the first signal that asks us to end, if one came; it stays noted."""
+    def terminating_signal(self) -> int | None:
+        """Return the first terminating signal, or None; it stays recorded."""
         self._note()
-        return next((number for number in self._taken if number in GIVING_UP), None)
+        return next((number for number in self._taken if number in TERMINATING), None)
 
     def _note(self) -> None:
         try:
@@ -86,4 +86,4 @@ class Signals:
 
 
 def _noted(number: int, frame: object) -> None:
-    """Do nothing: the byte in the pipe is what counts."""
+    """Do nothing: the signal is the byte that set_wakeup_fd writes."""

@@ -1,4 +1,4 @@
-"""Watch over a command and its lease: pass signals on, and have the command dead before the lease ends."""
+"""Supervise a command and its lease: forward signals, and stop the command before the lease ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fencelock.cli.watchdog import Watchdog
     from fencelock.core.lease import BaseLease
 
-LONGEST_SLEEP = 1.0
-"""The kernel's timers stand still while the machine is suspended, a lease does not: look at the clock now and then."""
-LOOK_AGAIN = 0.01
-"""How often to look for the rest of a group whose leader is gone: nobody tells us of their end."""
+MAX_SLEEP = 1.0
+"""Seconds between looks at the clock: the kernel's timers stop while the machine is suspended, a lease does not."""
+GROUP_CHECK_INTERVAL = 0.01
+"""Seconds between checks for processes of a group whose leader has ended: the kernel sends no signal for them."""
 GONE_GRACE = 5.0
-"""What a command gets at most when the engine has already dropped the lock and somebody else may hold it."""
+"""Seconds that a command gets at most after the engine has dropped the lock, as another client may hold it."""
 REAP_TIMEOUT = 5.0
-"""How long to wait for killed processes to be gone. The kernel may keep one that hangs in a system call."""
+"""Seconds to wait until killed processes are gone. A process in an uninterruptible system call stays."""
 
 
 class Plan(NamedTuple):
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 
 def plan(ttl: float, max_hold: float | None) -> Plan:
-    """Return when to stop the command: asked with a third of the time left, killed early enough to be gone in time.
+    """Return when to stop the command: SIGTERM with a third of the time left, SIGKILL early enough before the deadline.
 
     >>> plan(30, None)
     Plan(ask=10.0, kill=3.0)
@@ -44,7 +44,7 @@ def plan(ttl: float, max_hold: float | None) -> Plan:
 
 
 class Supervisor:
-    """Runs in the main thread, from the start of the command to the end of its process group or of its leader."""
+    """Watches the command from the main thread, until its process group or its leader has ended."""
 
     def __init__(
         self,
@@ -57,35 +57,35 @@ class Supervisor:
     ) -> None:
         self._lease = lease
         self._child = child
-        self._warden = watchdog
+        self._watchdog = watchdog
         self._signals = signals
         self._now = now
         self._plan = plan(lease.ttl, max_hold)
         self._kill_at: float | None = None
-        self._tell_warden()
+        self._update_watchdog()
         self._killed_at: float | None = None
         self.ended_by_itself = False
-        """Whether the command ended before anybody asked it to."""
+        """Whether the command ended before this process asked it to."""
 
     def watch(self) -> bool:
-        """Return when the command has ended: True, or False if something of it could not be killed."""
+        """Wait until the command has ended; return False if one of its processes could not be killed."""
         self._signals.note(signal.SIGTSTP)
         while True:
-            self._child.look()
+            self._child.poll()
             if self._kill_at is None and self._child.status is not None:
                 self.ended_by_itself = True
                 if not self._lease.is_lost():
-                    return True  # what it left in the background is its own business
-            self._look_at_lease()  # before a SIGCONT is passed on: what outlived its lease must not wake up
+                    return True  # its background processes may go on
+            self._look_at_lease()  # before a SIGCONT is forwarded: a command without a lease must not continue
             for number in self._signals.take():
-                self._pass_on(number)
+                self._forward(number)
             if self._kill_at is None:
-                self._stop_too()
+                self._stop_with_command()
             elif self._child.status is not None and not self._child.alive:
                 return True
             elif self._killed_at is not None and self._now() > self._killed_at + REAP_TIMEOUT:
                 return False
-            self._signals.wait(self._nap())
+            self._signals.wait(self._time_to_next_check())
 
     def _look_at_lease(self) -> None:
         now, deadline = self._now(), self._lease.deadline
@@ -96,38 +96,38 @@ class Supervisor:
                 else:
                     self._kill_at = now
             elif now >= deadline - self._plan.ask:
-                # From here on there is no way back: a renewal that succeeds after all does not untell the command.
+                # This is final: a later renewal cannot take back the SIGTERM.
                 self._ask(deadline - self._plan.kill)
             else:
-                self._tell_warden()
+                self._update_watchdog()
         if self._kill_at is not None and now >= self._kill_at:
-            self._child.send(signal.SIGKILL)  # again and again, as a process may fork while the signal goes round
+            self._child.send(signal.SIGKILL)  # repeatedly, as a process may fork while the kernel signals the group
             self._killed_at = self._killed_at or now
 
-    def _tell_warden(self) -> None:
-        # It strikes only where we should have: halfway between our own last blow and the deadline.
-        self._warden.tell(self._lease.deadline - self._plan.kill / 2)
+    def _update_watchdog(self) -> None:
+        # The watchdog acts only if this process did not: halfway between this process's own SIGKILL and the deadline.
+        self._watchdog.set_deadline(self._lease.deadline - self._plan.kill / 2)
 
     def _ask(self, kill_at: float) -> None:
         self._kill_at = kill_at
         self._child.send(signal.SIGTERM, signal.SIGCONT)
 
-    def _nap(self) -> float:
+    def _time_to_next_check(self) -> float:
         now = self._now()
         if self._kill_at is None:
-            return min(self._lease.deadline - self._plan.ask - now, LONGEST_SLEEP)
+            return min(self._lease.deadline - self._plan.ask - now, MAX_SLEEP)
         if self._killed_at is not None or self._child.status is not None:
-            return LOOK_AGAIN
-        return min(self._kill_at - now, LONGEST_SLEEP)
+            return GROUP_CHECK_INTERVAL
+        return min(self._kill_at - now, MAX_SLEEP)
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         if number != signal.SIGCHLD and self._killed_at is None:
             self._child.send(number)
 
-    def _stop_too(self) -> None:
-        """Stop as the command did, so that the shell gets its prompt back; the lease runs out if that lasts too long.
+    def _stop_with_command(self) -> None:
+        """Stop like the command, so that the shell shows its prompt; the lease expires if that lasts too long.
 
-        A command that somebody stopped with SIGSTOP stays under its lock: nobody waits at a terminal for that.
+        After a SIGSTOP of the command this process keeps renewing: no terminal waits for it.
         """
         child = self._child
         if child.stopped is None:
@@ -135,12 +135,12 @@ class Supervisor:
         if child.wants_terminal():
             child.take_foreground(asked=True)
         elif child.stopped in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
-            child.send(signal.SIGSTOP)  # all of it: nothing may go on while we cannot watch
+            child.send(signal.SIGSTOP)  # the whole group: no process may run while this one cannot watch
             child.give_back_foreground()
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-            os.killpg(0, signal.SIGTSTP)  # whoever shares our group, as the shell script that started us does
+            os.killpg(0, signal.SIGTSTP)  # also the rest of this group, such as a shell script
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTSTP)  # to this very thread, which therefore sleeps here until SIGCONT comes
+            signal.raise_signal(signal.SIGTSTP)  # to this thread, which sleeps here until SIGCONT
             self._signals.note(signal.SIGTSTP)
             self._look_at_lease()
             if self._killed_at is not None:

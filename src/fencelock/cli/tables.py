@@ -1,4 +1,4 @@
-"""The tables that an application's own database needs for fences, and for what is lock-free: printed, or made."""
+"""Print or create the tables of fences and lock-free tools in an application's own database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fencelock.cli.database import connect, dialect_of, next_step
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable
 from fencelock.sqlio import MYSQL, POSTGRESQL, codes, finish, link, misses_table
@@ -19,7 +19,7 @@ NO_COLUMN = {"42703", "1054"}
 
 
 class Tables(NamedTuple):
-    """Some tables: what they are called among people, their text in a dialect, and what makes them on a connection."""
+    """Tables: their description for messages, their SQL in a dialect, and the function that creates them."""
 
     name: str
     text: Callable[[str], str]
@@ -36,7 +36,7 @@ def fence() -> Tables:
 
 
 def lockfree() -> Tables:
-    """Return those of idempotency keys and of the outbox, with the fence's, which the outbox needs."""
+    """Return the tables of idempotency keys and of the outbox, with the fence's, which the outbox needs."""
     from fencelock.lockfree.schema import create_tables, schema_text
 
     return Tables("the tables of fencelock.lockfree are", schema_text, create_tables)
@@ -51,11 +51,11 @@ def show(url: str, tables: Tables) -> None:
         text += "\n-- What another user, here app, needs to work with it:\n"
         for table, _ in _shapes(text):
             text += f"-- GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {whom};\n"
-    put(text)
+    write_output(text)
 
 
 def apply(url: str, tables: Tables) -> None:
-    """Make the tables, unless they are there; say which, and raise EngineUnavailable if one that was there is another."""
+    """Create the missing tables and report it; raise EngineUnavailable if an existing table has other columns."""
     shapes = list(_shapes(tables.text(dialect_of(url))))
     connection = connect(url)
     try:
@@ -74,7 +74,7 @@ def apply(url: str, tables: Tables) -> None:
         raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
     finally:
         connection.close()
-    say(f"{tables.name} there{' now' if missing else ' already, and right'}: {redact(url)}{_who(url)}")
+    write_error(f"{tables.name} there{' now' if missing else ' already, and right'}: {redact(url)}{_who(url)}")
 
 
 def _who(url: str) -> str:
@@ -83,13 +83,13 @@ def _who(url: str) -> str:
 
 
 def _shapes(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the tables that a text makes, with their columns."""
+    """Yield the tables that the statements create, with their columns."""
     for found in _TABLE.finditer(text):
         yield found[1], _COLUMN.findall(found[2])
 
 
 def _has(connection: Any, columns: str, table: str) -> bool:
-    """Return whether there is a table with these columns, and leave no transaction behind."""
+    """Return whether a table with these columns exists. The transaction is rolled back."""
     try:
         finish(link(connection).execute(f"SELECT {columns} FROM {table} WHERE 1 = 0"))
     except Exception as error:

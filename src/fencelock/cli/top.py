@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencelock.cli import COMMANDS
 from fencelock.cli.codes import USAGE
-from fencelock.cli.errors import put, say
+from fencelock.cli.errors import write_error, write_output
 
 HELP = """\
 usage: fencelock COMMAND ...
@@ -26,20 +26,20 @@ everybody on the machine can read the arguments of a process.
 
 
 def main(argv: list[str]) -> int:
-    """Answer what came in the place of a command."""
+    """Handle arguments that name no command."""
     argument = argv[0] if argv else "--help"
     if argument in ("-h", "--help", "help"):
-        put(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, what in COMMANDS.items())))
+        write_output(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, what in COMMANDS.items())))
         return 0
     if argument == "--version":
         from fencelock import __version__
 
-        put(f"fencelock {__version__}\n")
+        write_output(f"fencelock {__version__}\n")
         return 0
     if argument.startswith("-"):
-        say(
+        write_error(
             f"options come after the command, as in `fencelock run NAME {argument} ... -- COMMAND`; see fencelock --help"
         )
     else:
-        say(f"there is no command {argument!r}; there are {', '.join(COMMANDS)}. See fencelock --help")
+        write_error(f"there is no command {argument!r}; there are {', '.join(COMMANDS)}. See fencelock --help")
     return USAGE

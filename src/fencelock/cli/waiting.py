@@ -1,4 +1,4 @@
-"""The blocking world of `fencelock run`: a signal ends the wait for a lock at the next moment at which it waits."""
+"""The blocking runtime of `fencelock run`: a signal ends the wait for a lock at the next await."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Interrupted(BaseException):
-    """A signal came before the lock did. The acquire loop takes its claim back, as it does on any exception."""
+    """A signal arrived before the lock was granted. The acquire loop abandons the claim, as on any exception."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -28,7 +28,7 @@ class Interrupted(BaseException):
 
 
 class InterruptibleRuntime(BlockingRuntime):
-    """Like asyncio's cancellation, the end of the wait comes out of an await and nowhere else."""
+    """A blocking runtime whose waits raise Interrupted after a signal; nothing else raises it."""
 
     def __init__(self, signals: Signals) -> None:
         super().__init__()
@@ -42,45 +42,45 @@ class InterruptibleRuntime(BlockingRuntime):
     def __exit__(self, *error: object) -> None:
         self._waiter = None
 
-    def look(self) -> None:
-        """Raise GaveUp if a signal came and this is the thread that waits: the keeper's go on."""
-        if self._waiter == threading.get_ident() and (number := self._signals.giving_up()) is not None:
-            self._signals.let_go()  # whoever asks twice does not care about what is left behind
+    def check_signals(self) -> None:
+        """Raise Interrupted if a signal arrived and this thread waits for the lock. The renewer's thread continues."""
+        if self._waiter == threading.get_ident() and (number := self._signals.terminating_signal()) is not None:
+            self._signals.end_on_next_signal()  # a second signal ends the process without clean-up
             raise Interrupted(number)
 
     def process_wakeup(self) -> SocketWakeup | None:
-        """Return a bell that signals ring as well."""
+        """Return a wake-up that signals end as well."""
         if not wakeup.AVAILABLE:
             return None
-        return _Bell(*wakeup.open_socket(), self, self._signals.fd)
+        return _InterruptibleWakeup(*wakeup.open_socket(), self, self._signals.fd)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, unless a signal comes."""
         if self._waiter == threading.get_ident():
-            self.look()
+            self.check_signals()
             self._signals.wait(seconds)
-            self.look()
+            self.check_signals()
         else:
             await super().sleep(seconds)
 
     async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it right here."""
-        self.look()
+        """Run it in this thread."""
+        self.check_signals()
         return fn(*args)
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Read what is pushed, unless a signal comes."""
         if self._waiter != threading.get_ident():
-            return await super().wait_for_push(connections, bell, timeout)
+            return await super().wait_for_push(connections, event, timeout)
         from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
 
-        self.look()
-        rung = wait_for_push(cast("Sequence[SocketConnection]", connections), bell, timeout, self._signals.fd)
-        self.look()
-        return rung
+        self.check_signals()
+        is_set = wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, self._signals.fd)
+        self.check_signals()
+        return is_set
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run it right here; signals that come meanwhile wait."""
+        """Run it in this thread; signals that arrive meanwhile wait."""
         waiter, self._waiter = self._waiter, None
         try:
             return await super().shield(work, timeout)
@@ -88,14 +88,14 @@ class InterruptibleRuntime(BlockingRuntime):
             self._waiter = waiter
 
 
-class _Bell(SocketWakeup):
+class _InterruptibleWakeup(SocketWakeup):
     def __init__(self, sock: socket.socket, name: str, runtime: InterruptibleRuntime, fd: int) -> None:
         super().__init__(sock, name, SocketWakeup.destroy)
         self._runtime = runtime
         self._fd = fd
 
     async def wait(self, timeout: float) -> bool:
-        self._runtime.look()
-        self._listen(timeout, self._socket.fileno(), self._fd)
-        self._runtime.look()
-        return self.silence()
+        self._runtime.check_signals()
+        self._poll(timeout, self._socket.fileno(), self._fd)
+        self._runtime.check_signals()
+        return self.drain()

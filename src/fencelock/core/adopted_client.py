@@ -1,7 +1,7 @@
-"""An application's own database objects in a URL's place: what the SQL engines share.
+"""An application's own database object instead of a URL: the part that the SQL engines share.
 
-The application says how to connect; the engine then makes connections of its own. Nothing is taken from the application's
-pool: its threads may hold all connections of the pool while they wait for a lock.
+The engine reads from the object how to connect, and opens its own connections. It takes none from the application's pool:
+threads that wait for a lock may hold all connections of the pool.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
 
 Words = Mapping[str, Any]
-"""What a driver's `connect` is given."""
+"""The keyword arguments of a driver's `connect`."""
 Find = Callable[[], Awaitable[Words]]
 P = TypeVar("P")
 L = TypeVar("L")
 
 
 class AdoptedClient(Generic[P]):
-    """A database, as an application connects to it. `parse` turns a driver's words into what the engine connects with."""
+    """A database as an application connects to it. `parse` converts a driver's arguments to the engine's own form."""
 
     def __init__(
         self, find: Find, parse: Callable[[Words], P], title: str, url: str, *, connects: bool = False
     ) -> None:
         self.address = title
-        """For people, until it is known better."""
+        """A description for messages, until the server's address is known."""
         self.url = url
-        """For people: without a password."""
+        """The URL for messages, without a password."""
         self.connects = connects
-        """Whether asking makes the application open a connection, which may take long."""
+        """Whether `find` makes the application open a connection, which may take long."""
         self._find = find
         self._parse = parse
         self._place: P | None = None
 
     async def place(self, *, afresh: bool = False) -> P:
-        """Return where to connect to, and how. The application is asked once, unless `afresh`."""
+        """Return where and how to connect. `find` runs once, unless `afresh`."""
         if self._place is None or afresh:
             try:
                 self._place = self._parse(await self._find())
@@ -48,9 +48,9 @@ class AdoptedClient(Generic[P]):
         return self._place
 
     async def connect(self, connect: Callable[[P], Awaitable[L]], refused: type[Exception], limit: Deadline) -> L:
-        """Connect as the application does. If that fails, ask it again, once: passwords and addresses change.
+        """Connect as the application does. If that fails, call `find` again, once: passwords and addresses change.
 
-        Where asking opens a connection, it is asked again only if the server has `refused` the login, and so answers.
+        If `find` opens a connection, it runs again only if the server has `refused` the login, and so is reachable.
         """
         place = await self.place()
         try:
@@ -65,7 +65,7 @@ class AdoptedClient(Generic[P]):
 
 
 async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Words]) -> Words:
-    """Return what `read(engine, connection)` says of a new connection of SQLAlchemy's, made as the engine makes its own."""
+    """Return `read(engine, connection)` for a new connection of SQLAlchemy, with the engine's arguments and hooks."""
     if not hasattr(engine, "sync_engine"):
         return await runtime.run_blocking(_ask_new_connection, engine, read)
     from sqlalchemy.util import greenlet_spawn
@@ -75,7 +75,7 @@ async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], W
 
 
 def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Words]) -> Words:
-    """Connect through a pool of our own: a copy without connections, with all arguments and hooks of the engine's."""
+    """Connect through an empty copy of the engine's pool, which has its arguments and hooks."""
     pool = engine.pool.recreate()
     try:
         connection = pool.connect()
@@ -88,7 +88,7 @@ def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Words]) -> Words
 
 
 def check_engine(runtime: Runtime, engine: Any) -> str:
-    """Return an engine's URL without its password; raise InvalidType if it is not one that can be used here."""
+    """Return an engine's URL without its password; raise InvalidType if this runtime cannot use the engine."""
     if not hasattr(engine, "raw_connection"):
         raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
     if hasattr(engine, "sync_engine") and not runtime.shares_connections:
@@ -97,5 +97,5 @@ def check_engine(runtime: Runtime, engine: Any) -> str:
 
 
 async def ready(words: Words) -> Words:
-    """Return words that were read before."""
+    """Return arguments that are already known; an awaitable for `find`."""
     return words

@@ -1,4 +1,4 @@
-"""One link for all: where a world shares its wires, whoever needs one while it is being made waits for that."""
+"""One connect at a time: in runtimes that share connections, callers wait for the connect that is in flight."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Dial(NamedTuple):
+class _Connecting(NamedTuple):
     done: Event
     within: float
     errors: list[FencelockError]
 
 
 class ConnectOnce(Generic[T]):
-    """Makes one link at a time."""
+    """Opens one connection at a time."""
 
-    __slots__ = ("_dial", "_runtime", "_server", "_under_way")
+    __slots__ = ("_connect", "_in_flight", "_runtime", "_server")
 
     def __init__(self, runtime: Runtime, server: str, connect: Callable[[float], Awaitable[T]]) -> None:
         self._runtime = runtime
         self._server = server
-        self._dial = connect
-        self._under_way: _Dial | None = None
+        self._connect = connect
+        self._in_flight: _Connecting | None = None
 
     async def once(self, made: Callable[[], T | None], keep: Callable[[T], None], within: float) -> T:
-        """Return the link that somebody has made, or make one and keep it.
+        """Return the connection that another caller has made (`made`), or make one and store it (`keep`).
 
-        Whoever waited for somebody in vain shares the failure, unless it is only that the other had less time.
+        If the connect in flight fails, its waiters raise the same error, unless they have more time left than it had.
         """
         until = self._runtime.now() + within
-        while (other := self._under_way) is not None:
+        while (other := self._in_flight) is not None:
             left = until - self._runtime.now()
             if not await other.done.wait(None if left == inf else left):
                 raise EngineUnavailable(f"cannot reach {self._server} within {within:.3g} s")
-            if (link := made()) is not None:
-                return link
+            if (connection := made()) is not None:
+                return connection
             for error in other.errors:
                 if other.within >= until - self._runtime.now():
                     raise type(error)(*error.args) from error
-        mine = self._under_way = _Dial(self._runtime.event(), within, [])
+        mine = self._in_flight = _Connecting(self._runtime.event(), within, [])
         try:
-            link = await self._dial(until - self._runtime.now())
-            keep(link)
-            return link
+            connection = await self._connect(until - self._runtime.now())
+            keep(connection)
+            return connection
         except FencelockError as error:
             mine.errors.append(error)
             raise
         finally:
-            self._under_way = None
+            self._in_flight = None
             mine.done.set()
 
     def forget(self) -> None:
-        """Begin anew in a forked child."""
-        self._under_way = None
+        """Start again in a forked child, without the parent's connect."""
+        self._in_flight = None

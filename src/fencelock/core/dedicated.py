@@ -1,4 +1,4 @@
-"""Dedicated sessions: a connection per claim, on engines where a lock belongs to a server's session and ends with it."""
+"""Dedicated sessions: one connection per claim, on engines where a lock belongs to a session of the server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from fencelock.model import Claim
 
 SWEEP_AT = 64
-"""DedicatedSessions among which those are looked for whose sessions the server has ended, after their leases were lost."""
+"""Number of sessions at which `sweep` looks for sessions that the server has ended, after their leases were lost."""
 
 
 class DedicatedSession(ABC):
-    """A claim's own session. The keeper renews on it while its holder may be releasing it: they take turns.
+    """A claim's own session. The renewer and a releasing holder take turns on it.
 
-    Whoever was interrupted while it waited for its turn leaves no trace: nobody is ever called by name.
+    A thread or task that is interrupted while it waits for its turn leaves nothing behind: the turn has no queue.
     """
 
     __slots__ = ("_free", "_mutex", "_runtime", "_taken", "claim", "patience")
@@ -27,14 +27,14 @@ class DedicatedSession(ABC):
     def __init__(self, runtime: Runtime, claim: Claim, shortest: float) -> None:
         self.claim = claim
         self.patience = reply_timeout(claim.ttl, shortest)
-        """Seconds that an answer is waited for."""
+        """Seconds to wait for a reply."""
         self._runtime = runtime
-        self._mutex = RLock()  # a signal handler that releases may interrupt whoever has it
+        self._mutex = RLock()  # a signal handler that releases a lease may interrupt the thread that holds it
         self._taken = False
         self._free: Event | None = None
 
     def try_take(self) -> bool:
-        """Take the turn if nobody has it."""
+        """Take the turn if it is free; return whether it was."""
         with self._mutex:
             if self._taken:
                 return False
@@ -42,7 +42,7 @@ class DedicatedSession(ABC):
             return True
 
     async def take(self, timeout: float) -> bool:
-        """Take the turn, within that time; return whether it was had."""
+        """Take the turn, waiting at most `timeout` seconds; return whether it was taken."""
         if self.try_take():
             return True
         until = self._runtime.now() + timeout
@@ -58,7 +58,7 @@ class DedicatedSession(ABC):
         return self.try_take()
 
     def give(self) -> None:
-        """Give the turn back."""
+        """Give the turn back and wake the waiting threads."""
         with self._mutex:
             self._taken = False
             free, self._free = self._free, None
@@ -67,55 +67,55 @@ class DedicatedSession(ABC):
 
     @abstractmethod
     def is_silent(self) -> bool:
-        """Return whether it has a lock, and nobody waits for an answer on it."""
+        """Return whether it holds a lock and no request is pending on it."""
 
     @abstractmethod
     def lives(self) -> bool:
-        """Return whether its session has not ended, as far as can be told without asking."""
+        """Return whether the server has not ended it, as far as the client knows without a request."""
 
 
 S = TypeVar("S", bound=DedicatedSession)
 
 
 class DedicatedSessions(dict[str, S], ABC):
-    """All seats of a client, by the ids of their claims."""
+    """All dedicated sessions of a client, by the ids of their claims."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sweep_at = SWEEP_AT
 
-    def is_current(self, seat: S) -> bool:
-        """Return whether the claim still has this seat: if not, its session may be somebody else's by now."""
-        return self.get(seat.claim.id) is seat
+    def is_current(self, session: S) -> bool:
+        """Return whether the claim still has this session; otherwise another claim may use it."""
+        return self.get(session.claim.id) is session
 
-    def try_take(self, seat: S) -> bool:
-        """Take the turn, if nobody has it and the claim still has the seat."""
-        if not seat.try_take():
+    def try_take(self, session: S) -> bool:
+        """Take the turn if it is free and the claim still has the session."""
+        if not session.try_take():
             return False
-        if self.is_current(seat):
+        if self.is_current(session):
             return True
-        seat.give()
+        session.give()
         return False
 
-    def drop_ended(self, seat: S) -> None:
-        """Drop a seat whose session the server no longer has, unless somebody uses or has used it meanwhile."""
-        if self.try_take(seat):
+    def drop_ended(self, session: S) -> None:
+        """Drop a session that the server has ended, unless another thread uses it or has replaced it."""
+        if self.try_take(session):
             try:
-                self.drop(seat)
+                self.drop(session)
             finally:
-                seat.give()
+                session.give()
 
     def sweep(self) -> None:
-        """Drop the seats whose sessions have ended while nobody looked: those of leases that were lost."""
-        for seat in list(self.values()):
-            if seat.is_silent() and self.try_take(seat):
+        """Drop the sessions of lost leases that the server has ended."""
+        for session in list(self.values()):
+            if session.is_silent() and self.try_take(session):
                 try:
-                    if not seat.lives():
-                        self.drop(seat)
+                    if not session.lives():
+                        self.drop(session)
                 finally:
-                    seat.give()
+                    session.give()
         self.sweep_at = max(SWEEP_AT, 2 * len(self))
 
     @abstractmethod
-    def drop(self, seat: S) -> None:
-        """Forget a seat, and close its connection."""
+    def drop(self, session: S) -> None:
+        """Remove a session and close its connection."""

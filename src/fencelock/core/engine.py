@@ -1,4 +1,4 @@
-"""The engine protocol: the narrow waist. A new engine is one module that does this, and one line in `urls.py`."""
+"""The engine protocol. A new engine is one module that implements it, and one line in `urls.py` or an entry point."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Traits, Waiting
 
 MIN_REPLY_TIMEOUT = 0.5
-"""Seconds after its timeout within which a caller gets its answer: an engine has that long, however little time is left."""
+"""Seconds that an engine always has for a reply: a caller may return this much after its own timeout."""
 FIRST_CONNECT_TIMEOUT = 3.0
-"""Seconds that it is given for the first connection: names have to be looked up, certificates read, tables made."""
+"""Seconds for the first connection: it resolves names, reads certificates and creates tables."""
 MAX_REPLY_TIMEOUT = 5.0
-"""Seconds that an answer is waited for at the most."""
+"""Seconds to wait for a reply at most."""
 
 
 def reply_timeout(ttl: float, shortest: float, within: float | None = None) -> float:
-    """Return how long to wait for an answer: a third of the ttl, as a later one is of no use, but at least `shortest`.
+    """Return how long to wait for a reply: a third of the ttl, as a later reply has no use, but at least `shortest`.
 
-    `within` is how many seconds the caller has left.
+    `within` is the caller's remaining time in seconds.
     """
     seconds = min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
     return seconds if within is None else min(seconds, max(within, MIN_REPLY_TIMEOUT))
 
 
 def limit_of(now: Callable[[], float], within: float | None, *, met: bool = True) -> Deadline:
-    """Return when whatever an engine does for a caller who has so many seconds left has to be over.
+    """Return the deadline of an operation for a caller with `within` seconds left.
 
-    `met` is whether it was ever connected.
+    `met` is whether this client has connected before; the first connection gets FIRST_CONNECT_TIMEOUT.
     """
     return (
         PATIENT if within is None else Deadline(now, max(within, MIN_REPLY_TIMEOUT if met else FIRST_CONNECT_TIMEOUT))
@@ -38,16 +38,16 @@ def limit_of(now: Callable[[], float], within: float | None, *, met: bool = True
 
 
 def time_to_answer(limit: Deadline, seconds: float) -> float:
-    """Return what is left of these seconds to wait for an answer.
+    """Return how many of these seconds are left for a reply.
 
-    A connection that took its time to make must not leave its server none.
+    After a slow connect the server still gets MIN_REPLY_TIMEOUT.
     """
     return max(limit.at_most(seconds), min(seconds, MIN_REPLY_TIMEOUT))
 
 
 @contextmanager
 def never_repeated(step: str, look: str, name: str) -> Iterator[None]:
-    """Say in the error of a step that must not run twice what its caller can do when the reply was lost."""
+    """Add to OutcomeUnknown what the caller can do, for a step that must not run twice."""
     try:
         yield
     except OutcomeUnknown as error:
@@ -56,103 +56,106 @@ def never_repeated(step: str, look: str, name: str) -> Iterator[None]:
 
 
 class Engine(Protocol):
-    """An engine. It raises nothing but FencelockErrors; the driver's own error is their cause.
+    """An engine. It raises only FencelockErrors; the driver's own error is their cause.
 
-    A method that raises `OutcomeUnknown` may or may not have been carried out; any other FencelockError means that it was
-    not. Every method but `force_release` may be repeated with the same claim or grant without doing more than it did the
-    first time.
+    After `OutcomeUnknown` the engine may or may not have done the step; after any other FencelockError it has not. Every
+    method but `force_release` is idempotent: repeating it with the same claim or grant has no further effect.
     """
 
     @property
     def traits(self) -> Traits: ...
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Take the lock or, if `queue`, a place in line, in one atomic step that also mints the token.
+        """Acquire the lock or, if `queue`, enqueue the claim, in one atomic step that also mints the token.
 
-        `patience` is how many seconds the caller has left: an answer that comes later is of no use to it.
+        `patience` is the caller's remaining time in seconds: a later reply has no use.
 
-        Attempting again with the same claim finds what the earlier one left: one grant, one token, its ttl counted anew
-        from this call. Without `queue`, a Busy leaves nothing behind.
+        A second attempt with the same claim finds the result of the first: one grant, one token. Its ttl counts from the
+        second attempt. Without `queue`, a refused claim (`Waiting`) leaves nothing in the engine.
         """
         ...
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait the engine's own way, for so long at most, then attempt again: a sign of life in any case.
+        """Wait until the engine wakes the claim, at most `timeout` seconds, then attempt again to stay in the queue.
 
-        A lock that was handed over meanwhile is granted `since` the last sign of life, never since the wake-up came.
+        A lock that a release granted meanwhile counts from the last attempt (`since`), never from the wake-up.
         """
         ...
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave the queue and give back the lock, whichever it was, also if an attempt is still on its way."""
+        """Remove the claim from the queue, or release it if it was granted, even if an attempt is still in flight."""
         ...
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Count the ttl of each anew, from this call; one answer for each."""
+        """Restart the ttl of each grant from this call; return one result for each."""
         ...
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock and let the next in; return whether it was still this grant's.
+        """Release the lock and grant it to the next waiter; return False if this grant no longer held it.
 
-        False is certain: the holder learns that it had lost its lock. If the reply is lost, raise OutcomeUnknown and do not
-        repeat it: what is not there then may have been released by the first request.
+        False is certain: the holder lost its lock before. If the reply is lost, raise OutcomeUnknown and do not repeat the
+        request: a repetition cannot tell whether the first one released the lock.
         """
         ...
 
-    async def inspect(self, name: str) -> Snapshot: ...
+    async def inspect(self, name: str) -> Snapshot:
+        """Return the holders and waiters of a name."""
+        ...
 
     def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that have a holder or a waiter, in order."""
         ...
 
     async def force_release(self, name: str) -> int:
-        """Drop whoever holds the name and let the next in; every later token is above every earlier one.
+        """Remove all holders of the name and grant it to the next waiter; later tokens are above all earlier ones.
 
-        Return how many holders were dropped. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated, it
-        could drop the next holder.
+        Return how many holders were removed. It runs once: if the reply is lost, raise OutcomeUnknown. A repetition could
+        remove the next holder.
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
 
     def before_fork(self) -> None:
-        """Let go, in the parent, of whatever must not exist twice. It must not fail and hardly wait."""
+        """Release, in the parent, what must not exist twice. It must not fail, and must not block for long."""
         ...
 
     def after_fork(self, *, child: bool) -> None:
-        """Go on in the parent; in the child, forget the parent's connections without a word on them.
+        """Continue in the parent; in the child, drop the parent's connections without sending anything on them.
 
-        A driver that is used again in the child would speak in the parent's name.
+        Bytes that the child sends would reach the server as the parent's.
         """
         ...
 
 
 class LossNotifier(Engine, Protocol):
-    """An engine that tells of a lock that it has dropped itself, at once (`traits.loss_pushed`)."""
+    """An engine that reports a dropped lock immediately (`traits.loss_pushed`)."""
 
     on_gone: Callable[[str], None]
-    """Set by the client: to be called, from any thread, with the id of a held claim that is gone."""
+    """The client sets it; the engine calls it, from any thread, with the id of a held claim that is gone."""
 
 
 class Configured(Engine, Protocol):
-    """An engine whose `traits` depend on its server's settings, which are known after the first connection."""
+    """An engine whose `traits` depend on its server's settings, which it reads on the first connection."""
 
     async def learn_traits(self, patience: float | None) -> None:
-        """Connect, unless this client has connected before. `patience` is how many seconds the caller has left."""
+        """Connect, unless this client has connected before. `patience` is the caller's remaining time in seconds."""
         ...
 
 
 class Schema(Protocol):
-    """What an engine needs in a database before it can be used, for those whose applications may not make it."""
+    """The tables of an engine, for `fencelock schema`: some applications may not create tables themselves."""
 
     def text(self) -> str:
-        """Return the statements that make it."""
+        """Return the statements that create the tables."""
         ...
 
     def grants(self) -> str:
-        """Return the statements that let another user, `app`, work with it."""
+        """Return the statements that grant another user, `app`, the use of the tables."""
         ...
 
     async def apply(self) -> bool:
-        """Make it, unless it is there: return False then; raise EngineUnavailable."""
+        """Create the tables; return False if they exist already. Raises EngineUnavailable."""
         ...

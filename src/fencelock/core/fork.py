@@ -1,4 +1,4 @@
-"""What a forked child does with its parent's connections, and with a wait that was forked."""
+"""What a forked child does with its parent's connections, and with a wait that the fork copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORKED = "this process was forked while it waited: the claim is its parent's; co
 
 
 class Forked(OutcomeUnknown):
-    """A signal handler forked the very thread that waited, and this is the copy in the child: its parent goes on waiting."""
+    """A signal handler forked the thread that waited, and this is the copy in the child. The parent still waits."""
 
 
 _forks = 0
@@ -29,8 +29,8 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def unforked() -> Iterator[None]:
-    """Raise Forked at the end of a wait that was forked."""
+def raise_if_forked() -> Iterator[None]:
+    """Raise Forked at the end of the block if this process was forked inside it."""
     before = _forks
     yield
     if _forks != before:
@@ -38,17 +38,17 @@ def unforked() -> Iterator[None]:
 
 
 class Descriptor(Protocol):
-    """A socket, or something else that has one."""
+    """A socket, or another object with a descriptor."""
 
     def fileno(self) -> int: ...
 
 
 def silence(sock: Descriptor) -> None:
-    """Put nothing in the place of a socket that was inherited: closing it could still say good-bye for the parent."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    """Replace an inherited socket by /dev/null: closing it could still send bytes to the parent's server."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.dup2(nothing, sock.fileno(), inheritable=False)
+        os.dup2(null, sock.fileno(), inheritable=False)
     except OSError:
         pass
     finally:
-        os.close(nothing)
+        os.close(null)

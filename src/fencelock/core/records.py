@@ -1,7 +1,7 @@
-"""The second, optional port of an engine: small records that outlive their writers, fenced by tokens, each with an end.
+"""Records, an optional protocol of an engine: small values that outlive their writers, fenced by tokens, with an expiry.
 
-A leader's value, the last run of a job, the outcome of a request: what has to be remembered beside a lock. An engine that
-keeps records has them under `records`; they share its namespace, and nothing else with its locks.
+A leader's value, the last run of a job, the outcome of a request: what a primitive stores beside a lock. An engine with
+records has them as `records`; they share its namespace, and nothing else with its locks.
 """
 
 from __future__ import annotations
@@ -9,51 +9,51 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 VALUE_MAX_BYTES = 256 * 1024
-"""Engines of consensus keep everything in memory and send it to every member."""
+"""The largest value: etcd and ZooKeeper keep all data in memory and send it to every member."""
 
 
 class Record(NamedTuple):
-    """What is remembered under a key."""
+    """The value of a key, with its token and version."""
 
     value: bytes
     token: int
-    """The token of whoever wrote it last."""
+    """The token of the last writer."""
     version: int
-    """Another number after every write, always a higher one; never the same again, even if the record was gone between."""
+    """A number that rises with every write and never repeats, even if the record was deleted in between."""
     expires_in: float
-    """Seconds, by the engine's view."""
+    """Seconds, by the engine's clock."""
 
 
 class Written(NamedTuple):
-    """What became of a write."""
+    """The result of a write."""
 
     done: bool
     record: Record | None
-    """What is there now: what was written, or what stood in the way. None: nothing is there, or no longer."""
+    """The stored record: the one that was written, or the one that prevented it. None if there is no record."""
 
 
 class Records(Protocol):
-    """Read and write, each in one atomic step. Errors are those of `Backend`."""
+    """Read and write, each in one atomic step. Errors are those of `Engine`."""
 
     async def read(self, key: str) -> Record | None:
-        """Return what is remembered under the key."""
+        """Return the record of a key, or None."""
         ...
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Remember a value for so long, or None: forget it.
+        """Store a value for `ttl` seconds; None deletes it.
 
-        It is refused if somebody with a higher token has written, even if that was to forget: a forgotten record keeps its
-        token for the ttl that it was forgotten with. Given `expect`, it is also refused unless that is the version there is;
-        0 stands for no record. It runs once: if the reply is lost, raise OutcomeUnknown. Repeated with `expect`, it would
-        find its own version in the way, and one without would write over what others wrote meanwhile.
+        It is refused if a writer with a higher token has written or deleted the record: a deleted record keeps its token for
+        the ttl of the deletion. With `expect`, it is also refused unless the record has that version; 0 means no record. It
+        runs once: if the reply is lost, raise OutcomeUnknown. A repetition with `expect` would be refused because of its own
+        first write, and one without would overwrite what others wrote meanwhile.
         """
         ...
 
 
 class Entry(NamedTuple):
-    """A record as an engine keeps it: one whose value is None is forgotten, and only its token counts."""
+    """A record as an engine stores it. With the value None it is deleted, and only its token counts."""
 
     value: bytes | None
     token: int
@@ -62,13 +62,13 @@ class Entry(NamedTuple):
     """By the engine's clock."""
 
     def seen(self, now: float) -> Record | None:
-        """Return what whoever reads it at that time gets to see."""
+        """Return the record for a reader at this time, or None if it is deleted or expired."""
         if self.value is None or self.ends <= now:
             return None
         return Record(self.value, self.token, self.version, self.ends - now)
 
     def allows(self, now: float, token: int, expect: int | None) -> bool:
-        """Return whether it may be written over: the one rule for all engines."""
+        """Return whether a write may replace it. All engines use this rule."""
         if self.ends <= now:
             return not expect
         if token < self.token:

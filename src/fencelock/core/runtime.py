@@ -1,4 +1,4 @@
-"""The runtime port: everything that the core and the engines need from the outside and that depends on how they are run.
+"""The runtime protocol: how the core and the engines wait, connect, read clocks and run background work.
 
 Three runtimes implement it: `runtime/blocking.py`, `runtime/asyncio.py` and `sim/runtime.py`. The core and the engines are
 written once, as coroutines, against these protocols. In the blocking runtime no await ever suspends: a coroutine runs to its
@@ -11,31 +11,31 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence, 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
-    from ssl import SSLContext  # a tenth of the start of a command that needs no server
+    from ssl import SSLContext  # importing it takes a tenth of the start of a command without a server
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Command = tuple[str | int, ...]
-"""What a server is asked: words, in its own protocol's order."""
+"""A request before it is encoded: its words, in the order of the protocol."""
 
 
 class NoReply:
-    """What stands for an answer that did not come, or not yet."""
+    """Stands for a reply that has not arrived."""
 
     def __repr__(self) -> str:
-        return "NO_ANSWER"
+        return "NO_REPLY"
 
 
 NO_REPLY: Final = NoReply()
 
 
 PushHandler = Callable[[Any], bool | None]
-"""Takes what looks like a push; returns True if it is the answer to a command after all."""
+"""Handles a message of the type of pushes; returns True if it is the reply to a command instead."""
 
 
 class Event(Protocol):
-    """A flag that can be waited for. `set` may be called from any thread."""
+    """A flag to wait for. Any thread may call `set`."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
@@ -44,13 +44,13 @@ class Event(Protocol):
 
 
 class WakeupEvent(Event, Protocol):
-    """An event that has something of the system's, and so has to be given back."""
+    """An event with a descriptor, which must be closed."""
 
     def close(self) -> None: ...
 
 
 class ProcessWakeup(Protocol):
-    """A flag that another process can set, by its address. Rings may get lost: whoever waits looks again in the end."""
+    """A flag that another process can set by its address. Wake-ups may be lost, so a waiter also polls now and then."""
 
     address: str
 
@@ -59,43 +59,43 @@ class ProcessWakeup(Protocol):
 
 
 class CancelGuard(Protocol):
-    """What stops the body of a `with` block whose lease is lost, where the colour can do that."""
+    """Stops the body of a `with` block whose lease is lost, in runtimes that can do that."""
 
     def interrupt(self) -> None: ...
 
     def leave(self) -> bool:
-        """Withdraw from the body; return whether an exception that comes out of it is only our own interruption."""
+        """End the guard; return whether the body's exception is only this guard's interruption."""
         ...
 
 
 class Endpoint(NamedTuple):
-    """Where a server listens, for a world to connect to by itself."""
+    """Where a server listens, for a runtime to connect to."""
 
     name: str
-    """A name, an address, or the path of a Unix socket, which begins with a slash and has no use for the port."""
+    """A host name, an address, or the path of a Unix socket, which begins with a slash and has no port."""
     port: int
     tls: SSLContext | None = None
     seconds: float = 5.0
-    """How long connecting may take."""
+    """Seconds that connecting may take."""
     before_tls: Callable[[bytes], bytes | None] | None = None
-    """What is said in the clear before TLS begins: given all that the server has said, or None until that is enough."""
+    """Called with all bytes of the server before TLS; returns the reply to send, or None until it has enough bytes."""
 
 
 class Connector(Protocol):
-    """How to reach one server, in either colour: a driver connects and logs in, and the wire takes over from there.
+    """How to connect to one server, blocking and asyncio: a driver connects and logs in, then the `Connection` takes over.
 
-    `reach` is for engines without a driver: the world's own way to connect, which raises OSErrors.
+    `open_stream` is for engines without a driver: the runtime's own function to connect, which raises OSErrors.
     """
 
     address: str
-    """For people, and for whoever needs to tell servers apart."""
+    """The server's address, for messages and to tell servers apart."""
 
     def connect(self, open_stream: Callable[[Endpoint], Any]) -> Any:
-        """Return a connected socket, and block meanwhile; raise EngineUnavailable."""
+        """Connect, blocking, and return the socket; raise EngineUnavailable."""
         ...
 
     async def aconnect(self, open_stream: Callable[[Endpoint], Awaitable[Any]]) -> tuple[Any, object]:
-        """Return a connected asyncio transport, and what has to be kept for as long as it is used."""
+        """Connect; return an asyncio transport, and an object to keep for as long as the transport is used."""
         ...
 
     def pack(self, command: Command) -> bytes: ...
@@ -104,27 +104,26 @@ class Connector(Protocol):
 
     @property
     def pushes(self) -> type:
-        """What was not asked for is of this type, and perhaps some answers are too (`World.wire`)."""
+        """The type of pushed messages. Some replies may have it too (`PushHandler`)."""
         ...
 
 
 class Parser(Protocol):
-    """Makes answers of bytes."""
+    """Decodes replies from bytes."""
 
     def feed(self, data: bytes, /) -> object: ...
 
     def gets(self) -> Any:
-        """Return the next whole answer, or NO_ANSWER."""
+        """Return the next complete reply, or NO_REPLY."""
         ...
 
 
 class Connection(Protocol):
-    """A connection to a server that answers in the order in which it is asked, and may push what nobody asked for.
+    """A connection to a server that replies in the order of the requests, and may push messages in between.
 
-    Where a server answers in any order, all that it says counts as pushed, and its engine finds out who it is for.
+    If a server replies in any order, all its messages count as pushes, and the engine assigns them to requests.
 
-    An error that the server answers with is an answer. In the blocking world a wire belongs to one thread at a time; only
-    `close` may be called by any.
+    An error reply is a reply. In the blocking runtime one thread at a time uses a connection; any thread may call `close`.
     """
 
     @property
@@ -132,61 +131,61 @@ class Connection(Protocol):
 
     @property
     def owed(self) -> Sized:
-        """What the server still owes an answer to."""
+        """The requests without a reply so far."""
         ...
 
     @property
     def oldest_pending_since(self) -> float | None:
-        """When the oldest command that is not answered yet was sent; None if the server owes nothing."""
+        """When the oldest request without a reply was sent; None if there is none."""
         ...
 
     @property
     def pace(self) -> float:
-        """How long the server last took for an answer that was not waited for, or waited for in vain."""
+        """Seconds that the server took for the last reply."""
         ...
 
     def alive(self) -> bool:
-        """Return whether it is still good, as far as can be told without asking: servers hang up on the idle."""
+        """Return whether the server has not closed it, without a request: servers close idle connections."""
         ...
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
-        """Send a command, packed already or not, and return its answer; raise OutcomeUnknown if none came in time, or the
+        """Send a command, encoded or not, and return its reply. Raise OutcomeUnknown if no reply came in time, or the
         connection broke.
 
-        Only a broken wire is closed: an answer that comes later than its asker waits is skipped when it comes.
+        A timeout does not close the connection: the late reply is dropped when it arrives.
         """
         ...
 
     def tell(self, data: bytes) -> None:
-        """Send bytes as they are, also while what is pushed is taken in; the server owes nothing for them.
+        """Send bytes that have no reply; also allowed inside a PushHandler.
 
-        It does not raise: a wire that breaks is closed.
+        It does not raise: a connection that breaks is closed.
         """
         ...
 
     def close(self) -> None: ...
 
     def forget(self) -> None:
-        """Let go of it in a forked child without a word to the server, which still serves the parent."""
+        """Detach from it in a forked child without sending anything to the server, which still serves the parent."""
         ...
 
 
 class Source(Protocol):
-    """What events come of: a driver's connection, which its own thread reads unless somebody who waits can do it.
+    """A driver's connection that sets events. The driver's thread reads it, unless a waiting thread does.
 
-    Everybody who waits enters and leaves, with a key of their own.
+    Each waiting thread calls `enter` and `leave` with its own key.
     """
 
     def enter(self, key: object) -> bool:
-        """Come to wait; return whether it is ours to read."""
+        """Register a waiting thread; return whether this thread should read."""
         ...
 
     def read_until(self, key: object, enough: Callable[[], bool], until: float) -> None:
-        """Read, in this thread, until that is so, or nothing more can be read, or the time is over."""
+        """Read in this thread until `enough()`, the end of the stream, or the time `until`."""
         ...
 
     def wake(self) -> None:
-        """Have whoever reads look whether it is enough; from any thread."""
+        """Make the reading thread check `enough()`; callable from any thread."""
         ...
 
     def leave(self, key: object) -> None: ...
@@ -196,14 +195,14 @@ class Runtime(Protocol):
     """One way to run the core."""
 
     shares_connections: bool
-    """Whether several may ask over one wire at the same time; else each has to have its own."""
+    """Whether several tasks may use one connection at the same time; otherwise each thread needs its own."""
 
     def now(self) -> float:
-        """Return seconds on a clock that never goes back and counts while the machine sleeps."""
+        """Return seconds of a clock that never goes back and also runs while the machine is suspended."""
         ...
 
     def check_usable(self) -> None:
-        """Raise if the caller cannot use this world (another event loop, say). Called before anything is sent."""
+        """Raise if the caller cannot use this runtime (as in another event loop). Called before anything is sent."""
         ...
 
     def random(self) -> float:
@@ -217,92 +216,92 @@ class Runtime(Protocol):
     def event(self) -> Event: ...
 
     def push_event(self) -> Event:
-        """Return an event for `listen`: set only by what is pushed over wires, or by who closes them."""
+        """Return an event for `wait_for_push`; only handlers of pushes and of closed connections set it."""
         ...
 
     def wakeup_event(self) -> WakeupEvent:
-        """Return an event for `listen` that any thread may set, to wake whoever listens."""
+        """Return an event for `wait_for_push` that any thread may set to end the wait."""
         ...
 
     def process_wakeup(self) -> ProcessWakeup | None:
-        """Return a doorbell of one's own, or None where processes cannot ring each other."""
+        """Return a new wake-up, or None on systems where processes cannot wake each other."""
         ...
 
     @property
     def cancel_guard(self) -> Callable[[], CancelGuard] | None:
-        """Makes a guard for the body of a `with` block that is being entered."""
+        """A function that makes a guard for the body of a `with` block, or None if the runtime cannot interrupt a body."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background; it never keeps the process alive."""
+        """Run it in the background; it does not keep the process alive."""
         ...
 
     def call_user(self, function: Callable[[], None]) -> None:
-        """Call a function of the user's, soon, where it delays nothing of ours: in a thread, or on the event loop."""
+        """Call a function of the user soon, where it does not delay renewals: in a new thread, or on the event loop."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a function that blocks, where that does no harm.
+        """Run a blocking function: in a thread for asyncio, otherwise in this thread.
 
-        It is awaited to its end even when the caller is cancelled, so that what follows comes after it.
+        It is awaited to its end even if the caller is cancelled, so that later steps run after it.
         """
         ...
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run to the end, or for so long, whatever happens to the caller: a cancellation comes out afterwards.
+        """Run it to the end, at most `timeout` seconds, even if the caller is cancelled; raise the cancellation afterwards.
 
-        A thread runs it to its end in any case.
+        The blocking runtime runs it to its end without a timeout.
         """
         ...
 
     async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run to the end in the background, and wait for the result for so long: raise TimeoutError then.
+        """Run it in the background and wait for the result; raise TimeoutError after `timeout` seconds.
 
-        Like `shield`, but a thread, too, is free to go on after the timeout.
+        Like `shield`, but in the blocking runtime too the caller continues after the timeout.
         """
         ...
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
-        """Connect to a server. `on_push` takes what it pushes, `on_end` is called once when the wire is closed."""
+        """Connect to a server. `on_push` gets its pushes; `on_end` is called once when the connection is closed."""
         ...
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
-        """Ask several servers at once and return their answers, NO_ANSWER for each that is missing.
+        """Send to several servers at once and return their replies, NO_REPLY for each that is missing.
 
-        It ends as soon as `enough` says so of the answers so far, at once even, when all have answered, and at the latest
-        after the timeout. What comes later is skipped when it comes. All is sent, wherever there is an open wire.
+        It ends when `enough(replies)` is true (also before the first reply), when all have replied, or after the timeout.
+        Late replies are dropped. Every request is sent whose connection is open.
         """
         ...
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
-        """Wait until something that is pushed over one of the wires sets the bell; return whether it is set.
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
+        """Wait until a push on one of the connections sets the event; return whether it is set.
 
-        It ends early when a wire breaks, or has been broken already.
+        It ends early when a connection is or becomes closed.
         """
         ...
 
     async def attend(self, source: Source, event: Event, timeout: float) -> bool:
-        """Wait for an event that may come of what is read; read it here, where it is threads that wait."""
+        """Wait for an event that the source sets; in the blocking runtime, read the source in this thread."""
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
-        """Wait until a descriptor can be read, or with `write` also until it can be written; return whether it can.
+        """Wait until a descriptor can be read, or with `write` until it can be read or written; return whether it can.
 
-        For drivers that speak their protocol without waiting (libpq). One at a time may wait for a descriptor, and nobody
-        closes it meanwhile.
+        For drivers with a non-blocking API (libpq). Only one caller at a time may wait for a descriptor, and it must stay
+        open meanwhile.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what the world itself holds: threads, sockets."""
+        """Close the runtime's own threads and sockets."""
         ...
 
     def after_fork(self) -> None:
-        """Forget everything that belongs to the parent process."""
+        """Drop everything that belongs to the parent process."""
         ...

@@ -1,9 +1,9 @@
-"""Sessions: the liveness that many claims share, on engines where a key lives for as long as the session that made it.
+"""Sessions that many claims share, on engines where a key lives as long as the session that created it.
 
-A session has a ttl of its own and is kept alive by one sign of life for all its claims. That alone would keep a claim for
-ever that nobody renews any more (its lease was dropped, or lost by its own clock while the session came back), as long as
-others of the same session are renewed. So each claim has an end of its own here, and a session is given a sign of life only
-after every claim that is over by now was taken from the engine: either they go, or the session goes with all of them.
+One keep-alive extends a session and all its claims. That alone would keep a claim for ever that its lease no longer renews
+(the lease was dropped, or expired by its own clock), as long as other claims of the session are renewed. So each claim has
+its own expiry here, and the engine sends a keep-alive only after it has removed every expired claim: either the expired
+claims go, or the whole session ends.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from typing import Generic, TypeVar
 H = TypeVar("H")
 
 
-def rung(ttl: float, ladder: Sequence[float]) -> float:
-    """Return the ttl of the session for a claim: the largest rung at or below what was asked for.
+def ttl_step(ttl: float, steps: Sequence[float]) -> float:
+    """Return the session ttl for a claim: the largest step at or below the claim's ttl.
 
-    Above it, a holder that was killed would be missed for longer than its ttl.
+    A longer session would hold the lock of a killed process for longer than the claim's ttl.
 
-    >>> rung(30, (1, 2, 5, 10, 30, 60)), rung(29.9, (1, 2, 5, 10, 30, 60))
+    >>> ttl_step(30, (1, 2, 5, 10, 30, 60)), ttl_step(29.9, (1, 2, 5, 10, 30, 60))
     (30, 10)
     """
-    return ladder[max(0, bisect_right(ladder, ttl) - 1)]
+    return steps[max(0, bisect_right(steps, ttl) - 1)]
 
 
 class Session(Generic[H]):
-    """One session: how long it lives, when it last showed that it does, and the claims that hang on it.
+    """One session: its ttl, its last confirmed keep-alive, and its claims.
 
-    `handle` is the engine's own: a lease's number, a driver's client. All methods may be called from any thread.
+    `handle` is the engine's own object: the id of an etcd lease, a driver's client. Any thread may call all methods.
     """
 
     def __init__(self, handle: H, ttl: float, since: float) -> None:
         self.handle = handle
         self.ttl = ttl
         self.since = since
-        """When the last sign of life that was answered was sent: the session lives for its ttl from there at least."""
+        """When the last keep-alive with a reply was sent: the session lives for its ttl from there at least."""
         self.ended = False
-        """Whether the engine has ended it, or we have given it up: no claim may be made on it."""
+        """Whether the engine or this client has ended it: no claim may use it."""
         self._ends: dict[str, float] = {}
         self._first_end = inf
-        """No claim is over before this: most looks are spared going through them all."""
-        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
+        """No claim expires before this time, so most checks need not visit all claims."""
+        self._mutex = RLock()  # a signal handler may release a lease while this thread holds the mutex
 
     def alive(self, now: float) -> bool:
-        """Return whether the engine must still have it."""
+        """Return whether the engine must still have the session."""
         return not self.ended and now < self.since + self.ttl
 
-    def keep(self, id: str, since: float, ttl: float) -> None:
-        """Note that a claim hangs on the session, and is over unless it is kept again within its ttl.
+    def attach(self, id: str, since: float, ttl: float) -> None:
+        """Attach a claim to the session until `since + ttl`. Attaching it again extends it.
 
-        Renewals may overtake each other: an earlier one never shortens what a later one has given.
+        Renewals may overtake each other, so an earlier one never shortens a later one.
         """
         with self._mutex:
             self._ends[id] = end = max(since + ttl, self._ends.get(id, -inf))
@@ -61,7 +61,7 @@ class Session(Generic[H]):
                 self._first_end = end
 
     def extend(self, id: str, since: float, ttl: float) -> bool:
-        """Extend a claim that hangs on the session; return False if it was removed, or is over and about to be removed."""
+        """Extend an attached claim; return False if it was removed, or is expired and about to be removed."""
         with self._mutex:
             end = self._ends.get(id, -inf)
             if end == -inf:
@@ -69,22 +69,22 @@ class Session(Generic[H]):
             self._ends[id] = max(since + ttl, end)
             return True
 
-    def give_up(self, id: str) -> None:
-        """Have a claim be over now, however long it was kept for: it goes before the next sign of life."""
+    def expire_claim(self, id: str) -> None:
+        """Expire a claim now: the engine removes it before the next keep-alive."""
         with self._mutex:
             self._ends[id] = self._first_end = -inf
 
-    def let_go(self, id: str) -> None:
-        """Forget a claim that is no longer on the engine."""
+    def remove(self, id: str) -> None:
+        """Detach a claim that the engine no longer has."""
         with self._mutex:
             self._ends.pop(id, None)
 
     def end_of(self, id: str) -> float | None:
-        """Return when a claim is over, or None if it does not hang on this session."""
+        """Return when a claim expires, or None if it is not attached."""
         return self._ends.get(id)
 
-    def over(self, now: float) -> list[str]:
-        """Return the claims that are over: they go before the next sign of life, or the session must end."""
+    def expired(self, now: float) -> list[str]:
+        """Return the expired claims: the engine must remove them before the next keep-alive, or end the session."""
         if now < self._first_end:
             return []
         with self._mutex:
@@ -92,19 +92,19 @@ class Session(Generic[H]):
             return [id for id, end in self._ends.items() if end <= now]
 
     def expire(self, now: float) -> list[str]:
-        """Return the claims that are over, and give them up: none of them can be extended while they are being removed."""
+        """Return the expired claims and mark them, so that no renewal extends them while they are being removed."""
         with self._mutex:
-            over = self.over(now)
-            for id in over:
+            expired = self.expired(now)
+            for id in expired:
                 self._ends[id] = -inf
-            return over
+            return expired
 
     def claims(self) -> list[str]:
-        """Return all claims that hang on it."""
+        """Return all attached claims."""
         with self._mutex:
             return list(self._ends)
 
-    def answered(self, sent: float) -> None:
-        """Take in that a sign of life which was sent at that time was answered; answers may overtake each other."""
+    def confirm_alive(self, sent: float) -> None:
+        """Record the reply to a keep-alive that was sent at this time. Replies may overtake each other."""
         with self._mutex:
             self.since = max(self.since, sent)

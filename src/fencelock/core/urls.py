@@ -1,4 +1,4 @@
-"""Which engine a URL names. Engines are imported when they are asked for, so that nobody pays for what is not used."""
+"""Find the engine that a URL names. An engine's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         def get_connection_params(self) -> dict[str, Any]: ...
 
     class PyMysqlConnection(Protocol):
-        """A connection of PyMySQL's, which has no types of its own."""
+        """A connection of PyMySQL, which has no type hints."""
 
         host: Any
         db: Any
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
         | DjangoConnection
         | PyMysqlConnection
     )
-    """What an application connects to a database with, and may hand in instead of a URL."""
+    """An application's own database object, which `connect` accepts instead of a URL."""
 
 
 T = TypeVar("T")
 
 
 class EngineModule(NamedTuple):
-    """A line of the table: the module that has `connect(world, url, namespace)`, and the extra that brings its driver."""
+    """The module of an engine, which has `connect(runtime, url, namespace)`, and the extra that installs its driver."""
 
     module: str
     extra: str | None = None
@@ -88,10 +88,10 @@ ENGINES: dict[str, EngineModule] = {
 }
 
 KNOWN = "sqlite:, redis://, redlock://, etcd://, zookeeper://, postgresql://, mysql:// and memory://"
-"""The engines, for people: one scheme for each. Their pages name the others, for TLS, Sentinel and so on."""
+"""The engines for messages, one scheme each. Their pages in the docs name the others, for TLS, Sentinel and so on."""
 
 PORTS = {"6379": "redis", "2379": "etcd", "2181": "zookeeper", "5432": "postgresql", "3306": "mysql"}
-"""What somebody probably means who writes host:port without a scheme."""
+"""The scheme that host:port without a scheme probably means."""
 
 NO_CLUSTER = (
     "fencelock does not support Redis Cluster; use redis:// with a server of its own, redis+sentinel://, or redlock:// with "
@@ -103,34 +103,34 @@ CLIENTS = {
     **dict.fromkeys(("psycopg", "psycopg_pool"), ENGINES["postgresql"]),
     **dict.fromkeys(("pymysql", "MySQLdb", "aiomysql", "asyncmy", "mysql"), ENGINES["mysql"]),
 }
-"""Engines that take a client of their users' driver, by the driver's package; `adopt(world, client, namespace)`."""
+"""Engines that accept an object of a driver, by the driver's package: `adopt(runtime, client, namespace)`."""
 
 TOOLKITS: dict[str, Callable[[Any], object]] = {
     "sqlalchemy": lambda client: client.dialect.name,
     "django": lambda client: client.vendor,
 }
-"""Packages whose clients speak to several databases, and how each says which: by the name that its URLs begin with."""
+"""Packages for several databases, and how to get the scheme of the database from one of their objects."""
 
 
 class FromEnvironment(str):
-    """A URL that stood in $FENCELOCK_URL: what is wrong with it is said of that."""
+    """A URL from $FENCELOCK_URL: errors name the variable."""
 
     __slots__ = ()
 
 
 def resolve(url: T | None) -> T | str:
-    """Return what is meant: the URL or client given, else $FENCELOCK_URL, else SQLite in the user's state folder."""
+    """Return the given URL or client, else $FENCELOCK_URL, else the URL of SQLite in the user's state folder."""
     if url is None:
         given = os.environ.get("FENCELOCK_URL")
         if given is not None and not given.strip():
-            # Somebody meant a server, and a variable of theirs was empty: with the default each machine would lock alone.
+            # Probably a variable for a server was empty. With the default, each machine would have its own locks.
             raise InvalidURL("$FENCELOCK_URL is empty; name an engine there, or unset it to use SQLite on this machine")
         return "sqlite://" if given is None else FromEnvironment(given)
     return url
 
 
 def open_engine(runtime: Runtime, url: object, namespace: str) -> Engine:
-    """Return the engine that the URL names, or that a driver's client speaks to; raise InvalidURL or MissingDependency."""
+    """Return the engine of a URL or of a driver's object; raise InvalidURL or MissingDependency."""
     if not isinstance(url, str):
         return _adopt(runtime, url, namespace)
     if isinstance(url, FromEnvironment):
@@ -174,7 +174,7 @@ def _load(scheme: str, engine: EngineModule) -> ModuleType:
 
 
 def _adopt(runtime: Runtime, client: object, namespace: str) -> Engine:
-    """Return the engine for an object of the application's own that knows a server."""
+    """Return the engine for an application's own client, connection, pool or SQLAlchemy engine."""
     for kind in type(client).__mro__:
         package = kind.__module__.partition(".")[0]
         scheme, engine = package, CLIENTS.get(package)
@@ -199,28 +199,28 @@ TAKEN = (
 
 
 def open_schema(runtime: Runtime, url: str) -> Schema | None:
-    """Return what makes the tables of the engine that the URL names, or None if it needs none.
+    """Return the `Schema` of the engine that the URL names, or None if the engine has no tables.
 
-    An engine that needs some has `schema_for(world, url)` in its module.
+    The module of an engine with tables has `schema_for(runtime, url)`.
     """
     make = getattr(module_of(url), "schema_for", None)
     return None if make is None else cast("Callable[[Runtime, str], Schema]", make)(runtime, url)
 
 
 def shown(url: object, engine: Engine) -> str:
-    """Return the URL for people to see: without its password, and what a default stands for in its place."""
+    """Return the URL for messages: without its password, and with the path of the default."""
     return redact(getattr(engine, "url", None) or str(url))
 
 
 def _unknown(url: str) -> str:
-    """Return what is wrong with a URL that names no engine, and what its writer may have meant."""
+    """Return the error message for a URL that names no engine, with a guess of what was meant."""
     scheme, colon, rest = url.partition(":")
     kind, _, driver = scheme.lower().partition("+")
     if driver == "cluster":
         return f"{redact(url)!r}: {NO_CLUSTER}"
     meant = None
     if redact(url) != url:
-        pass  # it has a password: a guess could show a part of it
+        pass  # it has a password, and a guess could show a part of it
     elif url.lower() in ENGINES:
         meant = f"{url.lower()}://"
     elif _port(rest) in PORTS:
@@ -229,7 +229,7 @@ def _unknown(url: str) -> str:
         path = url.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
         meant = f"sqlite:{'///' if url[0] == '/' else ''}{path}"
     if meant is None and colon and kind and not _port(rest).isdecimal():
-        from difflib import get_close_matches  # 3 ms that only a slip of the pen should pay
+        from difflib import get_close_matches  # the import takes 3 ms, and only a wrong URL needs it
 
         meant = next((redact(f"{near}:{rest}") for near in get_close_matches(kind, ENGINES, n=1)), None)
     guess = "" if meant is None else f" Did you mean {meant}?"
@@ -237,23 +237,22 @@ def _unknown(url: str) -> str:
 
 
 def _port(rest: str) -> str:
-    """Return what would be the port if a host stood in the place of the scheme: 6379 in localhost:6379/0."""
+    """Return the part that is a port if the URL is host:port without a scheme: 6379 of localhost:6379/0."""
     return rest.partition("/")[0]
 
 
 def redact(url: str) -> str:
-    """Return the URL without its password, for people to see.
+    """Return the URL without its password, for messages.
 
     >>> redact("redis://app:s3cret@db:6379/0?password=x&db=1")
     'redis://app:***@db:6379/0?password=***&db=1'
     """
     if "@" not in url and "=" not in url:
         return url
-    import re  # most URLs have nothing to hide and need not pay for it
+    import re  # most URLs have no password and do not need it
 
-    # The last @ ends the credentials: a password may contain an @, / or ? that was not escaped. Rather too much than
-    # too little: nobody needs to see what stands there. Without a scheme, or with a wrong one, it is hidden all the same, and
-    # after a slash too many.
+    # The last @ ends the credentials: a password may contain an @, / or ? that was not escaped. Hiding too much does no
+    # harm. The password is also hidden without a scheme, with a wrong one, and after a slash too many.
     start, slashes, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
     rest = re.sub(r"(?s)^([^:@?#]*:).*@", r"\1***@", rest)
     rest = re.sub(r"(?is)(\w*(?:pass|secret|token|pwd)\w*\s*=\s*)('[^']*'|[^\s&;#]*)", r"\1***", rest)

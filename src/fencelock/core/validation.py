@@ -1,4 +1,4 @@
-"""The rules for what users hand in: names, namespaces, ttls, timeouts. One place, the same for every engine."""
+"""Checks of users' arguments: names, namespaces, ttls, timeouts. The same for every engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fencelock.model import CORRECT, Traits
 
 NAME_MAX_BYTES = 1024
 LONGEST = 1e9
-"""Seconds that are as good as for ever."""
+"""Seconds; a longer timeout counts as none."""
 LONG_TTL = 3600.0
-"""Seconds. A longer ttl is allowed, but somebody may have given milliseconds."""
-CO_COROUTINE = 0x80  # as in inspect, which takes 10 ms to import
+"""Seconds. A longer ttl is allowed, but it may be a mistake: a number of milliseconds."""
+CO_COROUTINE = 0x80  # the constant of inspect, whose import takes 10 ms
 PURPOSES = ("efficiency", "correctness")
 SAFE = "sqlite:, etcd:, zookeeper:, postgresql: or mysql:"
-"""URLs of engines that hold for either."""
+"""URLs of engines that are safe for both purposes."""
 
 
 def check_name(name: str, what: str = "a lock's name") -> str:
-    """Return the name as it is, or raise InvalidName: 1 to 1024 bytes of UTF-8 without control characters."""
+    """Return the name unchanged, or raise InvalidName: 1 to 1024 bytes of UTF-8 without control characters."""
     if not isinstance(name, str):
         raise InvalidName(f"{what} must be a str, not {type(name).__name__}: {name!r:.80}")
     if name and len(name) <= NAME_MAX_BYTES and name.isascii() and name.isprintable():
@@ -39,7 +39,7 @@ def check_name(name: str, what: str = "a lock's name") -> str:
 
 
 def check_ttl(ttl: object, traits: Traits, name: str | None = None) -> float:
-    """Return the ttl as a float, or raise InvalidTTL with the numbers that the engine can keep."""
+    """Return the ttl as a float, or raise InvalidTTL with the range that the engine allows."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float):
         raise InvalidTTL(f"ttl must be a number of seconds, not {type(ttl).__name__}", name)
     if not traits.ttl_min <= ttl <= traits.ttl_max:  # false for NaN, too
@@ -71,7 +71,7 @@ _warned_long_ttl = False
 
 
 def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float | None:
-    """Return a duration that may be None ("no end"), or raise InvalidArgument."""
+    """Return a duration, or None for no limit; raise InvalidArgument."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
@@ -84,14 +84,14 @@ def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float |
 
 
 def check_reason(reason: object, name: str) -> str:
-    """Return why a lock is released by force, or raise InvalidArgument."""
+    """Return the reason of a forced release, or raise InvalidArgument."""
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidArgument(f"a forced release of {name!r} needs a reason that others can read later", name)
     return reason
 
 
 def check_purpose(purpose: str, traits: Traits, name: str) -> None:
-    """Raise GuaranteeUnavailable if the engine's tokens could repeat after a failure and that would matter."""
+    """Raise GuaranteeUnavailable if the purpose is correctness and the engine's tokens could repeat after a failure."""
     if purpose not in PURPOSES:
         raise InvalidArgument(f"{name!r}: purpose must be one of {', '.join(PURPOSES)}, not {purpose!r:.40}", name)
     if purpose == "correctness" and traits.weakness:
@@ -110,7 +110,7 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
 
 
 def check_callback(on_lost: object) -> None:
-    """Raise InvalidType unless it can be called with a lease and a reason, or is None."""
+    """Raise InvalidType unless it is None or a plain function of a lease and a reason."""
     if on_lost is None:
         return
     if not callable(on_lost):

@@ -1,7 +1,7 @@
-"""Doorbells between processes of one machine: datagrams to abstract Unix sockets, which vanish with their process.
+"""Wake-ups between processes of one machine: datagrams to abstract Unix sockets, which vanish with their process.
 
-An address is `socket-name/slot`. The slot tells apart the waiters that share one socket, as all tasks of an asyncio
-client do. Whoever rings does not wait and does not care: the bell is a hint, the truth is in the engine.
+An address is `socket-name/slot`. The slot selects one of the waiters that share a socket, as all tasks of an asyncio
+client do. The sender never waits and ignores failures: a wake-up is a hint, and the waiter reads the engine.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import socket  # 4 ms that only who has to wait, or hands over, should pay
+    import socket  # takes 4 ms, and only waiting and waking need it
 
 AVAILABLE = sys.platform.startswith("linux")
-RINGS_AT_ONCE = 64
-"""How many rings to take in before going on: any user of the machine can ring without end."""
+MAX_DATAGRAMS = 64
+"""Datagrams to read at a time: any user of the machine can send them without end."""
 
 
 def open_socket() -> tuple[socket.socket, str]:
@@ -30,36 +30,36 @@ def open_socket() -> tuple[socket.socket, str]:
 
 
 class WakeupSender:
-    """Rings the bells of others over one socket."""
+    """Wakes waiters of other processes, over one socket."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._closed = False
         self._mutex = RLock()
 
-    def ring(self, address: str) -> None:
-        """Ring; a bell that is gone, or full of rings already, needs none, and without a free descriptor there is none."""
+    def wake(self, address: str) -> None:
+        """Send a wake-up. Failures are ignored: the waiter is gone, its socket is full, or no descriptor is free."""
         name, _, slot = address.partition("/")
         try:
             (self._socket or self._open()).sendto(slot.encode(), f"\0{name}")
         except (OSError, ImportError):
             pass
         if self._closed:
-            self.close()  # by a thread that was still at it when the client was closed
+            self.close()  # the client was closed while this thread opened the socket
 
     def _open(self) -> socket.socket:
         import socket
 
-        with self._mutex:  # or of two sockets of two threads one would be forgotten
+        with self._mutex:  # otherwise two threads could open two sockets and leak one
             if self._socket is None:
                 kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
                 self._socket = socket.socket(socket.AF_UNIX, kind)
             return self._socket
 
     def close(self) -> None:
-        """Give back the socket."""
+        """Close the socket."""
         self._closed = True
         with self._mutex:
-            bell, self._socket = self._socket, None
-        if bell is not None:
-            bell.close()
+            sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()

@@ -1,7 +1,7 @@
-"""The memory engine: the reference. One process, nothing kept, every rule in the open.
+"""The memory engine: the reference. It works within one process and stores nothing outside of it.
 
-`MemoryStore` is the engine itself: each method is one atomic step on its own clock, as a server's script would be.
-`MemoryBackend` is a client's way to it. The simulated world puts a network between the two.
+`MemoryStore` is the "server": each method is one atomic step on the store's clock, like a script in a real server.
+`MemoryEngine` is the client. The simulated runtime puts a network between the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fencelock.model import (
 T = TypeVar("T")
 P = ParamSpec("P")
 
-TRAITS = Traits(engine="memory", guarantee=TokenGuarantee.MEMORY, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="memory", guarantee=TokenGuarantee.MEMORY, fair=True, loss_pushed=False)
 
 
 @dataclass(slots=True)
@@ -60,8 +60,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the store says to an attempt: a token, or how long the first in line should wait for the holders."""
+class AttemptReply:
+    """The store's reply to an attempt: a token, or for the first waiter the seconds until the holders expire."""
 
     token: int | None
     retry_in: float | None = None
@@ -80,17 +80,17 @@ class MemoryStore:
         """Forget everything but the counter."""
         self._mutex = Lock()
         self._queues: dict[str, list[Entry]] = {}
-        self._tombs: dict[str, float] = {}
-        self._bells: dict[str, Callable[[], None]] = {}
+        self._abandoned: dict[str, float] = {}
+        self._wakeups: dict[str, Callable[[], None]] = {}
         self._records: dict[str, Stored] = {}
 
-    def attempt(self, claim: Claim, queue: bool, bell: Callable[[], None] | None = None) -> Answer:
-        """Take the lock or a place in line; counts anew what is there already. The bell rings when it is handed over."""
+    def attempt(self, claim: Claim, queue: bool, wake: Callable[[], None] | None = None) -> AttemptReply:
+        """Grant the lock or enqueue the claim; restart the ttl of an earlier attempt. A later grant calls `wake`."""
         with self._mutex:
             now = self._now()
-            if claim.id in self._tombs:
-                return Answer(None)  # a straggler: its abandon overtook it, and nobody waits for the answer
-            self._settle(claim.name, now)
+            if claim.id in self._abandoned:
+                return AttemptReply(None)  # the abandon overtook this attempt, and no caller waits for the reply
+            self._advance(claim.name, now)
             entries = self._queues.setdefault(claim.name, [])
             mine = _find(entries, claim.id)
             if mine is None:
@@ -99,40 +99,40 @@ class MemoryStore:
                 mine = Entry(claim, now + claim.ttl)
                 entries.append(mine)
             mine.expires = now + claim.ttl
-            first, holders_end = self._settle(claim.name, now)
+            first, holders_end = self._advance(claim.name, now)
             if mine.token is None and not queue:
                 self._remove(claim)
-            elif mine.token is None and bell is not None:
-                self._bells[claim.id] = bell
+            elif mine.token is None and wake is not None:
+                self._wakeups[claim.id] = wake
             if mine.token is not None or first is not mine or holders_end is None:
-                return Answer(mine.token)
-            return Answer(None, max(0.0, holders_end - now))
+                return AttemptReply(mine.token)
+            return AttemptReply(None, max(0.0, holders_end - now))
 
-    def look(self, claim: Claim) -> int | None:
-        """Return the claim's token if it was handed the lock; changes nothing."""
+    def granted_token(self, claim: Claim) -> int | None:
+        """Return the claim's token if it was granted the lock; this changes nothing."""
         with self._mutex:
             mine = _find(self._queues.get(claim.name, ()), claim.id)
             return None if mine is None or mine.expires <= self._now() else mine.token
 
-    def listen(self, claim: Claim, bell: Callable[[], None]) -> None:
-        """Ring when the claim is handed the lock, at once if nobody would ring later."""
+    def on_grant(self, claim: Claim, wake: Callable[[], None]) -> None:
+        """Call `wake` when the claim is granted the lock, or now if it is granted or gone already."""
         with self._mutex:
             mine = _find(self._queues.get(claim.name, ()), claim.id)
             if mine is None or mine.token is not None:
-                bell()
+                wake()
             else:
-                self._bells[claim.id] = bell
+                self._wakeups[claim.id] = wake
 
     def abandon(self, claim: Claim) -> None:
-        """Leave, and leave a tombstone: an attempt that was sent earlier may still arrive."""
+        """Remove the claim and remember its id for a ttl: an attempt that was sent earlier may still arrive."""
         with self._mutex:
             now = self._now()
-            self._tombs = {id: until for id, until in self._tombs.items() if until > now}
-            self._tombs[claim.id] = now + claim.ttl
+            self._abandoned = {id: until for id, until in self._abandoned.items() if until > now}
+            self._abandoned[claim.id] = now + claim.ttl
             self._remove(claim)
 
     def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Count the ttl of each holder anew."""
+        """Restart the ttl of each holder."""
         with self._mutex:
             now = self._now()
             answers = []
@@ -146,12 +146,12 @@ class MemoryStore:
             return answers
 
     def release(self, claim: Claim) -> bool:
-        """Give back the lock; only its owner can, as only the owner knows the id."""
+        """Release the lock; return whether the claim held it. Only its client knows the claim's id."""
         with self._mutex:
             return self._remove(claim)
 
     def inspect(self, name: str) -> Snapshot:
-        """Return holders and waiters that are alive."""
+        """Return the holders and waiters that have not expired."""
         with self._mutex:
             now, wall = self._now(), self._wall()
             alive = [entry for entry in self._queues.get(name, ()) if entry.expires > now]
@@ -166,7 +166,7 @@ class MemoryStore:
             )
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names with anybody alive on them."""
+        """Return the names that have a holder or a waiter."""
         with self._mutex:
             now = self._now()
             return sorted(
@@ -176,14 +176,14 @@ class MemoryStore:
             )
 
     def force_release(self, name: str) -> int:
-        """Drop the holders and let the next in."""
+        """Remove the holders and grant the lock to the next waiters; return how many holders were removed."""
         with self._mutex:
             now = self._now()
             entries = self._queues.get(name, [])
             dropped = [entry for entry in entries if entry.token is not None and entry.expires > now]
             self._mint()
             entries[:] = [entry for entry in entries if entry.token is None]
-            self._settle(name, now)
+            self._advance(name, now)
             return len(dropped)
 
     def read(self, key: str) -> Record | None:
@@ -193,7 +193,7 @@ class MemoryStore:
             return None if stored is None else stored.seen(self._now())
 
     def write(self, key: str, value: bytes | None, token: int, ttl: float, expect: int | None) -> Written:
-        """Write a record, unless what is there forbids it."""
+        """Write a record, unless the stored one has a higher token or another version."""
         with self._mutex:
             now = self._now()
             self._records = {key: stored for key, stored in self._records.items() if stored.ends > now}
@@ -205,29 +205,29 @@ class MemoryStore:
 
     def _remove(self, claim: Claim) -> bool:
         now = self._now()
-        self._bells.pop(claim.id, None)
+        self._wakeups.pop(claim.id, None)
         entries = self._queues.get(claim.name, [])
         mine = _find(entries, claim.id)
         if mine is not None:
             entries.remove(mine)
-        self._settle(claim.name, now)
+        self._advance(claim.name, now)
         return mine is not None and mine.token is not None and mine.expires > now
 
-    def _settle(self, name: str, now: float) -> tuple[Entry | None, float | None]:
-        """Drop the dead and hand the lock over; return the first in line, and when the holders run out."""
+    def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
+        """Remove expired claims and grant the lock; return the first waiter, and when the first holder expires."""
         entries = self._queues.get(name, [])
-        settled = advance_queue(entries, now)
-        for entry in settled.dead:
+        update = advance_queue(entries, now)
+        for entry in update.dead:
             entries.remove(entry)
-            self._bells.pop(entry.id, None)
-        for entry in settled.admitted:
+            self._wakeups.pop(entry.id, None)
+        for entry in update.admitted:
             entry.token = self._mint()
             entry.expires = now + entry.claim.ttl
-            if (bell := self._bells.pop(entry.id, None)) is not None:
-                bell()
+            if (wake := self._wakeups.pop(entry.id, None)) is not None:
+                wake()
         if not entries:
             self._queues.pop(name, None)
-        return settled.first, settled.holders_end
+        return update.first, update.holders_end
 
     def _mint(self) -> int:
         self._counter = max(self._counter + 1, self._wall())
@@ -239,23 +239,23 @@ def _find(entries: Sequence[Entry], id: str) -> Entry | None:
 
 
 class MemoryEngine:
-    """A client's way to a `MemoryStore`."""
+    """A client of a `MemoryStore`."""
 
     traits = TRAITS
 
     def __init__(self, runtime: Runtime, store: MemoryStore) -> None:
         self._runtime = runtime
         self._store = store
-        self._bells: dict[str, Event] = {}
+        self._wakeups: dict[str, Event] = {}
         self._closed = False
         self.records = MemoryRecords(self)
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:  # noqa: ARG002
-        """Ask the store; the ttl counts from before the question."""
+        """Acquire the lock or enqueue the claim. The lease counts from before the request."""
         sent = self._runtime.now()
-        bell = self._bells.get(claim.id)  # anew each time: a place in line that ran out took its bell with it
-        ring = None if bell is None else self._remote(bell.set)
-        answer = await self._ask(self._store.attempt, claim, queue, ring)
+        event = self._wakeups.get(claim.id)  # passed each time: an entry that expired has lost its callback
+        wake = None if event is None else self._remote_callback(event.set)
+        answer = await self._call(self._store.attempt, claim, queue, wake)
         if answer.token is not None:
             return Grant(claim, answer.token, sent)
         return Waiting(claim, sent, answer.retry_in)
@@ -266,93 +266,93 @@ class MemoryEngine:
         timeout: float,
         patience: float | None = None,  # noqa: ARG002
     ) -> Grant | Waiting:
-        """Wait to be handed the lock; ask again in the end."""
+        """Wait until the lock is granted, then attempt again."""
         claim = waiting.claim
-        bell = self._bells.get(claim.id)
-        if bell is None:
-            bell = self._bells[claim.id] = self._runtime.event()
-            await self._ask(self._store.listen, claim, self._remote(bell.set))
-        rung = await bell.wait(timeout if waiting.retry_in is None else min(timeout, waiting.retry_in))
-        if rung:
-            bell.clear()
-            token = await self._ask(self._store.look, claim)
+        event = self._wakeups.get(claim.id)
+        if event is None:
+            event = self._wakeups[claim.id] = self._runtime.event()
+            await self._call(self._store.on_grant, claim, self._remote_callback(event.set))
+        woken = await event.wait(timeout if waiting.retry_in is None else min(timeout, waiting.retry_in))
+        if woken:
+            event.clear()
+            token = await self._call(self._store.granted_token, claim)
             if token is not None:
-                self._bells.pop(claim.id, None)
+                self._wakeups.pop(claim.id, None)
                 return Grant(claim, token, waiting.since)
         outcome = await self.attempt(claim, queue=True)
         if isinstance(outcome, Grant):
-            self._bells.pop(claim.id, None)
+            self._wakeups.pop(claim.id, None)
         return outcome
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind."""
-        if (bell := self._bells.pop(claim.id, None)) is not None:
-            bell.set()  # on close, somebody may be waiting for it
-        await self._ask(self._store.abandon, claim)
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        if (event := self._wakeups.pop(claim.id, None)) is not None:
+            event.set()  # close() abandons claims that may still be waiting
+        await self._call(self._store.abandon, claim)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """One question for all."""
-        return await self._ask(self._store.renew, [grant.claim for grant in grants])
+        """Renew all grants in one request."""
+        return await self._call(self._store.renew, [grant.claim for grant in grants])
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock."""
-        return await self._ask(self._store.release, grant.claim)
+        """Release the lock."""
+        return await self._call(self._store.release, grant.claim)
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        return await self._ask(self._store.inspect, name)
+        """Return the holders and waiters of a name."""
+        return await self._call(self._store.inspect, name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
-        for name in await self._ask(self._store.names, prefix):
+        """Iterate over the names that were in use at the time of the call."""
+        for name in await self._call(self._store.names, prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders."""
-        return await self._ask(self._store.force_release, name)
+        """Remove the holders."""
+        return await self._call(self._store.force_release, name)
 
     async def close(self) -> None:
-        """Send whoever still waits away."""
+        """Wake all waits; their next call raises ClientClosed."""
         self._closed = True
-        for bell in list(self._bells.values()):
-            bell.set()
+        for event in list(self._wakeups.values()):
+            event.set()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: no resource of this engine must be released before a fork."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child begins with an empty store: the copy of the parent's queues would never move on."""
+        """Empty the store in the child: no process would release the claims in the copied queues."""
         if child:
-            self._bells.clear()
+            self._wakeups.clear()
             self._store.reset()
 
-    async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Carry a question to the store and the answer back. The simulated world has a network here."""
+    async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the store. The simulated runtime puts a network here."""
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         return fn(*args, **kwargs)
 
-    def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
-        """Return what the store calls to ring a bell on our side."""
-        return ring
+    def _remote_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Return the callback that the store calls to wake this client. The simulated runtime puts a network here."""
+        return wake
 
 
 class MemoryRecords:
     """`fencelock.core.records.Records` in the store."""
 
     def __init__(self, engine: MemoryEngine) -> None:
-        self._ask = engine._ask
+        self._call = engine._call
         self._store = engine._store
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
-        return await self._ask(self._store.read, key)
+        """Return the record of a key, or None."""
+        return await self._call(self._store.read, key)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Ask the store."""
-        return await self._ask(self._store.write, key, value, token, ttl, expect)
+        """Compare and write in the store."""
+        return await self._call(self._store.write, key, value, token, ttl, expect)
 
 
 _stores: dict[tuple[str, str], MemoryStore] = {}

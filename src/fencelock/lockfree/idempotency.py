@@ -20,7 +20,7 @@ from fencelock.lockfree import idempotency_sql
 from fencelock.lockfree.canonical import Json, canonical, written
 from fencelock.lockfree.colour import check_colour
 from fencelock.lockfree.idempotency_sql import Done, SqlStore
-from fencelock.primitives.locked import naming
+from fencelock.primitives.locked import name_template
 from fencelock.runtime.blocking import run_sync
 from fencelock.sqlio import Awaited, Blocking, link, run
 
@@ -264,7 +264,7 @@ def idempotent_by(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         awaited = inspect.iscoroutinefunction(function)
-        key_of = naming(key, function, awaited=awaited)
+        key_of = name_template(key, function, awaited=awaited)
         signature = inspect.signature(function)
         if connection not in signature.parameters:
             raise InvalidType(f"{function.__qualname__} has no argument {connection!r}: say which one, by connection=…")

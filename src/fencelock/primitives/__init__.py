@@ -1,1 +1,1 @@
-"""What is built on the lease."""
+"""The primitives: they acquire leases and give them to users."""

@@ -1,4 +1,4 @@
-"""What to write instead of what redis-py's Lock and `threading.Lock` have: for errors."""
+"""Error messages for names of redis-py's Lock and `threading.Lock`: what to write instead."""
 
 from __future__ import annotations
 

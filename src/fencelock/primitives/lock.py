@@ -1,4 +1,4 @@
-"""The lock: one holder at a time. A stateless factory of leases, but for the `with` blocks that are open."""
+"""The lock: one holder at a time. It makes leases, and its only state is the open `with` blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencelock.model import Claim
 
 
 class Unset(Enum):
-    """The default of `acquire(timeout=…)`: what the lock itself was made with."""
+    """The default of `acquire(timeout=…)`: the lock's own timeout."""
 
     UNSET = "the lock's own"
 
@@ -24,7 +24,7 @@ UNSET: Final = Unset.UNSET
 
 
 class LockOptions(TypedDict, total=False):
-    """What `lock` and `locked` take besides the name; see `Locks.lock`."""
+    """The options of `lock` and `locked`; see `Locks.lock`."""
 
     ttl: float | None
     timeout: float | None
@@ -35,7 +35,7 @@ class LockOptions(TypedDict, total=False):
 
 
 class LockFactory(Generic[L]):
-    """A lock without a colour. Whatever is wrong with its arguments is said here, before anything is locked."""
+    """The lock of both APIs, as coroutines. It checks its arguments when it is made, before anything is locked."""
 
     def __init__(
         self,
@@ -97,32 +97,32 @@ class LockFactory(Generic[L]):
 
     async def _acquire_new(self, claim: Claim, timeout: float | None) -> L | None:
         if self._purpose != "efficiency":
-            # Again: what the server's settings allow is known after the first connection, and may change.
+            # Check again: the engine reads the server's settings on the first connection, and they may change.
             await self._client.check_purpose(self._purpose, self.name, timeout)
         return await self._client.acquire(claim, timeout, self._renew, self._max_hold)
 
     def _held_here(self) -> L | None:
-        """Return the lease that this very thread or task holds through a reentrant lock of the same client."""
+        """Return the lease that this thread or task holds through a reentrant lock of the same client."""
         lease = self._client.reentrant.get((self.name, self._client.runtime.current_task()))
         return None if lease is None or lease._is_released else lease
 
-    def entered(self, place: Hashable, lease: L) -> L:
-        """Begin a `with` block with a lease that was just acquired. `place` is `here`, asked while others held the lock."""
-        lease._blocks.enter(lease, place)
-        self._entered.append((place, lease))
+    def entered(self, task: Hashable, lease: L) -> L:
+        """Begin a `with` block with a new lease. `task` is `current_task()`, which the caller reads before it acquires."""
+        lease._blocks.enter(lease, task)
+        self._entered.append((task, lease))
         return lease
 
     def leaving(self) -> L:
-        """Return the lease of the `with` block that this thread or task entered last; the caller has it `leave`.
+        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block.
 
-        Other threads come and go meanwhile.
+        Other threads may enter and leave their blocks meanwhile.
         """
         entered = self._entered
         if len(entered) == 1:
-            return entered.pop(0)[1]  # ours: nobody else is in any, and who enters now comes after it
+            return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
         current_task = self.current_task()
         blocks = entered.copy()
-        # Not found if it was entered elsewhere, as fixtures and exit stacks may do: then the last one has to do.
+        # A fixture or an exit stack may enter in another task: then take the last block.
         block = next((block for block in reversed(blocks) if block[0] == current_task), blocks[-1])
-        entered.remove(block)  # blocks of one lease are all the same
+        entered.remove(block)  # blocks of one lease are equal
         return block[1]

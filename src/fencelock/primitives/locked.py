@@ -1,4 +1,4 @@
-"""The decorator's name: `report:{day}`, filled in from the arguments of each call."""
+"""The decorator's lock name, as in `report:{day}`: the arguments of each call fill in the template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fencelock.errors import InvalidName, InvalidType
 
 
 def check_template(template: object) -> None:
-    """Raise InvalidType if there is no name, as with a bare `@locks.locked`."""
+    """Raise InvalidType if the name is missing, as with a bare `@locks.locked`."""
     if isinstance(template, str):
         return
     given = getattr(template, "__name__", None) if callable(template) else None
@@ -18,12 +18,12 @@ def check_template(template: object) -> None:
     raise InvalidType(f"@locks.locked needs the lock's name, a str, not {type(template).__name__}")
 
 
-def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
-    """Return what makes the lock's name from a call's arguments; a template that cannot fit is refused at once.
+def name_template(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
+    """Return a function that makes the lock's name from a call's arguments; raise InvalidName if the template cannot fit.
 
-    So is a coroutine function that nobody awaits under the lock, or a generator: its body would run after the release.
+    Raise InvalidType for a generator, or a coroutine function without `awaited`: its body would run after the release.
     """
-    import inspect  # only who decorates pays for it
+    import inspect  # slow, and only the decorator needs it
 
     generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generator or (inspect.iscoroutinefunction(function) and not awaited):
@@ -47,7 +47,7 @@ def naming(template: str, function: Callable[..., Any], *, awaited: bool) -> Cal
 
 
 class _AnyArgument:
-    """Stands for the arguments, and for anything inside them, when the template is tried out."""
+    """Stands for the arguments, and for their attributes and items, when the template is checked."""
 
     def __init__(self, known: Mapping[str, object]) -> None:
         self._known = known

@@ -1,4 +1,4 @@
-"""The asyncio world: the same coroutines, awaited. Cancellation is asyncio's own."""
+"""The asyncio runtime: the coroutines of the core are awaited, and cancellation is asyncio's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AioEvent:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def is_set(self) -> bool:
-        """Return whether it is set, at once in every thread."""
+        """Return whether it is set. A `set` is visible to every thread immediately."""
         return self._set
 
     def clear(self) -> None:
@@ -45,7 +45,7 @@ class AioEvent:
         self._set = False
 
     def set(self) -> None:
-        """Set it and wake whoever waits."""
+        """Set it and wake all waiting tasks; callable from any thread."""
         self._set = True
         try:
             running = asyncio.get_running_loop()
@@ -53,14 +53,14 @@ class AioEvent:
             running = None
         if running is self._loop:
             self._wake()
-        elif os.getpid() == self._pid:  # a forked child would write into its parent's loop
+        elif os.getpid() == self._pid:  # a forked child would write into the self-pipe of its parent's loop
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits there any more
+                pass  # the loop is closed, so no task waits
 
     def close(self) -> None:
-        """Nothing of the system's to give back."""
+        """Do nothing: the event has no descriptor."""
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -68,12 +68,12 @@ class AioEvent:
                 waiter.set_result(None)
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, for so long at most; return whether it is."""
+        """Wait until it is set, at most `timeout` seconds; return whether it is set."""
         if self._set:
             return True
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        handle = None if timeout is None else self._loop.call_later(max(0.0, timeout), _finish, waiter)
+        handle = None if timeout is None else self._loop.call_later(max(0.0, timeout), _resolve, waiter)
         try:
             if not self._set:
                 await waiter
@@ -84,13 +84,13 @@ class AioEvent:
         return self._set
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
+def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
 
 
 class SharedSocketWakeup:
-    """A doorbell that shares its client's one socket: a thousand waiting tasks, one descriptor."""
+    """A wake-up that shares its client's one socket: a thousand waiting tasks need one descriptor."""
 
     def __init__(self, address: str, event: AioEvent, close: Callable[[], None]) -> None:
         self.address = address
@@ -98,19 +98,19 @@ class SharedSocketWakeup:
         self._close = close
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for a ring, for so long at most."""
-        rung = await self._event.wait(timeout)
+        """Wait for a datagram, at most `timeout` seconds; return whether one arrived."""
+        woken = await self._event.wait(timeout)
         self._event.clear()
-        return rung
+        return woken
 
     def close(self) -> None:
-        """Give back the slot; whoever still waits, as the client is being closed, looks and learns of that."""
+        """Free the slot and wake its waiter: when the client is being closed, the waiter finds that out."""
         self._close()
         self._event.set()
 
 
 class TaskCancelGuard:
-    """Cancels the task that entered the block, and takes the cancellation back on the way out."""
+    """Cancels the task that entered the block when the lease is lost, and uncancels it when the block ends."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -122,11 +122,11 @@ class TaskCancelGuard:
         self._cancelled = False
 
     def interrupt(self) -> None:
-        """Cancel the body, from any thread, at its next await: by way of the loop, as the body may be running now."""
+        """Cancel the body at its next await; callable from any thread. The loop does it, as the body may be running."""
         try:
             self._loop.call_soon_threadsafe(self._cancel)
         except RuntimeError:
-            pass  # the loop is closed, and the body with it
+            pass  # the loop is closed, so the body has ended
 
     def _cancel(self) -> None:
         if self._inside and not self._cancelled and not self._task.done():
@@ -134,13 +134,13 @@ class TaskCancelGuard:
             self._task.cancel("the lease was lost")
 
     def leave(self) -> bool:
-        """Take our cancellation back; return whether it was the only one."""
+        """Take this guard's cancellation back; return whether it was the only one."""
         self._inside = False
         return self._cancelled and self._task.uncancel() <= self._outside
 
 
 class AsyncioRuntime:
-    """`fencelock.core.runtime.World` for tasks. It belongs to the loop that first uses it."""
+    """`fencelock.core.runtime.Runtime` for tasks. It belongs to the loop that first uses it."""
 
     shares_connections = True
 
@@ -156,68 +156,68 @@ class AsyncioRuntime:
         self._slots: dict[bytes, AioEvent] = {}
         self._numbers = itertools.count()
 
-    def _home(self) -> asyncio.AbstractEventLoop:
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
-                raise DifferentLoop("this client belongs to another event loop; connect anew inside this one")
-            self._bury()
-            self.after_fork()  # a closed loop took its tasks with it, as a parent process does
+                raise DifferentLoop("this client belongs to another event loop; connect again inside this one")
+            self._close_pending()
+            self.after_fork()  # the tasks of a closed loop are gone, like those of a parent process
             self._loop = loop
         return loop
 
-    def _bury(self) -> None:
-        """End what a closed loop left pending, so that it knows: the garbage collector might take its time."""
+    def _close_pending(self) -> None:
+        """Close the coroutines that a closed loop left pending: the garbage collector may do that much later."""
         for task in list(self._tasks):
             if not task.done():
-                with suppress(RuntimeError):  # it would go on to await
+                with suppress(RuntimeError):  # the coroutine awaits in its clean-up
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
     def check_usable(self) -> None:
-        """Make sure that we are in the loop that this client belongs to. No loop at all: a coroutine is being closed."""
+        """Raise DifferentLoop unless this client belongs to the running loop. Without a loop, a coroutine is being closed."""
         if asyncio._get_running_loop() is not None:
-            self._home()
+            self._own_loop()
 
     def current_task(self) -> Hashable:
-        """Return the task."""
+        """Return the running task."""
         return asyncio.current_task()
 
     def event(self) -> AioEvent:
         """Return a new event."""
-        return AioEvent(self._home())
+        return AioEvent(self._own_loop())
 
     def push_event(self) -> AioEvent:
         """Return a new event."""
-        return AioEvent(self._home())
+        return AioEvent(self._own_loop())
 
     def wakeup_event(self) -> AioEvent:
         """Return a new event."""
-        return AioEvent(self._home())
+        return AioEvent(self._own_loop())
 
     def process_wakeup(self) -> SharedSocketWakeup | None:
-        """Return a slot of the one socket. Engines may ask for it in a thread of `block`, where no loop runs."""
+        """Return a slot of the one socket. Engines may call it in a thread of `run_blocking`, where no loop runs."""
         if not wakeup.AVAILABLE:
             return None
-        loop = self._loop or self._home()
+        loop = self._loop or self._own_loop()
         with self._socket_mutex:
             if self._socket is None:
                 self._socket, self._socket_name = wakeup.open_socket()
-                loop.call_soon_threadsafe(self._listen, self._socket)
+                loop.call_soon_threadsafe(self._add_reader, self._socket)
         slot = str(next(self._numbers))
         event = self._slots[slot.encode()] = AioEvent(loop)
-        return SharedSocketWakeup(f"{self._socket_name}/{slot}", event, partial(self._release, slot.encode()))
+        return SharedSocketWakeup(f"{self._socket_name}/{slot}", event, partial(self._free_slot, slot.encode()))
 
-    def _listen(self, sock: socket.socket) -> None:
+    def _add_reader(self, sock: socket.socket) -> None:
         if self._loop is not None and sock is self._socket:
-            self._loop.add_reader(sock, self._rung)
+            self._loop.add_reader(sock, self._read_datagrams)
 
-    def _release(self, slot: bytes) -> None:
+    def _free_slot(self, slot: bytes) -> None:
         self._slots.pop(slot, None)
 
-    def _rung(self) -> None:
+    def _read_datagrams(self) -> None:
         assert self._socket is not None
         try:
-            for _ in range(wakeup.RINGS_AT_ONCE):
+            for _ in range(wakeup.MAX_DATAGRAMS):
                 event = self._slots.get(self._socket.recv(16))
                 if event is not None:
                     event.set()
@@ -225,26 +225,26 @@ class AsyncioRuntime:
             pass
 
     def cancel_guard(self) -> TaskCancelGuard:
-        """Return what cancels the running task on loss."""
+        """Return a guard that cancels the running task when the lease is lost."""
         return TaskCancelGuard()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run as a task of its own."""
-        self._keep(self._home().create_task(work, name=name))
+        """Run it as a task."""
+        self._keep(self._own_loop().create_task(work, name=name))
 
     def call_user(self, function: Callable[[], None]) -> None:
-        """Call it on the loop, soon; close() does not take that back."""
+        """Call it on the loop, soon; close() does not cancel that."""
         if self._loop is None:
             function()
             return
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            pass  # the loop is closed, and with it everybody who cared
+            pass  # the loop is closed, and the user's tasks with it
 
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # ours to know, not a mistake of the user's
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # not a mistake of the user's
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -253,23 +253,23 @@ class AsyncioRuntime:
         await asyncio.sleep(seconds)
 
     async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it in a thread of ours, so that a program that fills the loop's own pool does not starve renewals."""
-        loop = self._home()  # first: it forgets the pool of a loop that was closed
+        """Run it in a thread of this runtime: a program that fills the loop's own pool must not delay renewals."""
+        loop = self._own_loop()  # first: it drops the thread pool of a closed loop
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fencelock")
         future = loop.run_in_executor(self._pool, partial(fn, *args))
-        return await _to_the_end(future, None)
+        return await _await_uncancelled(future, None)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run it as a task that a cancellation of the caller does not reach."""
-        return await _to_the_end(self._keep(self._home().create_task(work)), timeout)
+        """Run it as a task that a cancellation of the caller does not cancel."""
+        return await _await_uncancelled(self._keep(self._own_loop().create_task(work)), timeout)
 
     in_background = shield
-    """Tasks run in the background anyway."""
+    """A task runs in the background anyway."""
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect, in this task."""
-        from fencelock.runtime.asyncio_connection import AsyncioConnection  # engines without a server do without
+        from fencelock.runtime.asyncio_connection import AsyncioConnection  # engines without a server do not need it
 
         return await AsyncioConnection.connect(connector, on_push, on_end)
 
@@ -284,17 +284,17 @@ class AsyncioRuntime:
 
         return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", asked), timeout, enough)
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
-        """Wait for the bell: the loop reads by itself, and whoever gave us the wires rings when one ends."""
-        return await bell.wait(timeout) if all(connection.open for connection in connections) else bell.is_set()
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
+        """Wait for the event: the loop reads the connections, and their `on_end` sets the event when one ends."""
+        return await event.wait(timeout) if all(connection.open for connection in connections) else event.is_set()
 
     async def attend(self, source: Source, event: Event, timeout: float) -> bool:  # noqa: ARG002
-        """Wait for the event: nobody may read here, as other tasks would have to wait."""
+        """Wait for the event. The driver's own thread reads: reading here would block other tasks."""
         return await event.wait(timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
-        """Let the loop watch it."""
-        loop = self._home()
+        """Wait with the loop's reader and writer callbacks."""
+        loop = self._own_loop()
         ready: asyncio.Future[bool] = loop.create_future()
         loop.add_reader(descriptor, _ready, ready)
         if write:
@@ -309,9 +309,9 @@ class AsyncioRuntime:
                 loop.remove_writer(descriptor)
 
     async def close(self) -> None:
-        """Give back the socket, the threads and the tasks that are left."""
+        """Close the socket, end the threads and cancel the remaining tasks."""
         if self._socket is not None:
-            self._home().remove_reader(self._socket)
+            self._own_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
         left = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -324,7 +324,7 @@ class AsyncioRuntime:
             self._pool = None
 
     def after_fork(self) -> None:
-        """Forget the parent's loop, threads and socket."""
+        """Drop the parent's loop, threads and socket."""
         if self._socket is not None:
             self._socket.close()
         self._loop = self._pool = self._socket = None
@@ -343,13 +343,13 @@ def _not_ready(future: asyncio.Future[bool]) -> None:
         future.set_result(False)
 
 
-def _nobody_asks(future: asyncio.Future[Any]) -> None:
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
-        future.exception()  # retrieved, so that asyncio does not report it as lost
+        future.exception()  # asyncio logs exceptions that no code has retrieved
 
 
-async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
-    """Await it however often we are cancelled, for so long at most; the cancellation comes out afterwards."""
+async def _await_uncancelled(future: asyncio.Future[T], timeout: float | None) -> T:
+    """Await the future, at most `timeout` seconds, even if the caller is cancelled; raise the cancellation afterwards."""
     loop = asyncio.get_running_loop()
     end = None if timeout is None else loop.time() + timeout
     cancelled: asyncio.CancelledError | None = None
@@ -362,11 +362,11 @@ async def _to_the_end(future: asyncio.Future[T], timeout: float | None) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None or not future.done():
-        future.add_done_callback(_nobody_asks)
+        future.add_done_callback(_mark_retrieved)
     if cancelled is not None:
         raise cancelled
     if not future.done():
         raise TimeoutError(f"not done within {timeout:g} s")
     if future.cancelled():
-        raise TimeoutError("it was broken off: the client is being closed")
+        raise TimeoutError("it was cancelled: the client is being closed")
     return future.result()

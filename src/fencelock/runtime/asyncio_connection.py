@@ -1,4 +1,4 @@
-"""Wires of the asyncio world: transports whose answers go straight to whoever awaits them, without streams between."""
+"""Connections of the asyncio runtime: a protocol that gives each reply to the task that awaits it, without streams."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fencelock.errors import OutcomeUnknown
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-LOOK_SECONDS = 0.05
-"""How often a wire that is owed answers notes that its loop still reads, and who has waited long enough."""
-CLOCKS_APART = 0.001
-"""Seconds by which a loop's clock may be early of ours."""
+CHECK_INTERVAL = 0.05
+"""Seconds between checks of a connection with pending requests: which have timed out, and whether the loop still reads."""
+CLOCK_DIFFERENCE = 0.001
+"""Seconds by which a loop's timer may fire too early by our clock."""
 
 _forgotten: list[object] = []
-"""Transports of a parent process: their own clean-up would speak to the parent's loop and server."""
+"""Transports of a parent process, kept for ever: their finalizers would use the parent's loop and server."""
 
 
 class AsyncioConnection(asyncio.Protocol):
-    """`fencelock.core.runtime.Wire` over a transport that any number of tasks share."""
+    """`fencelock.core.runtime.Connection` over a transport; any number of tasks share it."""
 
     def __init__(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> None:
         parser = connector.parser()
@@ -36,8 +36,8 @@ class AsyncioConnection(asyncio.Protocol):
         self._on_push, self._on_end = on_push, on_end
         self.owed: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
         self._ended = False
-        self._looked = 0.0
-        self._looking = False
+        self._last_read = 0.0
+        self._checking = False
         self.pace = 0.0
         self._kept: object = None
 
@@ -64,52 +64,52 @@ class AsyncioConnection(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether it can be used; a loop that was closed takes its wires with it."""
+        """Whether it can be used. Connections of a closed loop cannot."""
         return not self._ended and not self._transport.is_closing() and not self._loop.is_closed()
 
     @property
     def oldest_pending_since(self) -> float | None:
-        """When the oldest command that is not answered yet was sent; time in which the loop did not read does not count."""
-        return boottime() - max(0.0, self._looked - self.owed[0][0]) if self.owed else None
+        """When the oldest pending command was sent. Time in which the loop did not read does not count."""
+        return boottime() - max(0.0, self._last_read - self.owed[0][0]) if self.owed else None
 
-    def _look_again(self) -> None:
-        self._look()
-        self._looking = bool(self.owed) and not self._ended
-        if self._looking:
-            self._loop.call_later(LOOK_SECONDS, self._look_again)
+    def _check_repeatedly(self) -> None:
+        self._expire_pending()
+        self._checking = bool(self.owed) and not self._ended
+        if self._checking:
+            self._loop.call_later(CHECK_INTERVAL, self._check_repeatedly)
 
-    def _look(self) -> None:
-        """Note that whatever came until now is read, as a loop reads before it looks at its timers; give up what is late."""
-        self._looked = now = boottime()
-        for _, until, answer in self.owed:
+    def _expire_pending(self) -> None:
+        """Record that all data so far is read, as a loop reads before it runs its timers; end requests that are too late."""
+        self._last_read = now = boottime()
+        for _, until, reply in self.owed:
             if now >= until:
-                _give_up(answer)
+                _resolve_without_reply(reply)
 
     def alive(self) -> bool:
-        """The loop tells of the end by itself."""
+        """Return `open`: the loop reports the end of a connection by itself."""
         return self.open
 
     def post(self, command: Command | bytes, timeout: float = inf) -> asyncio.Future[Any]:
-        """Send, and return the answer to come; NO_ANSWER if it does not, for so long.
+        """Send, and return a future of the reply; it becomes NO_REPLY after the timeout.
 
-        One timer looks after all: a timer for each would cost more than the rest of this.
+        One timer serves all requests: a timer for each would cost more than the rest of this method.
         """
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        reply: asyncio.Future[Any] = self._loop.create_future()
         if self.open:
             now = boottime()
-            self.owed.append((now, now + timeout, answer))
+            self.owed.append((now, now + timeout, reply))
             self._transport.write(command if isinstance(command, bytes) else self._pack(command))
-            if not self._looking:
-                self._looking = True
-                self._loop.call_later(LOOK_SECONDS, self._look_again)
-            if timeout < LOOK_SECONDS:
-                self._loop.call_later(timeout + CLOCKS_APART, self._look)
+            if not self._checking:
+                self._checking = True
+                self._loop.call_later(CHECK_INTERVAL, self._check_repeatedly)
+            if timeout < CHECK_INTERVAL:
+                self._loop.call_later(timeout + CLOCK_DIFFERENCE, self._expire_pending)
         else:
-            answer.set_result(NO_REPLY)
-        return answer
+            reply.set_result(NO_REPLY)
+        return reply
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
-        """Send, and await the answer."""
+        """Send, and await the reply."""
         found = await self.post(command, timeout)
         if found is NO_REPLY:
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
@@ -117,28 +117,28 @@ class AsyncioConnection(asyncio.Protocol):
         return found
 
     def tell(self, data: bytes) -> None:
-        """Send bytes as they are; the loop tells if that breaks."""
+        """Send bytes without expecting a reply; the loop reports a broken connection."""
         if self.open:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close it; whoever awaits an answer gets none."""
+        """Close it; pending requests end without a reply."""
         if self._loop.is_closed():
-            self._bury()
+            self._close_after_loop()
         else:
             self._transport.abort()
         self._end(None)
 
     def forget(self) -> None:
-        """Let go of our copy, and never let Python clean it up."""
+        """Detach a forked child from its copy, and keep the transport so that Python never finalizes it."""
         self._ended = True
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
             silence(sock)
         _forgotten.append((self._transport, self._kept))
 
-    def _bury(self) -> None:
-        """Close what a closed loop left open: it has no way for that any more, and would only complain."""
+    def _close_after_loop(self) -> None:
+        """Close the socket of a closed loop: the transport cannot, and would log an error."""
         if type(self._transport).__name__ != "_SelectorSocketTransport":
             self.forget()
             return
@@ -150,22 +150,22 @@ class AsyncioConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
-        """Give every answer to whoever awaits it."""
+        """Give each reply to the task that awaits it, and each push to `on_push`."""
         try:
             self._feed(data)
-            while (answer := self._gets()) is not NO_REPLY:
-                if isinstance(answer, self._pushes) and not self._on_push(answer):
+            while (reply := self._gets()) is not NO_REPLY:
+                if isinstance(reply, self._pushes) and not self._on_push(reply):
                     continue
                 if self.owed:
                     sent, _, waiter = self.owed.popleft()
                     self.pace = boottime() - sent
                     if not waiter.done():
-                        waiter.set_result(answer)
-        except ValueError:  # not what a server of this kind says
+                        waiter.set_result(reply)
+        except ValueError:  # not this protocol
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all who wait."""
+        """End all pending requests."""
         self._end(exc)
 
     def _end(self, _: Exception | None) -> None:
@@ -174,62 +174,62 @@ class AsyncioConnection(asyncio.Protocol):
         self._ended = True
         if not self._loop.is_closed():
             while self.owed:
-                _give_up(self.owed.popleft()[2])
+                _resolve_without_reply(self.owed.popleft()[2])
         self._on_end()
 
 
-class _Unread(asyncio.Protocol):
-    """Leaves what a server says first to the wire."""
+class _PausedProtocol(asyncio.Protocol):
+    """Does not read: the server's first bytes are for the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.Transport", transport).pause_reading()
 
 
-class _Greeter(asyncio.Protocol):
-    """Takes in what a server says before TLS."""
+class _PreambleReader(asyncio.Protocol):
+    """Reads what the server sends before TLS."""
 
     def __init__(self, before_tls: Callable[[bytes], bytes | None]) -> None:
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._greet = before_tls
-        self._heard = b""
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._before_tls = before_tls
+        self._received = b""
 
     def data_received(self, data: bytes) -> None:
-        self._heard += data
+        self._received += data
         try:
-            if not self.answer.done() and (answer := self._greet(self._heard)) is not None:
-                self.answer.set_result(answer)
+            if not self.reply.done() and (reply := self._before_tls(self._received)) is not None:
+                self.reply.set_result(reply)
         except Exception as error:
-            self.answer.set_exception(error)
+            self.reply.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(exc or ConnectionResetError("the server closed the connection"))
+        if not self.reply.done():
+            self.reply.set_exception(exc or ConnectionResetError("the server closed the connection"))
 
 
-async def open_stream(host: Endpoint) -> asyncio.BaseTransport:
-    """Connect to a server that no driver connects to."""
+async def open_stream(endpoint: Endpoint) -> asyncio.BaseTransport:
+    """Open a transport, for engines without a driver that connects."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(host.seconds):
-        if host.before_tls is not None and host.tls is not None:
-            return await _reach_greeted(loop, host, host.before_tls, host.tls)
-        if host.name.startswith("/"):
-            return (await loop.create_unix_connection(_Unread, host.name))[0]
-        transport, _ = await loop.create_connection(_Unread, host.name, host.port, ssl=host.tls)
+    async with asyncio.timeout(endpoint.seconds):
+        if endpoint.before_tls is not None and endpoint.tls is not None:
+            return await _open_with_preamble(loop, endpoint, endpoint.before_tls, endpoint.tls)
+        if endpoint.name.startswith("/"):
+            return (await loop.create_unix_connection(_PausedProtocol, endpoint.name))[0]
+        transport, _ = await loop.create_connection(_PausedProtocol, endpoint.name, endpoint.port, ssl=endpoint.tls)
     return transport
 
 
-async def _reach_greeted(
-    loop: asyncio.AbstractEventLoop, host: Endpoint, before_tls: Callable[[bytes], bytes | None], tls: SSLContext
+async def _open_with_preamble(
+    loop: asyncio.AbstractEventLoop, endpoint: Endpoint, before_tls: Callable[[bytes], bytes | None], tls: SSLContext
 ) -> asyncio.BaseTransport:
-    """Connect, say what comes before TLS, and begin that."""
-    transport, greeter = await loop.create_connection(lambda: _Greeter(before_tls), host.name, host.port)
+    """Connect, send what the protocol requires before TLS, and start TLS."""
+    transport, reader = await loop.create_connection(lambda: _PreambleReader(before_tls), endpoint.name, endpoint.port)
     try:
-        transport.write(await greeter.answer)
-        encrypted = await loop.start_tls(transport, _Unread(), tls, server_hostname=host.name)
+        transport.write(await reader.reply)
+        encrypted = await loop.start_tls(transport, _PausedProtocol(), tls, server_hostname=endpoint.name)
     except BaseException:
         transport.abort()
-        if greeter.answer.done() and not greeter.answer.cancelled():
-            greeter.answer.exception()
+        if reader.reply.done() and not reader.reply.cancelled():
+            reader.reply.exception()
         raise
     assert encrypted is not None
     encrypted.pause_reading()
@@ -241,37 +241,37 @@ async def request_all(
 ) -> list[Any]:
     """Send to all, then await all."""
     loop = asyncio.get_running_loop()
-    answers: list[Any] = [NO_REPLY] * len(asked)
+    replies: list[Any] = [NO_REPLY] * len(asked)
     done: asyncio.Future[None] = loop.create_future()
     left = len(asked)
 
-    def take(place: int, answer: asyncio.Future[Any]) -> None:
+    def take(place: int, reply: asyncio.Future[Any]) -> None:
         nonlocal left
         left -= 1
-        if not answer.cancelled():
-            answers[place] = answer.result()
-        if not done.done() and (not left or enough(answers)):
+        if not reply.cancelled():
+            replies[place] = reply.result()
+        if not done.done() and (not left or enough(replies)):
             done.set_result(None)
 
     for place, (connection, command) in enumerate(asked):
-        connection.post(command).add_done_callback(lambda answer, place=place: take(place, answer))  # type: ignore[misc]
-    timer = loop.call_later(timeout, _finish, done)
+        connection.post(command).add_done_callback(lambda reply, place=place: take(place, reply))  # type: ignore[misc]
+    timer = loop.call_later(timeout, _resolve, done)
     try:
-        if asked and not enough(answers):
+        if asked and not enough(replies):
             await done
-            if left and not enough(answers):
+            if left and not enough(replies):
                 for connection, _ in asked:
-                    connection._looked = boottime()  # a loop reads before it looks at its timers
+                    connection._last_read = boottime()  # a loop reads before it runs its timers
     finally:
         timer.cancel()
-    return list(answers)
+    return list(replies)
 
 
-def _give_up(answer: asyncio.Future[Any]) -> None:
-    if not answer.done():
-        answer.set_result(NO_REPLY)
+def _resolve_without_reply(reply: asyncio.Future[Any]) -> None:
+    if not reply.done():
+        reply.set_result(NO_REPLY)
 
 
-def _finish(done: asyncio.Future[None]) -> None:
+def _resolve(done: asyncio.Future[None]) -> None:
     if not done.done():
         done.set_result(None)

@@ -1,4 +1,4 @@
-"""The blocking world: no await ever suspends, so a coroutine runs to its end in the caller's own thread."""
+"""The blocking runtime: no await ever suspends, so a coroutine runs to its end in the caller's own thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.core import wakeup
 from fencelock.core.clock import boottime
-from fencelock.core.fork import unforked
+from fencelock.core.fork import raise_if_forked
 from fencelock.core.log import WARNING, log
 
 if TYPE_CHECKING:
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-BELLS_KEPT = 8
+MAX_IDLE_WAKEUPS = 8
 
 _warned = False
-"""Whether this process was warned about the blocking API in an event loop."""
+"""Whether this process has logged the warning about the blocking API in an event loop."""
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of this world to its end in this thread, and return its result."""
+    """Run a coroutine of this runtime to its end in this thread, and return its result."""
     try:
         work.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     work.close()
-    raise RuntimeError("a coroutine suspended in the blocking world: an engine awaited something not of its world")
+    raise RuntimeError("a coroutine suspended in the blocking runtime: an engine awaited a foreign awaitable")
 
 
 def each(items: AsyncIterator[T]) -> Iterator[T]:
-    """Iterate over what a coroutine of this world yields."""
+    """Iterate over an asynchronous iterator of this runtime."""
 
     async def step() -> T:
         return await anext(items)
@@ -56,8 +56,8 @@ def each(items: AsyncIterator[T]) -> Iterator[T]:
 class BlockingEvent:
     """An event whose wait is a coroutine that does not suspend.
 
-    Not a `threading.Event`: if Ctrl-C comes in the moment in which that takes its lock, the lock stays taken, and whoever
-    sets the event hangs for ever: a driver's thread, say. Here `set` never waits.
+    Not a `threading.Event`: if Ctrl-C arrives while that takes its internal lock, the lock stays taken, and a thread that
+    sets the event hangs for ever. Here `set` never waits.
     """
 
     __slots__ = ("_set", "_waiters")
@@ -67,14 +67,14 @@ class BlockingEvent:
         self._waiters: list[Callable[[], object]] = []
 
     def set(self) -> None:
-        """Set it and wake whoever waits."""
+        """Set it and wake all waiting threads."""
         self._set = True
         waiters = self._waiters
         try:
             while waiters:
                 waiters.pop()()
         except IndexError:
-            pass  # who waited has just left
+            pass  # the waiting thread has just removed itself
 
     def clear(self) -> None:
         """Unset it."""
@@ -85,7 +85,7 @@ class BlockingEvent:
         return self._set
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, for so long at most; return whether it is."""
+        """Wait until it is set, at most `timeout` seconds; return whether it is set."""
         if self._set:
             return True
         waiter = threading.Lock()
@@ -93,23 +93,23 @@ class BlockingEvent:
         wake = waiter.release
         self._waiters.append(wake)
         try:
-            if self._set:  # whoever set it may not have seen us
+            if self._set:  # set() may have run before the append
                 return True
-            with unforked():
+            with raise_if_forked():
                 return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
         finally:
             with suppress(ValueError):
                 self._waiters.remove(wake)
 
     async def attend(self, source: Source, timeout: float) -> bool:
-        """Wait like `wait`, and read meanwhile what may set it, unless somebody else does."""
+        """Wait like `wait`, and meanwhile read the source that may set the event, unless another thread reads it."""
         if self._set:
             return True
         until, key = boottime() + timeout, object()
         try:
             if source.enter(key):
                 self._waiters.append(source.wake)
-                with unforked():
+                with raise_if_forked():
                     source.read_until(key, self.is_set, until)
             return self.is_set() or await self.wait(until - boottime())
         finally:
@@ -120,7 +120,7 @@ class BlockingEvent:
 
 
 class PushFlag:
-    """An event that nobody sleeps on: who listens to a wire is woken by the wire itself."""
+    """An event that no thread sleeps on: `wait_for_push` polls the connections, and their pushes set it."""
 
     __slots__ = ("_set",)
 
@@ -140,49 +140,49 @@ class PushFlag:
         return self._set
 
     async def wait(self, timeout: float | None) -> bool:  # noqa: ARG002
-        """Look."""
+        """Return whether it is set, without waiting."""
         return self._set
 
 
 class WakeupFlag(PushFlag):
-    """A flag that wakes whoever listens: it has a pair of sockets for that."""
+    """A flag that also ends a poll of `wait_for_push`, through a pair of sockets."""
 
-    __slots__ = ("_ear", "_mouth")
+    __slots__ = ("_reader", "_writer")
 
     def __init__(self) -> None:
-        from socket import socketpair  # engines without a server do without
+        from socket import socketpair  # engines without a server do not need it
 
         super().__init__()
-        self._ear, self._mouth = socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
+        self._reader, self._writer = socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
 
     def set(self) -> None:
-        """Set it, and wake whoever listens."""
+        """Set it, and wake the thread in `wait_for_push`."""
         self._set = True
-        with suppress(OSError):  # full, so that it is heard in any case; or closed
-            self._mouth.send(b".")
+        with suppress(OSError):  # full, and so readable in any case; or closed
+            self._writer.send(b".")
 
     def clear(self) -> None:
-        """Unset it. In this order: whoever sets it meanwhile has set it."""
+        """Unset it. The flag comes first: a set() during the reads must stay set."""
         self._set = False
         with suppress(OSError):
-            while self._ear.recv(64):
+            while self._reader.recv(64):
                 pass
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._ear.fileno()
+        """Return the descriptor to poll."""
+        return self._reader.fileno()
 
     def close(self) -> None:
-        """Give back the sockets."""
+        """Close the sockets."""
         self._set = True
-        self._ear.close()
-        self._mouth.close()
+        self._reader.close()
+        self._writer.close()
 
 
 class SocketWakeup:
-    """A doorbell with a socket of its own."""
+    """A wake-up with its own socket."""
 
     def __init__(self, sock: socket.socket, name: str, done: Callable[[SocketWakeup], None]) -> None:
         self._socket = sock
@@ -190,63 +190,63 @@ class SocketWakeup:
         self.address = name
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for a ring, for so long at most."""
-        with unforked():
-            return self._listen(timeout, self._socket.fileno()) and self.silence()
+        """Wait for a datagram, at most `timeout` seconds; return whether one arrived."""
+        with raise_if_forked():
+            return self._poll(timeout, self._socket.fileno()) and self.drain()
 
-    def _listen(self, timeout: float, *descriptors: int) -> bool:
-        # A poll object for each wait: when a client is closed, two may come to wait for one bell.
+    def _poll(self, timeout: float, *descriptors: int) -> bool:
+        # A new poll object for each wait: while a client is being closed, two threads may wait for one wake-up.
         poll = select.poll()
         for descriptor in descriptors:
             if descriptor < 0:
-                return True  # closed, as the client is
+                return True  # closed with the client
             poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout) * 1000))
 
-    def silence(self) -> bool:
-        """Forget the rings so far."""
-        rung = False
+    def drain(self) -> bool:
+        """Read the datagrams so far; return whether there were any."""
+        received = False
         try:
-            for _ in range(wakeup.RINGS_AT_ONCE):
+            for _ in range(wakeup.MAX_DATAGRAMS):
                 self._socket.recv(16)
-                rung = True
+                received = True
         except BlockingIOError:
             pass
         except OSError:
-            return True  # the client was closed under a waiter: let it look, and learn of that
-        return rung
+            return True  # the client was closed: the waiter finds that out
+        return received
 
     def close(self) -> None:
-        """Give it back for the next wait."""
+        """Return it to the runtime for the next wait."""
         self._done(self)
 
     def destroy(self) -> None:
-        """Give back the socket itself."""
+        """Close the socket."""
         self._socket.close()
 
 
-class _Place(threading.local):
-    """What tells threads apart: their numbers do not, as each is given to the next thread as soon as one ends."""
+class _ThreadKey(threading.local):
+    """A key for each thread. Thread ids are no keys: the system reuses them as soon as a thread ends."""
 
     def __init__(self) -> None:
-        self.mark = object()
+        self.key = object()
 
 
 class BlockingRuntime:
-    """`fencelock.core.runtime.World` for threads."""
+    """`fencelock.core.runtime.Runtime` for threads."""
 
     shares_connections = False
 
     def __init__(self) -> None:
         self.now = boottime
-        self.cancel_guard = None  # nothing can interrupt a thread, so its body has to look at the lease
-        self.current_task = partial(getattr, _Place(), "mark")
-        self._bells: list[SocketWakeup] = []
+        self.cancel_guard = None  # a thread cannot be interrupted, so the body must check the lease
+        self.current_task = partial(getattr, _ThreadKey(), "key")
+        self._idle_wakeups: list[SocketWakeup] = []
         self._closed = False
 
     def random(self) -> float:
         """Return a number for jitter."""
-        from random import random  # 2 ms that only a wait or a failure should pay
+        from random import random  # the import takes 2 ms, and only a wait or a failure needs it
 
         return random()
 
@@ -255,29 +255,29 @@ class BlockingRuntime:
         return BlockingEvent()
 
     def push_event(self) -> PushFlag:
-        """Return a flag."""
+        """Return a new flag."""
         return PushFlag()
 
     def wakeup_event(self) -> WakeupFlag:
-        """Return a flag that wakes who listens."""
+        """Return a new flag that ends `wait_for_push`."""
         return WakeupFlag()
 
     def process_wakeup(self) -> SocketWakeup | None:
-        """Return a bell, an earlier one if there is one: opening a socket costs as much as a whole transaction."""
+        """Return an idle wake-up, or a new one: opening a socket costs as much as a transaction of SQLite."""
         if not wakeup.AVAILABLE:
             return None
         try:
-            bell = self._bells.pop()
+            idle = self._idle_wakeups.pop()
         except IndexError:
             return SocketWakeup(*wakeup.open_socket(), self._keep)
-        bell.silence()
-        return bell
+        idle.drain()
+        return idle
 
-    def _keep(self, bell: SocketWakeup) -> None:
-        if self._closed or len(self._bells) >= BELLS_KEPT:
-            bell.destroy()
+    def _keep(self, idle: SocketWakeup) -> None:
+        if self._closed or len(self._idle_wakeups) >= MAX_IDLE_WAKEUPS:
+            idle.destroy()
         else:
-            self._bells.append(bell)
+            self._idle_wakeups.append(idle)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in a daemon thread."""
@@ -285,7 +285,7 @@ class BlockingRuntime:
         try:
             thread.start()
         except RuntimeError as error:
-            # Where Ctrl-C comes as `start` takes its lock again, to let go of that fails, and hides the Ctrl-C.
+            # If Ctrl-C arrives while `start` waits for its lock, the release of the lock fails and hides the Ctrl-C.
             if isinstance(interrupt := error.__context__, Exception | None):
                 work.close()
                 raise
@@ -308,7 +308,7 @@ class BlockingRuntime:
             )
 
     def call_user(self, function: Callable[[], None]) -> None:
-        """Call it in a thread of its own."""
+        """Call it in a new thread."""
         try:
             threading.Thread(target=function, name="fencelock-on-lost", daemon=True).start()
         except RuntimeError:  # no more threads
@@ -316,19 +316,19 @@ class BlockingRuntime:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in this thread."""
-        with unforked():
+        with raise_if_forked():
             time.sleep(seconds)  # noqa: ASYNC251
 
     async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it right here."""
+        """Run it in this thread."""
         return fn(*args)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:  # noqa: ARG002
-        """Run it right here: nobody cancels a thread."""
+        """Run it in this thread: a thread cannot be cancelled."""
         return await work
 
     async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run it in a thread, and wait for that; right here if there is no thread to be had."""
+        """Run it in a new thread and wait for the result; in this thread if the system has no more threads."""
         outcome: list[T | BaseException] = []
         done = BlockingEvent()
 
@@ -354,7 +354,7 @@ class BlockingRuntime:
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect, in this thread."""
-        from fencelock.runtime.socket_connection import SocketConnection  # engines without a server do without
+        from fencelock.runtime.socket_connection import SocketConnection  # engines without a server do not need it
 
         return SocketConnection(connector, on_push, on_end)
 
@@ -369,32 +369,32 @@ class BlockingRuntime:
 
         return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", asked), timeout, enough)
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
-        """Read, in this thread, what is pushed."""
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
+        """Read the connections in this thread until a push sets the event."""
         from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
 
-        besides = bell.fileno() if isinstance(bell, WakeupFlag) else None
-        return wait_for_push(cast("Sequence[SocketConnection]", connections), bell, timeout, besides)
+        wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
+        return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)
 
     def attend(self, source: Source, event: Event, timeout: float) -> Coroutine[Any, Any, bool]:
-        """Read, in this thread, if nobody else does."""
+        """Read in this thread, unless another thread reads."""
         own: Any = event
         return own.attend(source, timeout)  # type: ignore[no-any-return]
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
-        """Wait for it in this thread."""
+        """Poll in this thread."""
         poll = select.poll()
         poll.register(descriptor, select.POLLIN | select.POLLOUT if write else select.POLLIN)
-        with unforked():
+        with raise_if_forked():
             return bool(poll.poll(max(0.0, timeout) * 1000))
 
     async def close(self) -> None:
-        """Close the sockets that are kept."""
+        """Close the idle wake-ups."""
         self._closed = True
-        while self._bells:
-            self._bells.pop().destroy()
+        while self._idle_wakeups:
+            self._idle_wakeups.pop().destroy()
 
     def after_fork(self) -> None:
-        """Close our copies: the parent's bells must not ring here."""
-        while self._bells:
-            self._bells.pop().destroy()
+        """Close the copied sockets: datagrams for the parent must not arrive here."""
+        while self._idle_wakeups:
+            self._idle_wakeups.pop().destroy()

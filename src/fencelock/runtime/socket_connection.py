@@ -1,4 +1,4 @@
-"""Wires of the blocking world: plain sockets, read by whoever waits for an answer."""
+"""Connections of the blocking runtime: sockets that the waiting thread reads itself."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fencelock.errors import OutcomeUnknown
 
 CHUNK = 65536
 SEND_SECONDS = 5.0
-"""How long a server may leave us with full buffers before it counts as gone."""
+"""Seconds for which a server may leave our send buffer full before the connection counts as broken."""
 
 
 class SocketConnection:
-    """`fencelock.core.runtime.Wire` over a socket that never blocks: who waits for it does so in a poll."""
+    """`fencelock.core.runtime.Connection` over a non-blocking socket; threads wait in a poll."""
 
     __slots__ = (
         "_address",
         "_feed",
         "_forgotten",
         "_gets",
-        "_held",
         "_on_end",
         "_on_push",
         "_pack",
         "_poll",
         "_pushes",
+        "_retained",
         "_sock",
         "_users",
         "open",
@@ -53,10 +53,10 @@ class SocketConnection:
         sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
-        # Who uses the descriptor at this moment, in whatever thread: the last of them closes it, if the wire was closed
-        # meanwhile, as its number may belong to another file right after that. `fan` holds it; everybody else is in the list,
-        # which grows and shrinks in one step.
-        self._held = False
+        # The users of the descriptor at this moment, in all threads. If the connection is closed meanwhile, the last user
+        # closes the descriptor, as the system may give its number to another file. `request_all` sets `_retained`; all others
+        # are in the list, whose append and pop are atomic.
+        self._retained = False
         self._users: list[None] = []
         self._forgotten = False
         self.owed: deque[tuple[float, list[Any], int]] = deque()
@@ -65,52 +65,52 @@ class SocketConnection:
 
     @property
     def oldest_pending_since(self) -> float | None:
-        """When the oldest command that is not answered yet was sent."""
+        """When the oldest pending command was sent, or None."""
         return self.owed[0][0] if self.owed else None
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
-        """Send, and read until the answer is there."""
+        """Send, and read until the reply arrives."""
         data = command if isinstance(command, bytes) else self._pack(command)
-        answers: list[Any] = [NO_REPLY]
+        replies: list[Any] = [NO_REPLY]
         users = self._users
         try:
-            users.append(None)  # in here: the next interrupt may come right after it
+            users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
                 sent = boottime()
-                self.owed.append((sent, answers, 0))
+                self.owed.append((sent, replies, 0))
                 self._send_all(data)
-                self._receive_until(lambda: answers[0] is not NO_REPLY, sent + timeout)
+                self._receive_until(lambda: replies[0] is not NO_REPLY, sent + timeout)
         except BaseException as error:
-            # Whatever it was, an interrupt even: bytes may have been lost on the way from the socket to the parser.
-            self._broken()
+            # Also after Ctrl-C: bytes may be lost between the socket and the parser.
+            self._shut_down()
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
             users.pop()
             if not self.open:
                 self._release()
-        if answers[0] is NO_REPLY:
+        if replies[0] is NO_REPLY:
             self.check_forked()
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
             raise OutcomeUnknown(f"{self._address}: {why}")
-        return answers[0]
+        return replies[0]
 
-    def post(self, command: Command | bytes, answers: list[Any], place: int) -> bool:
-        """Send, and leave it to `take_in` to put the answer in its place; return whether one may come."""
-        self.tell(command if isinstance(command, bytes) else self._pack(command), (boottime(), answers, place))
+    def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
+        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
+        self.tell(command if isinstance(command, bytes) else self._pack(command), (boottime(), replies, place))
         return self.open
 
-    def tell(self, data: bytes, debt: tuple[float, list[Any], int] | None = None) -> None:
-        """Send bytes as they are; the server owes an answer for them, if there is a debt."""
+    def tell(self, data: bytes, pending: tuple[float, list[Any], int] | None = None) -> None:
+        """Send bytes; with `pending`, the server will reply to them."""
         users = self._users
         try:
-            users.append(None)  # in here: the next interrupt may come right after it
+            users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
-                if debt is not None:
-                    self.owed.append(debt)
+                if pending is not None:
+                    self.owed.append(pending)
                 self._send_all(data)
         except BaseException as error:
-            self._broken()
+            self._shut_down()
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
@@ -119,7 +119,7 @@ class SocketConnection:
                 self._release()
 
     def _send_all(self, data: bytes) -> None:
-        """Send it all, and wait until there is room for what does not fit."""
+        """Send all bytes; wait while the send buffer is full."""
         if (sent := self._send(data)) == len(data):
             return
         room = select.poll()
@@ -132,23 +132,23 @@ class SocketConnection:
             sent += self._send(memoryview(data)[sent:])
 
     def _send(self, data: bytes | memoryview) -> int:
-        """Send as much as there is room for; return how much that was."""
+        """Send as many bytes as fit into the send buffer; return their number."""
         try:
             return int(self._sock.send(data))
         except (BlockingIOError, SSLWantWriteError):
             return 0
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for; -1 once it is closed."""
+        """Return the descriptor to poll; -1 once it is closed."""
         return int(self._sock.fileno())
 
-    def has_more(self) -> bool:
-        """Return whether there is something to read that no poll would show: TLS reads ahead."""
+    def has_buffered(self) -> bool:
+        """Return whether TLS has decrypted data that a poll of the socket does not report."""
         return self.tls and self.open and bool(self._sock.pending())
 
-    def take_in(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
-        """Read once, or until that is done or the time is over; put every answer in its place."""
-        # Whoever closes it meanwhile leaves the descriptor to us: its number could be another's before we wait for it.
+    def read_available(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
+        """Read once, or until `done()` or the time `until`; store every reply at its place."""
+        # A close() in another thread leaves the descriptor open until this poll ends: its number could be reused.
         users = self._users
         try:
             users.append(None)
@@ -157,7 +157,7 @@ class SocketConnection:
             elif self.open:
                 self._receive()
         except BaseException as error:
-            self._broken()
+            self._shut_down()
             if not isinstance(error, OSError | ValueError):
                 raise
         finally:
@@ -166,8 +166,9 @@ class SocketConnection:
                 self._release()
 
     def _receive_until(self, done: Callable[[], bool], until: float) -> None:
+        """Poll and read until `done()`, the time `until`, or the end of the connection."""
         while self.open and not done():
-            # Once more at the end: if the process was stopped meanwhile, the answer is there.
+            # Poll once more after the timeout: if the process was stopped meanwhile, the reply is there.
             left = until - boottime()
             if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
                 self._receive()
@@ -180,50 +181,50 @@ class SocketConnection:
         except (BlockingIOError, SSLWantReadError):
             return
         if not data:
-            self._broken()
+            self._shut_down()
             return
         self._feed(data)
-        while (answer := self._gets()) is not NO_REPLY:
-            if isinstance(answer, self._pushes) and not self._on_push(answer):
+        while (reply := self._gets()) is not NO_REPLY:
+            if isinstance(reply, self._pushes) and not self._on_push(reply):
                 continue
             if self.owed:
-                sent, answers, place = self.owed.popleft()
+                sent, replies, place = self.owed.popleft()
                 self.pace = boottime() - sent
-                answers[place] = answer
+                replies[place] = reply
 
-    def hold(self) -> None:
-        """Keep the descriptor ours until `let_go`: whoever closes the wire meanwhile leaves that to us."""
-        self._held = True
+    def retain(self) -> None:
+        """Keep the descriptor open until `end_retain`, even if another thread closes the connection."""
+        self._retained = True
 
-    def let_go(self) -> None:
-        """End it."""
-        self._held = False
+    def end_retain(self) -> None:
+        """Allow the descriptor to be closed again."""
+        self._retained = False
         if not self.open:
             self._release()
 
     def alive(self) -> bool:
-        """Look whether the server has hung up meanwhile, and take in what nobody has read: that says nothing of its pace."""
+        """Read what is available, and return whether the server has not closed it. Late replies do not change `pace`."""
         pace = self.pace
-        self.take_in(lambda: False)
+        self.read_available(lambda: False)
         self.pace = pace
         return self.open
 
     def close(self) -> None:
-        """Close it. Whoever reads from it in another thread is woken, and is the one to give back the descriptor."""
-        self._broken()
+        """Close it. A thread that reads it is woken, and closes the descriptor."""
+        self._shut_down()
         self._release()
 
     def _release(self) -> None:
-        """Give back the descriptor of a wire that is closed, unless somebody still uses it."""
-        if not self._held and not self._users:
+        """Close the descriptor of a closed connection, unless a thread still uses it."""
+        if not self._retained and not self._users:
             self._sock.close()
 
     def check_forked(self) -> None:
-        """Raise Forked if whoever waits here was forked meanwhile."""
+        """Raise Forked if this process was forked while it waited here."""
         if self._forgotten:
             raise Forked(FORKED)
 
-    def _broken(self) -> None:
+    def _shut_down(self) -> None:
         if self.open:
             self.open = False
             with suppress(OSError):
@@ -231,7 +232,7 @@ class SocketConnection:
             self._on_end()
 
     def forget(self) -> None:
-        """Let go of our copy."""
+        """Detach a forked child from its copy."""
         self.open, self._forgotten = False, True
         silence(self._sock)
         self._sock.close()
@@ -241,113 +242,115 @@ def request_all(
     asked: Sequence[tuple[SocketConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
 ) -> list[Any]:
     """Send to all, then read from all."""
-    answers: list[Any] = [NO_REPLY] * len(asked)
+    replies: list[Any] = [NO_REPLY] * len(asked)
     until = boottime() + timeout
     poll = select.poll()
     connections: dict[int, SocketConnection] = {}
     try:
         for place, (connection, command) in enumerate(asked):
-            connection.hold()
-            if connection.post(command, answers, place):
+            connection.retain()
+            if connection.post(command, replies, place):
                 descriptor = connection.fileno()
                 connections[descriptor] = connection
                 poll.register(descriptor, select.POLLIN)
         reads_ahead = any(connection.tls for connection in connections.values())
-        while connections and not enough(answers):
+        while connections and not enough(replies):
             ready = (
-                [descriptor for descriptor, connection in connections.items() if connection.has_more()]
+                [descriptor for descriptor, connection in connections.items() if connection.has_buffered()]
                 if reads_ahead
                 else []
             )
             if not ready:
-                # Once more at the end: if the process was stopped meanwhile, the answers are there.
+                # Poll once more after the timeout: if the process was stopped meanwhile, the replies are there.
                 left = until - boottime()
                 ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
                 if not ready and left <= 0:
                     break
             for descriptor in ready:
                 connection = connections[descriptor]
-                connection.take_in()
+                connection.read_available()
                 if not connection.owed or not connection.open:
                     poll.unregister(descriptor)
                     del connections[descriptor]
     finally:
         for connection, _ in asked:
-            connection.let_go()
+            connection.end_retain()
     for connection, _ in asked:
         connection.check_forked()
-    return answers
+    return replies
 
 
-def open_stream(host: Endpoint) -> socket.socket:
-    """Connect to a server that no driver connects to."""
-    if host.name.startswith("/"):
-        return _reach_local(host)
-    sock = socket.create_connection((host.name, host.port), host.seconds)
+def open_stream(endpoint: Endpoint) -> socket.socket:
+    """Open a socket, for engines without a driver that connects."""
+    if endpoint.name.startswith("/"):
+        return _open_unix(endpoint)
+    sock = socket.create_connection((endpoint.name, endpoint.port), endpoint.seconds)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if host.before_tls is not None:
-            _greet(sock, host.before_tls)
-        return sock if host.tls is None else host.tls.wrap_socket(sock, server_hostname=host.name)
+        if endpoint.before_tls is not None:
+            _send_preamble(sock, endpoint.before_tls)
+        return sock if endpoint.tls is None else endpoint.tls.wrap_socket(sock, server_hostname=endpoint.name)
     except BaseException:
         sock.close()
         raise
 
 
-def _reach_local(host: Endpoint) -> socket.socket:
+def _open_unix(endpoint: Endpoint) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.settimeout(host.seconds)
-        sock.connect(host.name)
+        sock.settimeout(endpoint.seconds)
+        sock.connect(endpoint.name)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _greet(sock: socket.socket, before_tls: Callable[[bytes], bytes | None]) -> None:
-    """Say what comes before TLS; the server says no more until it is answered."""
-    heard = b""
-    while (answer := before_tls(heard)) is None:
+def _send_preamble(sock: socket.socket, before_tls: Callable[[bytes], bytes | None]) -> None:
+    """Exchange what the protocol requires before TLS. The server then sends nothing until it gets this reply."""
+    received = b""
+    while (reply := before_tls(received)) is None:
         data = sock.recv(CHUNK)
         if not data:
             raise ConnectionResetError("the server closed the connection")
-        heard += data
-    sock.sendall(answer)
+        received += data
+    sock.sendall(reply)
 
 
 def wait_for_push(
-    connections: Sequence[SocketConnection], bell: Event, timeout: float, besides: int | None = None
+    connections: Sequence[SocketConnection], event: Event, timeout: float, wakeup_fd: int | None = None
 ) -> bool:
-    """Read from all until what is pushed sets the bell; end early if there is something to read `besides`."""
+    """Read all connections until a push sets the event; end early if `wakeup_fd` becomes readable."""
     until = boottime() + timeout
-    if len(connections) == 1 and besides is None:
+    if len(connections) == 1 and wakeup_fd is None:
         (connection,) = connections
-        connection.take_in(bell.is_set, until)
+        connection.read_available(event.is_set, until)
         connection.check_forked()
-        return bell.is_set()
-    while not bell.is_set():
+        return event.is_set()
+    while not event.is_set():
         left = until - boottime()
         if left <= 0:
             break
-        ready = [connection for connection in connections if not connection.open or connection.has_more()]
+        ready = [connection for connection in connections if not connection.open or connection.has_buffered()]
         if not ready:
-            poll = select.poll()  # anew each time: a wire may be closed, and its number given to another, at any moment
+            poll = (
+                select.poll()
+            )  # a new one each time: a connection may be closed, and its number reused, at any moment
             for descriptor in (
                 *(connection.fileno() for connection in connections),
-                -1 if besides is None else besides,
+                -1 if wakeup_fd is None else wakeup_fd,
             ):
                 if descriptor >= 0:
                     poll.register(descriptor, select.POLLIN)
-            heard = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-            if besides in heard:
+            received = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            if wakeup_fd in received:
                 break
-            ready = [connection for connection in connections if connection.fileno() in heard]
+            ready = [connection for connection in connections if connection.fileno() in received]
         for connection in ready:
             if connection.open:
-                connection.take_in()
+                connection.read_available()
         if not all(connection.open for connection in connections):
             break
     for connection in connections:
         connection.check_forked()
-    return bell.is_set()
+    return event.is_set()

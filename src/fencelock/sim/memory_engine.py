@@ -30,24 +30,24 @@ class SimStore(MemoryStore):
         self._places: dict[str, tuple[Entry, int]] = {}
         self._last = 0
 
-    def _settle(self, name: str, now: float) -> tuple[Entry | None, float | None]:
+    def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
         for entry in self._queues.get(name, ()):
             # A claim that ran out and lines up anew has the same id, and a place and a ticket of its own.
             if self._places.get(entry.id, (None, 0))[0] is not entry:
                 self._last += 1
                 self._places[entry.id] = entry, self._last
-        settled = super()._settle(name, now)
+        update = super()._advance(name, now)
         for entry in self._queues.get(name, ()):
             if entry.token is not None:
                 self.tickets.setdefault(entry.token, self._places[entry.id][1])
-        return settled
+        return update
 
     def _entry(self, claim: Claim) -> Entry | None:
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:
         """Return whether anything is kept for a claim."""
-        return claim.id in self._bells or self._entry(claim) is not None
+        return claim.id in self._wakeups or self._entry(claim) is not None
 
     def wipe(self) -> None:
         """Lose all data, the counter included."""
@@ -62,7 +62,7 @@ class SimStore(MemoryStore):
             found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
             found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
         queued = {entry.id for entries in self._queues.values() for entry in entries}
-        return found + [Left("", "", "bell", at) for id in self._bells if id not in queued]
+        return found + [Left("", "", "bell", at) for id in self._wakeups if id not in queued]
 
 
 class SimulatedMemory:
@@ -108,11 +108,11 @@ class SimMemoryEngine(MemoryEngine):
         self._network = network
         (self._server,) = engine.labels
 
-    async def _ask(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
 
-    def _remote(self, ring: Callable[[], None]) -> Callable[[], None]:
+    def _remote_callback(self, ring: Callable[[], None]) -> Callable[[], None]:
         arrive = partial(self._process.deliver, ring)
         return partial(self._network.send, self._server, self._process.label, arrive)

@@ -49,7 +49,7 @@ class Claims:
         now = self._runtime.now()
         if session is None or not session.alive(now):
             return None
-        session.keep(id, now, session.ttl)
+        session.attach(id, now, session.ttl)
         return session
 
     def hold(self, id: str, hold: Hold) -> bool:
@@ -68,7 +68,7 @@ class Claims:
     def settled(self, id: str, session: Lease) -> None:
         """Note that nothing of a claim is on etcd, or on its way there."""
         self.doubt.pop(id, None)
-        session.let_go(id)
+        session.remove(id)
 
     def tomb(self, id: str) -> bytes | None:
         """Return where a claim's tombstone has to stand, if it may still be on its way."""

@@ -28,7 +28,6 @@ TRAITS = Traits(
     engine="etcd",
     guarantee=TokenGuarantee.CONSENSUS,
     fair=True,
-    push=True,
     loss_pushed=True,
     session=True,
     ttl_min=1.0,
@@ -93,7 +92,7 @@ class EtcdEngine:
             await self._runtime.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
         if not isinstance(seat, Seat) or not seat.session.alive(now):
             return await self.attempt(claim, queue=True, patience=self._left(until))
-        seat.session.keep(claim.id, now, seat.session.ttl)
+        seat.session.attach(claim.id, now, seat.session.ttl)
         look = partial(self._taking.look, claim, seat, lambda: self._left(until))
         outcome = await self._line.watch(seat, timeout, look)
         return outcome or await self.attempt(claim, queue=True, patience=self._left(until))

@@ -7,7 +7,7 @@ from os import urandom
 from typing import TYPE_CHECKING
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, reply_timeout
-from fencelock.core.sessions import Session, rung
+from fencelock.core.sessions import Session, ttl_step
 from fencelock.engines.etcd.facts import Facts
 from fencelock.engines.etcd.link import Call, Link, Refused
 from fencelock.engines.etcd.messages import (
@@ -108,12 +108,12 @@ class Sessions:
 
     def current(self, ttl: float) -> Lease | None:
         """Return the session for a ttl, if there is one that is alive."""
-        session = self._current.get(int(rung(ttl, LADDER)))
+        session = self._current.get(int(ttl_step(ttl, LADDER)))
         return session if session is not None and session.alive(self._runtime.now()) else None
 
     async def make(self, ttl: float, within: float) -> Lease:
         """Return a new session, or the one that somebody else makes meanwhile, within so many seconds."""
-        seconds = int(rung(ttl, LADDER))
+        seconds = int(ttl_step(ttl, LADDER))
         mine = self._runtime.event()
         try:
             while (other := self._making.setdefault(seconds, mine)) is not mine:
@@ -226,20 +226,20 @@ class Sessions:
     def let_go(self, id: str) -> None:
         """Forget a claim that is no longer on etcd."""
         for session in self._all():
-            session.let_go(id)
+            session.remove(id)
 
     def give_up(self, id: str) -> None:
         """Have a claim be over now: if whoever deletes it is interrupted, it goes before the next sign of life."""
         for session in self._all():
             if session.end_of(id) is not None:
-                session.give_up(id)
+                session.expire_claim(id)
 
     # ------------------------------------------------------------------ signs of life
 
     def stale(self, session: Lease, share: float = FRESH) -> bool:
         """Return whether an attempt should bring a sign of life along, and may: not while something has to go first."""
         now = self._runtime.now()
-        return now - session.since > session.ttl * share and not session.over(now)
+        return now - session.since > session.ttl * share and not session.expired(now)
 
     def knock(self, session: Lease, link: Link) -> tuple[Call, float]:
         """Send a sign of life, along with a question for which a majority is asked; return it, and a time before it was sent.
@@ -271,7 +271,7 @@ class Sessions:
         if term > known:
             return Renewal.UNKNOWN
         session.ttl = float(ttl)
-        session.answered(sent)
+        session.confirm_alive(sent)
         return Renewal.RENEWED
 
     async def renew(self, sessions: Sequence[Lease]) -> list[Renewal]:
@@ -310,7 +310,7 @@ class Sessions:
         """Delete what is over by our clock, of all sessions."""
         now = self._runtime.now()
         for session in self._all():
-            if session.over(now):
+            if session.expired(now):
                 await self.purge(session, within)
 
     async def purge(self, session: Lease, within: float = MAX_REPLY_TIMEOUT) -> bool:
@@ -330,7 +330,7 @@ class Sessions:
         still = [id for id in over if (end := session.end_of(id)) is not None and end <= now]
         gone = [id for id in still if id not in later]
         for id in gone:
-            session.let_go(id)
+            session.remove(id)
         self._on_purged(
             [id for id in gone if self.end_of([id]) is None]
         )  # it may have been made anew on another session

@@ -65,7 +65,7 @@ class Taking:
         )
         # Whether etcd may have the claim already, from an earlier attempt that was answered or from one that was not.
         known = self._sessions.end_of([id]) is not None
-        session.keep(id, self._runtime.now(), session.ttl)
+        session.attach(id, self._runtime.now(), session.ttl)
         # Once an attempt got no answer, it may arrive at any time until the claim is abandoned.
         doubtful = id in self._claims.doubt
         self._claims.doubt[id] = session
@@ -77,7 +77,7 @@ class Taking:
             if not doubtful:
                 self._claims.doubt.pop(id, None)
                 if not known:
-                    session.let_go(id)
+                    session.remove(id)
             if isinstance(error, EngineUnavailable):
                 raise
             if error.no_lease:
@@ -100,7 +100,7 @@ class Taking:
                 if id in self._claims.doubt:
                     if not outdated:
                         await self._leaving.abandon(claim)  # an earlier try may still arrive
-                        session.let_go(id)
+                        session.remove(id)
                 else:
                     self._sessions.let_go(id)
                     self._keys.end(id, again=not taken)
@@ -115,7 +115,7 @@ class Taking:
                 await self._leaving.delete(claim, key, revision, limit.left)
                 return None
             if before is not session:
-                session.let_go(id)
+                session.remove(id)
                 session = before
             header, line_up = await self._look_up(claim, revision, session, limit, renew=True)
             answer = answer._replace(header=header)
@@ -133,7 +133,7 @@ class Taking:
         now = self._runtime.now()
         if not seat.session.alive(now):
             return None
-        seat.session.keep(claim.id, now, seat.session.ttl)
+        seat.session.attach(claim.id, now, seat.session.ttl)
         await self._sessions.purge_all(limit.left)
         header, line_up = await self._look_up(claim, seat.revision, seat.session, limit, at_least=at_least)
         return await self._decide(claim, seat.key, seat.session, seat.revision, line_up, header)
@@ -180,7 +180,7 @@ class Taking:
             await self._leaving.abandon(claim)
             raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         verdict = admit([*ahead, mine], mine)
-        session.keep(claim.id, self._runtime.now(), session.ttl)
+        session.attach(claim.id, self._runtime.now(), session.ttl)
         if isinstance(verdict, Admitted):
             hold = Hold(session, key, revision)
             if not self._claims.hold(claim.id, hold):

@@ -28,7 +28,6 @@ TRAITS = Traits(
     engine="mysql",
     guarantee=TokenGuarantee.DURABLE,
     fair=True,
-    push=True,
     loss_pushed=False,
     shared=False,
     limit=False,

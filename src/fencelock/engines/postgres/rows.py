@@ -17,7 +17,7 @@ from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.errors import LimitMismatch
 from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, TokenGuarantee, Traits, Waiter, Waiting, held_for
 
-TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
 SHORTEST_REPLY_TIMEOUT = 0.5
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25

@@ -29,7 +29,6 @@ TRAITS = Traits(
     engine="postgresql+advisory",
     guarantee=TokenGuarantee.DURABLE,
     fair=True,
-    push=True,
     loss_pushed=False,
     limit=False,
     session=True,

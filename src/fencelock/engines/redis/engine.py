@@ -32,7 +32,7 @@ from fencelock.model import (
     held_for,
 )
 
-TRAITS = Traits(engine="redis", guarantee=TokenGuarantee.CLOCKED, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="redis", guarantee=TokenGuarantee.CLOCKED, fair=True, loss_pushed=False)
 
 BUCKETS = 1024
 """Token counters of a namespace: they are all that stays of a name, and what its keys share a hash tag with."""

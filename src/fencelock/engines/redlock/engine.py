@@ -47,7 +47,6 @@ TRAITS = Traits(
     engine="redlock",
     guarantee=TokenGuarantee.QUORUM,
     fair=False,
-    push=False,
     loss_pushed=False,
     shared=False,
     limit=False,

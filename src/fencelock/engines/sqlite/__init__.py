@@ -1,8 +1,8 @@
 """The SQLite engine, the embedded default: many processes on one machine, no server, nothing to install.
 
-`place` says which file a URL names and whether its file system is fit, `access` whether this user may use it, `database`
-keeps the connection and its transactions, `queue` has the statements and the steps of a transaction, and `engine` does what
-`fencelock.core.engine` asks for.
+`paths` finds the file that a URL names and checks its file system, `access` checks the user's permissions, `database` owns
+the connection and runs transactions, `queue` has the statements and the steps of a transaction, and `engine` implements
+the protocol of `fencelock.core.engine`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from fencelock.core.runtime import Runtime
 from fencelock.engines.sqlite.database import Database
 from fencelock.engines.sqlite.engine import SqliteEngine
-from fencelock.engines.sqlite.place import is_default, path_of, url_of
+from fencelock.engines.sqlite.paths import is_default, path_of, url_of
 
 
 def connect(runtime: Runtime, url: str, namespace: str) -> SqliteEngine:

@@ -1,7 +1,7 @@
-"""Whether this user may use a database, found out before SQLite is asked and without opening or creating anything.
+"""Check whether this user may use a database, before SQLite opens it and without opening or creating a file.
 
-SQLite opens what it may not write for reading, and leaves a `-wal` and a `-shm` that then lock out the owner. And to open a
-file only to try it would be wrong: closing it drops the locks that other connections of this process have on it.
+SQLite opens a file that it may not write for reading, and creates a `-wal` and a `-shm` that the owner then cannot open.
+This module must not open the file either: closing it drops the locks of other connections of this process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ SIDE_FILES = ("-wal", "-shm")
 _EFFECTIVE = os.access in os.supports_effective_ids
 
 
-def obstacle(path: str) -> str | None:
-    """Return what keeps this user from using the database at the path, or from creating it, and what to do; or None."""
-    real = os.path.realpath(path)  # SQLite puts its files beside the real one
+def access_problem(path: str) -> str | None:
+    """Return why this user cannot use or create the database at the path, and what to do; or None if that is possible."""
+    real = os.path.realpath(path)  # SQLite creates its files beside the real one
     folder = os.path.dirname(real)
     shown = path if real == path else f"{path} (a link to {real})"
     try:
@@ -40,7 +40,7 @@ def obstacle(path: str) -> str | None:
     if found is not None and not _writable(real, os.R_OK | os.W_OK):
         return (
             f"{shown} belongs to user {user(found.st_uid)} and user {this_user()} may not write it; nothing was changed. "
-            "Whoever uses it, even only to look, has to write: share it by a common group, or choose another path"
+            "Every user of it, even of `inspect` only, has to write: share it by a common group, or choose another path"
         )
     if found is not None and protected(found, around):
         return f"{shown} belongs to user {user(found.st_uid)}, and {_PROTECTED.format(folder)}; choose another folder"
@@ -51,7 +51,7 @@ def obstacle(path: str) -> str | None:
 
 
 def foreign_side_file(path: str) -> str | None:
-    """Return what to do about a `-wal` or `-shm` that another user left and this one may not write; or None."""
+    """Return what to do about a `-wal` or `-shm` of another user that this user may not write; or None."""
     real = os.path.realpath(path)
     folder = os.path.dirname(real)
     for suffix in SIDE_FILES:
@@ -59,14 +59,14 @@ def foreign_side_file(path: str) -> str | None:
         try:
             found, around = os.stat(side), os.stat(folder)
         except OSError:
-            continue  # gone, as when its last user has just left
+            continue  # deleted meanwhile: the last connection was closed
         if _writable(side, os.R_OK | os.W_OK):
             if not protected(found, around):
                 continue
             why = _PROTECTED.format(folder)
         else:
             why = f"user {this_user()} may not write it"
-        # A log that is not empty may have commits that are nowhere else; the other file can always be made again.
+        # A log that is not empty may hold the only copy of commits. SQLite can always create the -shm again.
         alone = not os.path.exists(real)
         delete = "have it deleted by its owner or by root while nobody uses the database"
         give = f"have root give it to the owner of the database: chown --reference={real} {side}"
@@ -84,7 +84,7 @@ _PROTECTED = "in {}, which is sticky, the kernel lets nobody else open it for wr
 def protected(found: os.stat_result, around: os.stat_result, level: str | None = None) -> bool:
     """Return whether Linux refuses to open another user's file as SQLite does (O_CREAT) in a sticky folder like /tmp.
 
-    That holds for root as well. `level` is the kernel's setting: 1 for folders that all may write, 2 for groups as well.
+    This applies to root as well. `level` is the kernel's setting: 1 for world-writable folders, 2 for group-writable too.
     """
     if found.st_uid in (os.geteuid(), around.st_uid) or not around.st_mode & stat.S_ISVTX:
         return False
@@ -99,7 +99,7 @@ def protected(found: os.stat_result, around: os.stat_result, level: str | None =
 
 
 def user(number: int) -> str:
-    """Return a user's name, or the number if it has none."""
+    """Return a user's name, or the number if there is no name."""
     import pwd  # only for messages
 
     try:
@@ -109,7 +109,7 @@ def user(number: int) -> str:
 
 
 def this_user() -> str:
-    """Return the name of the user that this process runs as."""
+    """Return the name of the effective user of this process."""
     return user(os.geteuid())
 
 
@@ -129,7 +129,7 @@ def _no_folder(shown: str, folder: str, error: OSError) -> str:
 
 
 def _with_four_slashes(folder: str) -> str:
-    """Return a hint if the URL had three slashes, and so a relative path, but there is such a folder below the root."""
+    """Return a hint if the path is relative (three slashes in the URL) and the folder exists below the root."""
     try:
         below_root = folder.removeprefix(os.getcwd())
     except OSError:

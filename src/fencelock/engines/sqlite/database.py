@@ -1,8 +1,7 @@
-"""The connection to a fencelock database: opened with care, one transaction at a time, errors translated in one place.
+"""The connection to a fencelock database: checks when it is opened, transactions, and the translation of errors.
 
-Commits are not synced one by one (WAL, synchronous=NORMAL): a crash of a process loses nothing, and after a power cut
-every claim is void anyway. Tokens must not repeat even then, so they are reserved ahead, for some minutes of the clock at
-a time, in a transaction that is synced.
+Commits are not synced (WAL, synchronous=NORMAL): a crash of a process loses nothing, and a power cut voids every claim
+anyway. Tokens must not repeat even then, so a synced transaction reserves the tokens of the next minutes ahead.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from threading import RLock
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.core.clock import boot_id, wall_us
-from fencelock.engines.sqlite.access import foreign_side_file, obstacle
-from fencelock.engines.sqlite.place import make_default_folder, network_file_system, other_names
+from fencelock.engines.sqlite.access import access_problem, foreign_side_file
+from fencelock.engines.sqlite.paths import make_default_folder, network_file_system, other_names
 from fencelock.errors import ClientClosed, EngineUnavailable
 from fencelock.model import TOKEN_MAX
 
@@ -28,22 +27,22 @@ Ts = TypeVarTuple("Ts")
 APPLICATION_ID = 0x666C6F63  # "floc"
 LAYOUT = 2
 RESERVE_US = 300_000_000
-# The next token: above every earlier one and, as long as the clock does not go back, above those of lost databases too.
-# No row: the reserve is used up.
+# The next token: above every earlier one and, unless the clock goes back, above the tokens of a lost database too.
+# It returns no row if the reserve is used up.
 MINT = """UPDATE counter SET token = max(token + 1, ?) WHERE boot = ? AND max(token + 1, ?) <= reserved
           RETURNING token"""
 COMMITS_PER_CHECKPOINT = 1000
-FRAMES_TOO_MANY = 4000
-TRUNCATE_PATIENCE_MS = 100
+MAX_WAL_FRAMES = 4000
+TRUNCATE_TIMEOUT_MS = 100
 YIELDS = 20
-"""A transaction is over sooner than the shortest sleep (some 70 µs): first only let others run."""
+"""How often to yield the CPU before sleeping: a transaction is shorter than the shortest sleep (about 70 µs)."""
 BUSY_PAUSES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
-FORK_PATIENCE = 2.0
-CLOSE_PATIENCE = 1.0
-OPEN_PATIENCE = 2.0
-SIDE_FILE_LOOKS, SIDE_FILE_PAUSE = 10, 0.005
-LOOK_AGAIN = 0.1
-"""How often to see whether the file is still the one that the path names, in seconds."""
+FORK_TIMEOUT = 2.0
+CLOSE_TIMEOUT = 1.0
+OPEN_TIMEOUT = 2.0
+SIDE_FILE_CHECKS, SIDE_FILE_PAUSE = 10, 0.005
+FILE_CHECK_INTERVAL = 0.1
+"""Seconds between checks that the path still names the open file."""
 
 _ADVICE = {
     sqlite3.SQLITE_READONLY: "it can only be read; make the file and its folder writable for this user",
@@ -56,16 +55,16 @@ _ADVICE = {
 }
 
 
-class Occupied(Exception):
-    """It would take longer than there is patience: others are writing, or something has to be synced."""
+class DatabaseBusy(Exception):
+    """The step would take longer than its timeout: another connection writes, or the step needs a sync."""
 
 
 class NeedsReserve(Exception):
-    """The tokens that are safe to use are used up."""
+    """All reserved tokens are used up."""
 
 
 class Database:
-    """One connection, opened when it is needed, shared by the threads of a client under one mutex."""
+    """One connection, opened on first use; the threads of a client share it under one mutex."""
 
     def __init__(self, path: str, now: Callable[[], float], *, make_folder: bool = False) -> None:
         self.path = path
@@ -75,81 +74,81 @@ class Database:
         self._mutex = RLock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
-        self._look_again = 0.0
+        self._check_file_at = 0.0
         self._commits = 0
         self._closed = False
 
-    def write(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts, synced: bool = False) -> T:
-        """Run a step in a transaction; raise Occupied if that would take longer than `patience`.
+    def write(self, timeout: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts, synced: bool = False) -> T:
+        """Run a step in a transaction; raise DatabaseBusy if that would take longer than `timeout` seconds.
 
-        Without any patience nothing is ever synced, so that an event loop can call it.
+        With timeout 0 it never waits and never syncs, so that an event loop can call it.
         """
         mutex, transact = self._mutex, self._transact_synced if synced else self._transact
         try:
-            connection = self._enter(patience)
+            connection = self._enter(timeout)
             try:
-                result = transact(connection, patience, step, *args)
+                result = transact(connection, timeout, step, *args)
             except NeedsReserve:
-                if not patience:
-                    raise Occupied from None
-                self._transact_synced(connection, patience, self._move_reserve)
-                result = transact(connection, patience, step, *args)
-            if patience and self._commits >= COMMITS_PER_CHECKPOINT:
+                if not timeout:
+                    raise DatabaseBusy from None
+                self._transact_synced(connection, timeout, self._move_reserve)
+                result = transact(connection, timeout, step, *args)
+            if timeout and self._commits >= COMMITS_PER_CHECKPOINT:
                 self._checkpoint(connection)
             return result
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         finally:
             try:
-                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+                mutex.release()  # inline: Ctrl-C could interrupt the call of a helper before its first line
             except RuntimeError:
-                pass  # Occupied: it was not ours
+                pass  # DatabaseBusy: this thread did not get the mutex
 
-    def keep(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        """Run a step like `write`, with some patience, so that a power cut does not undo it."""
-        return self.write(patience, step, *args, synced=True)
+    def write_synced(self, timeout: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        """Run a step like `write` and sync the commit, so that a power cut does not undo it. The timeout must not be 0."""
+        return self.write(timeout, step, *args, synced=True)
 
-    def read(self, patience: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        """Run a step that only reads: it never waits for writers."""
+    def read(self, timeout: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        """Run a step that only reads. It never waits for writers."""
         mutex = self._mutex
         try:
-            # A cursor of its own: a signal handler or a finalizer may look around in the middle of a transaction of
-            # this very thread, and on the transaction's cursor it would cut short what that reads.
-            return step(self._enter(patience).cursor(), *args)
+            # A new cursor: a signal handler or a finalizer may read in the middle of a transaction of this thread,
+            # and on the transaction's cursor it would end that one's query.
+            return step(self._enter(timeout).cursor(), *args)
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
         finally:
             try:
-                mutex.release()  # right here: a call to a helper could be interrupted before it does anything
+                mutex.release()  # inline: Ctrl-C could interrupt the call of a helper before its first line
             except RuntimeError:
-                pass  # Occupied: it was not ours
+                pass  # DatabaseBusy: this thread did not get the mutex
 
     def close(self) -> None:
-        """Close the connection for good, without waiting for ever: the interpreter may be on its way out."""
+        """Close the connection. The wait is bounded, as the interpreter may be shutting down."""
         self._closed = True
-        self._look_again = 0.0
-        if self._mutex.acquire(timeout=CLOSE_PATIENCE):
+        self._check_file_at = 0.0
+        if self._mutex.acquire(timeout=CLOSE_TIMEOUT):
             try:
                 self._disconnect()
             finally:
                 self._mutex.release()
 
     def before_fork(self) -> None:
-        """Have no connection while the process is copied: SQLite forbids even to close it in the child."""
-        if self._mutex.acquire(timeout=FORK_PATIENCE):
+        """Close the connection before the fork: SQLite forbids even closing it in the child."""
+        if self._mutex.acquire(timeout=FORK_TIMEOUT):
             self._disconnect()
 
     def after_fork(self, *, child: bool) -> None:
-        """Open anew when needed, in both processes."""
+        """Release the mutex. Both processes open a new connection when they need one."""
         if child:
-            _inherited.append(self._connection)  # None, unless a transaction hung for all of FORK_PATIENCE
+            _unclosable.append(self._connection)  # None, unless a transaction lasted for all of FORK_TIMEOUT
             self._connection = None
             self._mutex = RLock()
         else:
-            self._leave()
+            self._release_mutex()
 
     def mint(self, cursor: sqlite3.Cursor) -> int:
-        """Return the next token, in a step of a transaction."""
+        """Return the next token. Call it in a step of a transaction; it raises NeedsReserve."""
         wall = wall_us()
         row = cursor.execute(MINT, (wall, self.boot, wall)).fetchone()
         if row is None:
@@ -158,22 +157,22 @@ class Database:
 
     # ------------------------------------------------------------------ under the mutex
 
-    def _enter(self, patience: float) -> sqlite3.Connection:
-        """Take the mutex and return the connection, opened if need be. The hot path of every operation.
+    def _enter(self, timeout: float) -> sqlite3.Connection:
+        """Take the mutex and return the connection; open it if necessary. Every operation runs this.
 
-        The caller gives it back whatever happens: Ctrl-C may come at any instruction, also at the one after `acquire`.
+        The caller releases the mutex in any case: Ctrl-C may interrupt the instruction after `acquire`.
         """
-        if not (self._mutex.acquire(True, patience) if patience else self._mutex.acquire(False)):
-            raise Occupied
+        if not (self._mutex.acquire(True, timeout) if timeout else self._mutex.acquire(False)):
+            raise DatabaseBusy
         connection = self._connection
-        if connection is None or self.now() >= self._look_again:
-            return self._ready(patience)
-        if not patience and self._commits >= COMMITS_PER_CHECKPOINT:
-            raise Occupied
+        if connection is None or self.now() >= self._check_file_at:
+            return self._check_or_open(timeout)
+        if not timeout and self._commits >= COMMITS_PER_CHECKPOINT:
+            raise DatabaseBusy
         return connection
 
-    def _leave(self) -> None:
-        """Give back the mutex if it is ours."""
+    def _release_mutex(self) -> None:
+        """Release the mutex if this thread holds it."""
         try:
             self._mutex.release()
         except RuntimeError:
@@ -182,7 +181,7 @@ class Database:
     def _transact(
         self,
         connection: sqlite3.Connection,
-        patience: float,
+        timeout: float,
         step: Callable[[sqlite3.Cursor, *Ts], T],
         *args: *Ts,
     ) -> T:
@@ -190,11 +189,11 @@ class Database:
         execute = cursor.execute
         if connection.in_transaction:
             raise self._reentered()
-        try:  # from before BEGIN: Ctrl-C may come right after it
+        try:  # begins before BEGIN: Ctrl-C may interrupt right after it
             try:
                 execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                self._begin(connection, patience, error)
+                self._begin(connection, timeout, error)
             result = step(cursor, *args)
             execute("COMMIT")
         except BaseException:
@@ -204,16 +203,16 @@ class Database:
         self._commits += 1
         return result
 
-    def _begin(self, connection: sqlite3.Connection, patience: float, error: sqlite3.OperationalError) -> None:
-        """Begin to write, later. SQLite's own wait sleeps for a millisecond and more, many times what we need."""
-        end = time.monotonic() + patience
+    def _begin(self, connection: sqlite3.Connection, timeout: float, error: sqlite3.OperationalError) -> None:
+        """Retry BEGIN until the timeout. SQLite's own busy handler sleeps a millisecond or more, which is too long."""
+        end = time.monotonic() + timeout
         for tries in count():
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise error
             if time.monotonic() >= end:
-                raise Occupied from error
+                raise DatabaseBusy from error
             if tries < YIELDS:
-                _give_way()
+                _yield_cpu()
             else:
                 time.sleep(BUSY_PAUSES[min(tries - YIELDS, len(BUSY_PAUSES) - 1)])
             try:
@@ -225,7 +224,7 @@ class Database:
     def _transact_synced(
         self,
         connection: sqlite3.Connection,
-        patience: float,
+        timeout: float,
         step: Callable[[sqlite3.Cursor, *Ts], T],
         *args: *Ts,
     ) -> T:
@@ -233,19 +232,19 @@ class Database:
             raise self._reentered()
         connection.execute("PRAGMA synchronous = FULL")
         try:
-            return self._transact(connection, patience, step, *args)
+            return self._transact(connection, timeout, step, *args)
         finally:
             connection.execute("PRAGMA synchronous = NORMAL")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Move the log into the database, as far as readers allow. If it fails, another time will do."""
+        """Move the log into the database, as far as readers allow. A failure is ignored; the next checkpoint repeats it."""
         self._commits = 0
         try:
             frames = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
-            if frames > FRAMES_TOO_MANY:
-                # The log begins anew only at a moment when all of it was moved. Writers that never pause leave none:
-                # keep them out for as long as it takes to move what they added meanwhile.
-                connection.execute(f"PRAGMA busy_timeout = {TRUNCATE_PATIENCE_MS}")
+            if frames > MAX_WAL_FRAMES:
+                # The log restarts only when all of it was moved, which writers without a pause prevent: block them
+                # until their last commits are moved.
+                connection.execute(f"PRAGMA busy_timeout = {TRUNCATE_TIMEOUT_MS}")
                 try:
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 finally:
@@ -254,10 +253,10 @@ class Database:
             pass
 
     def _move_reserve(self, cursor: sqlite3.Cursor) -> None:
-        """Reserve tokens for the coming minutes, and clear away what has run out."""
+        """Reserve tokens for the next minutes, and delete expired claims and records."""
         token, reserved, boot = cursor.execute("SELECT token, reserved, boot FROM counter").fetchone()
         if boot != self.boot:
-            # Another start of the machine: what was not synced may be gone, and all times have lost their meaning.
+            # The machine has rebooted: commits that were not synced may be lost, and times since boot are void.
             token = max(token, reserved)
             cursor.execute("DELETE FROM claim")
         else:
@@ -268,23 +267,23 @@ class Database:
 
     # ------------------------------------------------------------------ opening
 
-    def _ready(self, patience: float) -> sqlite3.Connection:
+    def _check_or_open(self, timeout: float) -> sqlite3.Connection:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         if self._connection is not None:
             if self._identity is None:
-                raise self._reentered()  # a signal handler, while it is being opened
+                raise self._reentered()  # a signal handler interrupted the opening
             try:
                 status = os.stat(self.path)
                 if (status.st_dev, status.st_ino) == self._identity:
-                    self._look_again = self.now() + LOOK_AGAIN
+                    self._check_file_at = self.now() + FILE_CHECK_INTERVAL
                     return self._connection
             except OSError:
                 pass
-            # Deleted or replaced under our feet: others use the new file, what we hold in the old one protects nothing.
+            # The file was deleted or replaced: other processes use the new one, so claims in the old one protect nothing.
             self._disconnect()
-        if not patience:
-            raise Occupied  # opening may have to sync: not where that would hold up an event loop
+        if not timeout:
+            raise DatabaseBusy  # opening may sync, which would block an event loop
         try:
             connection = self._open()
         except BaseException as error:
@@ -292,24 +291,24 @@ class Database:
             if isinstance(error, OSError) and not isinstance(error, EngineUnavailable):
                 raise EngineUnavailable(f"{self.path}: it cannot be opened ({error})") from error
             raise
-        self._look_again = self.now() + LOOK_AGAIN
+        self._check_file_at = self.now() + FILE_CHECK_INTERVAL
         return connection
 
     def _open(self) -> sqlite3.Connection:
         if self._make_folder:
             make_default_folder(self.path)
-        if (why := obstacle(self.path)) is not None:
+        if (why := access_problem(self.path)) is not None:
             raise EngineUnavailable(why)
         if (kind := network_file_system(os.path.dirname(self.path))) is not None:
             raise EngineUnavailable(
                 f"{self.path} is on a network file system ({kind}), where SQLite cannot keep processes apart; "
                 "choose a local path, or an engine with a server"
             )
-        self._await_side_files()
+        self._check_side_files()
         _make_file(self.path)
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         self._connection = connection
-        self._cursor = connection.cursor()  # one for all: making one takes as long as a short statement
+        self._cursor = connection.cursor()  # reused: creating a cursor takes as long as a short statement
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         layout = self._layout(connection)
@@ -325,10 +324,10 @@ class Database:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             raise EngineUnavailable(f"{self.path}: write-ahead logging does not work there; choose a local file system")
         if connection.execute("SELECT boot FROM counter").fetchone()[0] != self.boot:
-            self._transact_synced(connection, OPEN_PATIENCE, self._move_reserve)
+            self._transact_synced(connection, OPEN_TIMEOUT, self._move_reserve)
         status = os.stat(self.path)
         self._identity = (status.st_dev, status.st_ino)
-        # Short-lived processes never count to a checkpoint of their own: look at what the others have left.
+        # A short-lived process never reaches COMMITS_PER_CHECKPOINT: check the size of the log instead.
         try:
             if os.stat(self.path + "-wal").st_size > 4_000_000:
                 self._commits = COMMITS_PER_CHECKPOINT
@@ -336,18 +335,18 @@ class Database:
             pass
         return connection
 
-    def _await_side_files(self) -> None:
-        """Raise if another user's `-wal` or `-shm` is in the way; SQLite gives a new one its mode only after creating it."""
+    def _check_side_files(self) -> None:
+        """Raise if this user may not write `-wal` or `-shm`. Retry: SQLite sets a new file's mode after creating it."""
         looks = 1
         while (why := foreign_side_file(self.path)) is not None:
-            if looks == SIDE_FILE_LOOKS:
+            if looks == SIDE_FILE_CHECKS:
                 raise EngineUnavailable(why)
             looks += 1
             time.sleep(SIDE_FILE_PAUSE)
 
     def _layout(self, connection: sqlite3.Connection) -> int:
-        """Return the layout's number, or 0 if the database is new; raise if it is somebody else's."""
-        # In this order: somebody may be creating it, and ours gets its tables and its id in one transaction.
+        """Return the layout version, or 0 if the database is new; raise if it belongs to another program."""
+        # Read the tables first: another process may be creating them, with the application id, in one transaction.
         tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         if application == APPLICATION_ID:
@@ -361,14 +360,14 @@ class Database:
     def _create(self, connection: sqlite3.Connection) -> None:
         if sqlite3.sqlite_version_info < (3, 37):
             raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
-        connection.execute("PRAGMA page_size = 2048")  # a commit writes whole pages, and ours are nearly empty
-        self._until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
-        self._transact_synced(connection, OPEN_PATIENCE, self._fill)
+        connection.execute("PRAGMA page_size = 2048")  # a commit writes whole pages, and ours hold little
+        self._retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        self._transact_synced(connection, OPEN_TIMEOUT, self._create_tables)
         _sync_folder(os.path.dirname(self.path))
 
-    def _fill(self, cursor: sqlite3.Cursor) -> None:
+    def _create_tables(self, cursor: sqlite3.Cursor) -> None:
         if self._layout(cursor.connection) != 0:
-            return  # somebody else was faster
+            return  # another process has created them
         with open(os.path.join(os.path.dirname(__file__), "schema.sql"), encoding="utf-8") as file:
             for statement in file.read().split(";\n"):
                 cursor.execute(statement)
@@ -377,8 +376,8 @@ class Database:
         cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         cursor.execute(f"PRAGMA user_version = {LAYOUT}")
 
-    def _until_free(self, action: Callable[[], object]) -> None:
-        """Repeat what others who create the same database at this moment keep us from."""
+    def _retry_while_busy(self, action: Callable[[], object]) -> None:
+        """Repeat an action while another process creates the same database."""
         for _ in range(2000):
             try:
                 action()
@@ -387,13 +386,13 @@ class Database:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
             time.sleep(0.001)
-        raise Occupied
+        raise DatabaseBusy
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = self._identity = None
-            self._look_again = 0.0
+            self._check_file_at = 0.0
 
     def _reentered(self) -> EngineUnavailable:
         return EngineUnavailable(
@@ -401,30 +400,30 @@ class Database:
             "or set a flag instead"
         )
 
-    def _translated(self, error: sqlite3.Error) -> Exception:
+    def _translate(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return Occupied()
+            return DatabaseBusy()
         advice = _ADVICE.get(code, "SQLite refused")
         return EngineUnavailable(f"{self.path}: {advice} ({error})")
 
 
-_inherited: list[sqlite3.Connection | None] = []
-"""Connections that a fork copied in the middle of a transaction: never closed, as that would harm the parent."""
+_unclosable: list[sqlite3.Connection | None] = []
+"""Connections that a fork copied in the middle of a transaction: never closed, as that would release the parent's locks."""
 
 
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
+_yield_cpu: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def _make_file(path: str) -> None:
-    """Create an empty file that the group may write if the umask allows it: SQLite itself never lets the group write.
+    """Create an empty file that the group may write if the umask allows it; SQLite creates files without that bit.
 
-    Not by opening it: closing it again would drop the locks of whoever in this process was faster.
+    mknod does not open the file: closing it would drop the locks of another connection of this process.
     """
     try:
         os.mknod(path, 0o664 | stat.S_IFREG)
     except OSError:
-        pass  # it is there already; or, where only root may do this, SQLite creates it for its owner alone
+        pass  # it exists; or, where only root may call mknod, SQLite creates it for its owner alone
 
 
 def _sync_folder(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine over the database: first come, first served; the lock is handed over, and the next holder's bell rung."""
+"""The engine on the database: first come, first served; a release grants the lock to the next waiter and wakes it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
-from fencelock.engines.sqlite.database import Database, Occupied
-from fencelock.engines.sqlite.queue import Queue, Taken
+from fencelock.engines.sqlite.database import Database, DatabaseBusy
+from fencelock.engines.sqlite.queue import AttemptResult, Queue
 from fencelock.engines.sqlite.records import SqliteRecords
 from fencelock.errors import EngineUnavailable
 from fencelock.model import (
@@ -27,31 +27,31 @@ from fencelock.model import (
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-TRAITS = Traits(engine="sqlite", guarantee=TokenGuarantee.DURABLE, fair=True, push=True, loss_pushed=False)
+TRAITS = Traits(engine="sqlite", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
-OCCUPIED_SLICE = 0.1
-"""How long a thread waits for the write lock before it looks up: the longest that a cancellation has to wait."""
-OCCUPIED_PATIENCE = 10.0
-POLL_WITH_BELL = 1.0
+BUSY_SLICE = 0.1
+"""Seconds that a thread waits for the write lock at a time. A cancellation waits for that long at most."""
+BUSY_TIMEOUT = 10.0
+POLL_WITH_WAKEUP = 1.0
 POLL_FIRST, POLL_LAST = 0.002, 0.1
 ABANDONED_KEPT = 10_000
-"""How many claims are remembered as given up: as many as may be waiting when a client is closed."""
+"""How many abandoned claims are remembered: more than wait at the same time when a client is closed."""
 
 
 class SqliteEngine:
-    """`fencelock.core.engine.Backend` on a SQLite database."""
+    """`fencelock.core.engine.Engine` on a SQLite database."""
 
     traits = TRAITS
     url: str | None = None
-    """What the default URL stands for; None if a path was given."""
+    """The URL with the absolute path, for messages."""
 
     def __init__(self, runtime: Runtime, database: Database, namespace: str) -> None:
         self._runtime = runtime
         self._database = database
-        self._queue = Queue(database, namespace, self._bell)
-        self._bells: dict[str, ProcessWakeup | None] = {}
+        self._queue = Queue(database, namespace, self._wakeup_address)
+        self._wakeups: dict[str, ProcessWakeup | None] = {}
         self._wakeup_sender = WakeupSender()
-        self.records = SqliteRecords(self._read, self._keep, database.mint, namespace)
+        self.records = SqliteRecords(self._read, self._write_synced, database.mint, namespace)
 
     # ------------------------------------------------------------------ the protocol
 
@@ -63,43 +63,47 @@ class SqliteEngine:
         patience: float | None = None,
         ticket: int | None = None,
     ) -> Grant | Waiting:
-        """Take the lock or a place in line, in one transaction."""
+        """Acquire the lock or enqueue the claim, in one transaction."""
         sent = self._runtime.now()
-        rings: list[str] = []
+        wakeups: list[str] = []
         first = ticket is None
         try:
             try:
-                taken: Taken | None = self._database.write(0, self._queue.take, rings, claim, queue, ticket)
-            except Occupied:
-                taken = None  # and out of this block, so that no error to come has this one as its context
-            if taken is None:
-                seconds = OCCUPIED_PATIENCE if patience is None else max(patience, MIN_REPLY_TIMEOUT)
-                taken = await self._later(min(seconds, OCCUPIED_PATIENCE), self._queue.take, claim, queue, ticket)
+                result: AttemptResult | None = self._database.write(
+                    0, self._queue.attempt, wakeups, claim, queue, ticket
+                )
+            except DatabaseBusy:
+                result = None  # continue after the block, so that later errors do not have this one as their context
+            if result is None:
+                seconds = BUSY_TIMEOUT if patience is None else max(patience, MIN_REPLY_TIMEOUT)
+                result = await self._write_blocking(
+                    min(seconds, BUSY_TIMEOUT), self._queue.attempt, claim, queue, ticket
+                )
         except BaseException:
             if first:
-                self._silence(claim)  # it has no place in line to be called from
+                self._close_wakeup(claim)  # the claim is not in the queue, so no release wakes it
             raise
-        token, ticket, retry_in = taken
-        if rings:
-            self._ring(rings)
+        token, ticket, retry_in = result
+        if wakeups:
+            self._wake(wakeups)
         if token is None:
             return Waiting(claim, sent, retry_in, ticket)
-        if self._bells:
-            self._silence(claim)
+        if self._wakeups:
+            self._close_wakeup(claim)
         return Grant(claim, token, sent, ticket)
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Sleep until the bell rings; look now and then, as rings may get lost."""
+        """Wait for the wake-up; read the queue now and then, as a wake-up may be lost."""
         claim, ticket = waiting.claim, waiting.handle
-        bell = self._bells.get(claim.id)
+        wakeup = self._wakeups.get(claim.id)
         if waiting.retry_in is not None:
             timeout = min(timeout, waiting.retry_in)
         end = None if patience is None else self._runtime.now() + patience
         until = Deadline(self._runtime.now, timeout)
         poll = POLL_FIRST
         while not until.passed:
-            if bell is not None:
-                await bell.wait(until.at_most(POLL_WITH_BELL))
+            if wakeup is not None:
+                await wakeup.wait(until.at_most(POLL_WITH_WAKEUP))
             else:
                 await self._runtime.sleep(until.at_most(poll * (0.5 + self._runtime.random() / 2)))
                 poll = min(poll * 2, POLL_LAST)
@@ -107,137 +111,139 @@ class SqliteEngine:
             if found is None or found[1]:
                 break
             if found[0] is not None:
-                self._silence(claim)
+                self._close_wakeup(claim)
                 return Grant(claim, found[0], waiting.since, ticket)
         left = None if end is None else end - self._runtime.now()
         return await self.attempt(claim, queue=True, patience=left, ticket=ticket)
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave the queue, or give back the lock."""
-        # close() abandons what other threads and tasks still ask for: they must not line up again behind its back.
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        # close() abandons claims that other threads and tasks still attempt: they must not enqueue them again.
         self._queue.abandoned[claim.id] = None
         if len(self._queue.abandoned) > ABANDONED_KEPT:
             self._queue.abandoned.pop(next(iter(self._queue.abandoned)), None)
-        self._silence(claim)
-        await self._write(self._queue.leave, claim, None)
+        self._close_wakeup(claim)
+        await self._write(self._queue.remove, claim, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
-        rings: list[str] = []
+        wakeups: list[str] = []
         try:
-            return self._database.write(0, self._queue.renew, rings, grants)
-        except Occupied:
+            return self._database.write(0, self._queue.renew, wakeups, grants)
+        except DatabaseBusy:
             pass
         seconds = min(reply_timeout(grant.claim.ttl, MIN_REPLY_TIMEOUT) for grant in grants)
-        return await self._later(seconds, self._queue.renew, grants)
+        return await self._write_blocking(seconds, self._queue.renew, grants)
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock and hand it over, in one transaction."""
-        rings: list[str] = []
+        """Release the lock and grant it to the next waiter, in one transaction."""
+        wakeups: list[str] = []
         try:
-            released = self._database.write(0, self._queue.leave, rings, grant.claim, grant.handle)
-        except Occupied:
+            released = self._database.write(0, self._queue.remove, wakeups, grant.claim, grant.handle)
+        except DatabaseBusy:
             pass
         else:
-            if rings:
-                self._ring(rings)
+            if wakeups:
+                self._wake(wakeups)
             return released
-        return await self._later(OCCUPIED_PATIENCE, self._queue.leave, grant.claim, grant.handle)
+        return await self._write_blocking(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.handle)
 
     async def inspect(self, name: str) -> Snapshot:
-        """Read the queue."""
+        """Return the holders and waiters of a name."""
         return await self._read(self._queue.snapshot, name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
+        """Iterate over the names that were in use at the time of the call."""
         for name in await self._read(self._queue.names, prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders, skip a token, hand over."""
-        return await self._write(self._queue.force, name)
+        """Remove the holders, skip a token, and grant the lock to the next waiter."""
+        return await self._write(self._queue.force_release, name)
 
     async def close(self) -> None:
-        """Close the connection; the last one out tidies the log, which may take a sync."""
+        """Close the connection. The last one of all processes moves the log into the database, which may sync."""
         await self._runtime.run_blocking(self._database.close)
         self._wakeup_sender.close()
-        self._close_bells()
+        self._close_wakeups()
 
     def before_fork(self) -> None:
-        """Have no connection open."""
+        """Close the connection before the fork."""
         self._database.before_fork()
 
     def after_fork(self, *, child: bool) -> None:
-        """Open anew when needed."""
+        """Open a new connection when one is needed."""
         self._database.after_fork(child=child)
         if child:
-            self._close_bells()
+            self._close_wakeups()
             self._wakeup_sender.close()
             self._wakeup_sender = WakeupSender()
 
-    # ------------------------------------------------------------------ bells, and running a step
+    # ------------------------------------------------------------------ wake-ups, and running a step
 
-    def _bell(self, claim: Claim) -> str | None:
-        if claim.id not in self._bells:
+    def _wakeup_address(self, claim: Claim) -> str | None:
+        if claim.id not in self._wakeups:
             try:
-                self._bells[claim.id] = self._runtime.process_wakeup()
-            except OSError:  # no descriptor left: look now and then instead
-                self._bells[claim.id] = None
-        bell = self._bells[claim.id]
-        return None if bell is None else bell.address
+                self._wakeups[claim.id] = self._runtime.process_wakeup()
+            except OSError:  # no free descriptor: the wait polls instead
+                self._wakeups[claim.id] = None
+        wakeup = self._wakeups[claim.id]
+        return None if wakeup is None else wakeup.address
 
-    def _silence(self, claim: Claim) -> None:
-        bell = self._bells.pop(claim.id, None)
-        if bell is not None:
-            bell.close()
+    def _close_wakeup(self, claim: Claim) -> None:
+        wakeup = self._wakeups.pop(claim.id, None)
+        if wakeup is not None:
+            wakeup.close()
 
-    def _close_bells(self) -> None:
-        for id in list(self._bells):
-            if (bell := self._bells.pop(id, None)) is not None:
-                bell.close()
+    def _close_wakeups(self) -> None:
+        for id in list(self._wakeups):
+            if (wakeup := self._wakeups.pop(id, None)) is not None:
+                wakeup.close()
 
-    async def _later(self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step where it may wait for other processes, for so long."""
-        rings: list[str] = []
+    async def _write_blocking(
+        self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts
+    ) -> T:
+        """Run a step in a thread (asyncio) where it may wait for other processes, at most `seconds`."""
+        wakeups: list[str] = []
         try:
-            return await self._insist(seconds, self._database.write, step, rings, *args)
+            return await self._retry_busy(seconds, self._database.write, step, wakeups, *args)
         finally:
-            self._ring(rings)  # also if we are cancelled: by then the step is done
+            self._wake(wakeups)  # also after a cancellation: the step is done by then
 
-    def _ring(self, rings: list[str]) -> None:
-        """Ring whom a step handed a lock. One ring too many, after a step that was rolled back, does no harm."""
-        for address in rings:
-            self._wakeup_sender.ring(address)
+    def _wake(self, wakeups: list[str]) -> None:
+        """Wake the claims that a step granted a lock. A wake-up after a rolled-back step does no harm."""
+        for address in wakeups:
+            self._wakeup_sender.wake(address)
 
     async def _write(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step right here, which is shorter than a change of threads, or later if somebody is in the way."""
-        rings: list[str] = []
+        """Run a step in this thread, which is faster than a change of threads; if the database is busy, in another one."""
+        wakeups: list[str] = []
         try:
-            result = self._database.write(0, step, rings, *args)
-        except Occupied:
+            result = self._database.write(0, step, wakeups, *args)
+        except DatabaseBusy:
             pass
         else:
-            self._ring(rings)
+            self._wake(wakeups)
             return result
-        return await self._later(OCCUPIED_PATIENCE, step, *args)
+        return await self._write_blocking(BUSY_TIMEOUT, step, *args)
 
     async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
         try:
             return self._database.read(0, step, *args)
-        except Occupied:
+        except DatabaseBusy:
             pass
-        return await self._insist(OCCUPIED_PATIENCE, self._database.read, step, *args)
+        return await self._retry_busy(BUSY_TIMEOUT, self._database.read, step, *args)
 
-    async def _keep(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        """Run a step that a power cut must not undo: where a sync holds up nobody."""
-        return await self._insist(OCCUPIED_PATIENCE, self._database.keep, step, *args)
+    async def _write_synced(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        """Run a step that a power cut must not undo. It syncs, so it never runs on an event loop."""
+        return await self._retry_busy(BUSY_TIMEOUT, self._database.write_synced, step, *args)
 
-    async def _insist(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
+    async def _retry_busy(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
         until = Deadline(self._runtime.now, seconds)
         while True:
             try:
-                return await self._runtime.run_blocking(action, OCCUPIED_SLICE, *args)
-            except Occupied as error:
+                return await self._runtime.run_blocking(action, BUSY_SLICE, *args)
+            except DatabaseBusy as error:
                 if until.passed:
                     raise EngineUnavailable(
                         f"{self._database.path}: another process has kept it locked for {seconds:.3g} s; is one "

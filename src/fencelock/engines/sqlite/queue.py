@@ -1,7 +1,7 @@
-"""The queue of a name in the database: each method is a step of one transaction, and knows nothing of who runs it.
+"""The queue of a name in the database. Each method is one step that the caller runs in a transaction.
 
-Statements are in one place, at the top. `rings` collects the bells of those whom a step handed the lock; they are rung
-after the commit.
+All statements are at the top. `wakeups` collects the addresses of the claims that a step granted the lock; the caller
+wakes them after the commit. The column `bell` holds that address.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from fencelock.engines.sqlite.database import Database
 from fencelock.errors import ClientClosed, LimitMismatch
 from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, advance_queue, held_for, limit_conflict
 
-Taken = tuple[int | None, int | None, float | None]
-"""What an attempt got: a token, a ticket, and for the first in line the seconds until the holders run out."""
+AttemptResult = tuple[int | None, int | None, float | None]
+"""What an attempt returns: token, ticket, and for the first waiter the seconds until the holders expire."""
 
 # The claims of a name, oldest first.
 QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM claim
            WHERE space = ? AND name = ? ORDER BY ticket"""
-ANYBODY = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
-JOIN = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, bell, token, expires)
+ANY_CLAIM = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
+INSERT = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, bell, token, expires)
           VALUES (?, ?, (SELECT coalesce(max(ticket), 0) + 1 FROM claim WHERE space = ? AND name = ?),
                   ?, ?, ?, ?, ?, ?, ?, ?) RETURNING ticket"""
 REFRESH = "UPDATE claim SET expires = ? WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
 RENEW = REFRESH + " AND token IS NOT NULL"
 FIND = "SELECT ticket FROM claim WHERE space = ? AND name = ? AND id = ?"
-HAND_OVER = "UPDATE claim SET token = ?, expires = ? WHERE space = ? AND name = ? AND ticket = ?"
+GRANT = "UPDATE claim SET token = ?, expires = ? WHERE space = ? AND name = ? AND ticket = ?"
 LOOK = "SELECT token FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
-# The same, and whether a holder has run out: who should have noticed, the first in line, may have died as well.
+# The same, and whether a holder has expired: the first waiter should notice that, but it may have died too.
 PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ? AND name = ? AND token IS NOT NULL AND expires <= ?)
           FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"""
-BURY = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
-LEAVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
-LEAVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
+DELETE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
+REMOVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
+REMOVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
 OTHER_LIMIT = """SELECT permits FROM claim WHERE space = ? AND name = ? AND shared AND permits IS NOT ? AND expires > ?
                  LIMIT 1"""
 
 
 class Row(NamedTuple):
-    """A line of QUEUE."""
+    """A row of QUEUE."""
 
     id: str
     shared: bool
@@ -51,86 +51,91 @@ class Row(NamedTuple):
     expires: int
     ticket: int
     ttl: int
-    bell: str | None
+    wakeup: str | None
 
 
 class Queue:
     """The claims of one namespace, oldest first."""
 
-    def __init__(self, database: Database, space: str, bell: Callable[[Claim], str | None]) -> None:
+    def __init__(self, database: Database, space: str, wakeup_address: Callable[[Claim], str | None]) -> None:
         self._mint = database.mint
         self._space = space
         self._now = database.now
-        self._bell = bell
+        self._wakeup_address = wakeup_address
         self.abandoned: dict[str, None] = {}
-        """Claims that must not line up again, as an abandon may overtake an attempt of another thread."""
+        """Claims that must not be enqueued again, as an abandon may overtake an attempt of another thread."""
 
-    def take(self, db: sqlite3.Cursor, rings: list[str], claim: Claim, queue: bool, ticket: int | None) -> Taken:
-        """Take the lock or, if `queue`, a place in line; mint the token; hand over what others should have got."""
+    def attempt(
+        self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, queue: bool, ticket: int | None
+    ) -> AttemptResult:
+        """Grant the lock or, if `queue`, enqueue the claim. Other waiters that may hold the lock now are granted it too."""
         if claim.id in self.abandoned:
             raise ClientClosed("this client is closed; connect again")
         now = int(self._now() * 1e6)
         ttl = int(claim.ttl * 1e6) + 1
-        place = (self._space, claim.name)
-        if db.execute(ANYBODY, place).fetchone() is None:
+        key = (self._space, claim.name)
+        if db.execute(ANY_CLAIM, key).fetchone() is None:
             minted = self._mint(db)
-            return minted, self._join(db, claim, None, minted, now + ttl), None
+            return minted, self._insert(db, claim, None, minted, now + ttl), None
         ticket = self._refresh(db, claim, ticket, now, now + ttl)
         mine = Row(claim.id, claim.shared, claim.limit, None, now + ttl, 0, ttl, None)
         rows = self._rows(db, claim.name)
-        settled = advance_queue(rows if ticket is not None else chain(rows, (mine,)), now)
+        update = advance_queue(rows if ticket is not None else chain(rows, (mine,)), now)
         del rows
-        for row in settled.dead:
-            db.execute(BURY, (*place, row.ticket))
+        for row in update.dead:
+            db.execute(DELETE, (*key, row.ticket))
         token = None
-        for row in settled.admitted:
+        for row in update.admitted:
             minted = self._mint(db)
             if row is mine:
                 token = minted
-                ticket = self._join(db, claim, None, token, now + ttl)
+                ticket = self._insert(db, claim, None, token, now + ttl)
             else:
-                self._hand_over(db, rings, claim.name, row, minted, now)
+                self._grant(db, wakeups, claim.name, row, minted, now)
         if ticket is None:
-            first = settled.first is mine
+            first = update.first is mine
             if queue:
-                ticket = self._join(db, claim, self._bell(claim), None, now + ttl)
+                ticket = self._insert(db, claim, self._wakeup_address(claim), None, now + ttl)
         else:
-            first = settled.first is not None and settled.first.id == claim.id
+            first = update.first is not None and update.first.id == claim.id
             if token is None:
                 found = self._look(db, claim, ticket)
                 token = found[0] if found else None
                 if token is None and not queue:
-                    db.execute(BURY, (*place, ticket))
-        if not first or settled.holders_end is None:
+                    db.execute(DELETE, (*key, ticket))
+        if not first or update.holders_end is None:
             return token, ticket, None
-        return token, ticket, (settled.holders_end - now) / 1e6
+        return token, ticket, (update.holders_end - now) / 1e6
 
     def _refresh(self, db: sqlite3.Cursor, claim: Claim, ticket: int | None, now: int, expires: int) -> int | None:
-        """Count the ttl of an earlier attempt anew; return its ticket, or None if there is none."""
+        """Restart the ttl of an earlier attempt; return its ticket, or None if the claim is not in the queue."""
         if ticket is None:
             found = db.execute(FIND, (self._space, claim.name, claim.id)).fetchone()
             ticket = None if found is None else found[0]
         if ticket is not None:
             if db.execute(REFRESH, (expires, self._space, claim.name, ticket, claim.id, now)).rowcount:
                 return ticket
-            db.execute(LEAVE, (self._space, claim.name, ticket, claim.id)).fetchall()  # it ran out: line up anew
+            db.execute(
+                REMOVE, (self._space, claim.name, ticket, claim.id)
+            ).fetchall()  # it has expired: enqueue it again
         if claim.shared:
             other = db.execute(OTHER_LIMIT, (self._space, claim.name, claim.limit, now)).fetchone()
             if other is not None:
                 raise _mismatch(claim, other[0])
         return None
 
-    def leave(self, db: sqlite3.Cursor, rings: list[str], claim: Claim, ticket: int | None) -> bool:
+    def remove(self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, ticket: int | None) -> bool:
+        """Remove the claim and grant the lock to the next waiter; return whether the claim held the lock."""
         now = int(self._now() * 1e6)
         if ticket is None:
-            left = db.execute(LEAVE_BY_ID, (self._space, claim.name, claim.id)).fetchone()
+            removed = db.execute(REMOVE_BY_ID, (self._space, claim.name, claim.id)).fetchone()
         else:
-            left = db.execute(LEAVE, (self._space, claim.name, ticket, claim.id)).fetchone()
-        if db.execute(ANYBODY, (self._space, claim.name)).fetchone() is not None:
-            self._settle(db, rings, claim.name, now)
-        return left is not None and left[0] is not None and left[1] > now
+            removed = db.execute(REMOVE, (self._space, claim.name, ticket, claim.id)).fetchone()
+        if db.execute(ANY_CLAIM, (self._space, claim.name)).fetchone() is not None:
+            self._advance(db, wakeups, claim.name, now)
+        return removed is not None and removed[0] is not None and removed[1] > now
 
-    def renew(self, db: sqlite3.Cursor, rings: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
+    def renew(self, db: sqlite3.Cursor, wakeups: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
         now = int(self._now() * 1e6)
         answers = []
         for grant in grants:
@@ -140,7 +145,7 @@ class Queue:
         return answers
 
     def _look(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None] | None:
-        """Return the claim's token, None in its place while it waits, or None if the claim is no longer there."""
+        """Return a row with the claim's token (None while it waits), or None if the claim is no longer in the queue."""
         args = (self._space, claim.name, ticket, claim.id, int(self._now() * 1e6))
         return db.execute(LOOK, args).fetchone()  # type: ignore[no-any-return]
 
@@ -149,33 +154,33 @@ class Queue:
         args = (self._space, claim.name, now, self._space, claim.name, ticket, claim.id, now)
         return db.execute(PEEK, args).fetchone()  # type: ignore[no-any-return]
 
-    def force(self, db: sqlite3.Cursor, rings: list[str], name: str) -> int:
+    def force_release(self, db: sqlite3.Cursor, wakeups: list[str], name: str) -> int:
         now = int(self._now() * 1e6)
         holders = [row for row in self._rows(db, name) if row.token is not None]
         for row in holders:
-            db.execute(BURY, (self._space, name, row.ticket))
+            db.execute(DELETE, (self._space, name, row.ticket))
         self._mint(db)
-        self._settle(db, rings, name, now)
+        self._advance(db, wakeups, name, now)
         return sum(row.expires > now for row in holders)
 
-    def _settle(self, db: sqlite3.Cursor, rings: list[str], name: str, now: int) -> None:
-        settled = advance_queue(self._rows(db, name), now)
-        for row in settled.dead:
-            db.execute(BURY, (self._space, name, row.ticket))
-        for row in settled.admitted:
-            self._hand_over(db, rings, name, row, self._mint(db), now)
+    def _advance(self, db: sqlite3.Cursor, wakeups: list[str], name: str, now: int) -> None:
+        update = advance_queue(self._rows(db, name), now)
+        for row in update.dead:
+            db.execute(DELETE, (self._space, name, row.ticket))
+        for row in update.admitted:
+            self._grant(db, wakeups, name, row, self._mint(db), now)
 
-    def _hand_over(self, db: sqlite3.Cursor, rings: list[str], name: str, row: Row, token: int, now: int) -> None:
-        db.execute(HAND_OVER, (token, now + row.ttl, self._space, name, row.ticket))
-        if row.bell:
-            rings.append(row.bell)
+    def _grant(self, db: sqlite3.Cursor, wakeups: list[str], name: str, row: Row, token: int, now: int) -> None:
+        db.execute(GRANT, (token, now + row.ttl, self._space, name, row.ticket))
+        if row.wakeup:
+            wakeups.append(row.wakeup)
 
-    def _join(self, db: sqlite3.Cursor, claim: Claim, bell: str | None, token: int | None, expires: int) -> int:
+    def _insert(self, db: sqlite3.Cursor, claim: Claim, wakeup: str | None, token: int | None, expires: int) -> int:
         args = (
             self._space, claim.name, self._space, claim.name, claim.id, claim.shared, claim.limit,
-            int(claim.ttl * 1e6) + 1, claim.owner, bell, token, expires,
+            int(claim.ttl * 1e6) + 1, claim.owner, wakeup, token, expires,
         )  # fmt: skip
-        return db.execute(JOIN, args).fetchone()[0]  # type: ignore[no-any-return]
+        return db.execute(INSERT, args).fetchone()[0]  # type: ignore[no-any-return]
 
     def _rows(self, db: sqlite3.Cursor, name: str) -> Iterator[Row]:
         return map(Row._make, db.execute(QUEUE, (self._space, name)))

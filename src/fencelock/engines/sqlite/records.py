@@ -1,4 +1,4 @@
-"""Records in the database: written in synced transactions, as they are to outlive a power cut; by the wall clock."""
+"""Records in the database. Writes are synced, so that records survive a power cut; expiry uses the wall clock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ class SqliteRecords:
     """`fencelock.core.records.Records`."""
 
     def __init__(
-        self, read: Callable[..., Any], keep: Callable[..., Any], mint: Callable[[sqlite3.Cursor], int], space: str
+        self,
+        read: Callable[..., Any],
+        write_synced: Callable[..., Any],
+        mint: Callable[[sqlite3.Cursor], int],
+        space: str,
     ) -> None:
         self._read = read
-        self._keep = keep
+        self._write_synced = write_synced
         self._mint = mint
         self._space = space
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
+        """Return the record of a key, or None."""
         entry = await self._read(self._find, key)
         return None if entry is None else entry.seen(wall_us() / 1e6)
 
@@ -34,7 +38,7 @@ class SqliteRecords:
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Compare and write, in one transaction."""
-        written: Written = await self._keep(self._write, key, value, token, ttl, expect)
+        written: Written = await self._write_synced(self._write, key, value, token, ttl, expect)
         return written
 
     def _find(self, db: sqlite3.Cursor, key: str) -> Entry | None:
@@ -45,9 +49,9 @@ class SqliteRecords:
         self, db: sqlite3.Cursor, key: str, value: bytes | None, token: int, ttl: float, expect: int | None
     ) -> Written:
         now = wall_us()
-        there = self._find(db, key)
-        if expect if there is None else not there.allows(now / 1e6, token, expect):
-            return Written(False, None if there is None else there.seen(now / 1e6))
+        found = self._find(db, key)
+        if expect if found is None else not found.allows(now / 1e6, token, expect):
+            return Written(False, None if found is None else found.seen(now / 1e6))
         entry = Entry(value, token, self._mint(db), ceil(now + ttl * 1e6) / 1e6)
         db.execute(WRITE, (self._space, key, value, token, entry.version, ceil(entry.ends * 1e6)))
         return Written(True, entry.seen(now / 1e6))

@@ -1,11 +1,11 @@
 -- Layout 2 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first;
--- in `record`, what is to be remembered. Times of claims are µs since boot of the machine that `counter.boot` names: after
--- another boot every claim is void. Records outlive that: their times are µs by the wall clock.
+-- in `record`, one row per record. Times of claims are µs since the boot that `counter.boot` names: after another boot every
+-- claim is void. Records survive a boot: their times are µs of the wall clock.
 
 CREATE TABLE counter (
     one      INTEGER PRIMARY KEY CHECK (one = 1),
     token    INTEGER NOT NULL,  -- the highest token that was minted
-    reserved INTEGER NOT NULL,  -- synced to disk before any token up to here is used: a power cut goes on from here
+    reserved INTEGER NOT NULL,  -- synced to disk before any token up to here is used: after a power cut, tokens continue from here
     boot     TEXT    NOT NULL
 ) STRICT;
 
@@ -18,7 +18,7 @@ CREATE TABLE claim (
     permits INTEGER,
     ttl     INTEGER NOT NULL,
     owner   TEXT    NOT NULL,
-    bell    TEXT,              -- where to ring when the claim is handed the lock
+    bell    TEXT,              -- address of the datagram that wakes the waiter when it is granted the lock
     token   INTEGER,           -- NULL while it waits
     expires INTEGER NOT NULL,
     PRIMARY KEY (space, name, ticket)
@@ -27,9 +27,9 @@ CREATE TABLE claim (
 CREATE TABLE record (
     space   TEXT    NOT NULL,
     key     TEXT    NOT NULL,
-    value   BLOB,              -- NULL: forgotten, and only the token counts
+    value   BLOB,              -- NULL: deleted, and only the token counts
     token   INTEGER NOT NULL,
-    version INTEGER NOT NULL,  -- minted like a token, so that it never comes again
+    version INTEGER NOT NULL,  -- minted like a token, so that it never repeats
     ends    INTEGER NOT NULL,
     PRIMARY KEY (space, key)
 ) STRICT, WITHOUT ROWID;

@@ -35,7 +35,6 @@ TRAITS = Traits(
     engine="zookeeper",
     guarantee=TokenGuarantee.CONSENSUS,
     fair=True,
-    push=True,
     loss_pushed=True,
     session=True,
     ttl_min=0.5,
@@ -159,7 +158,7 @@ class ZooKeeperEngine:
                 self._places.forget(place)
             place = Place(claim, await self._sessions.any(MIN_REPLY_TIMEOUT), self._paths.of(claim.name))
         else:
-            place.session.give_up(claim.id)
+            place.session.expire_claim(claim.id)
         place.ring()
         await self._places.remove(place, patience)
 

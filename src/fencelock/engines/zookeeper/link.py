@@ -150,7 +150,7 @@ class Link:
         assert self._signs is not None
         since = self._signs.answered(sent, self._runtime.now(), by_leader)
         if since is not None:
-            self.session.answered(since)
+            self.session.confirm_alive(since)
 
     def away(self) -> EngineUnavailable:
         if self.session.ended:
@@ -238,7 +238,7 @@ class Link:
             self._on_end()
         else:
             self._signs.connected(begun)
-            self.session.answered(begun)
+            self.session.confirm_alive(begun)
         self.connected = not self.session.ended
         self._ring()
 

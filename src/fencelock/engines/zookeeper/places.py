@@ -27,7 +27,7 @@ class Places(dict[str, Place]):
 
     def keep(self, place: Place) -> None:
         """Have a claim last for as long as its session would, from now on."""
-        place.session.keep(place.claim.id, self._runtime.now(), place.session.ttl)
+        place.session.attach(place.claim.id, self._runtime.now(), place.session.ttl)
 
     def stands(self, place: Place) -> bool:
         """Return whether the claim must still have its node, unless somebody took it away unheard."""
@@ -60,7 +60,7 @@ class Places(dict[str, Place]):
         place.leave()
         if place.node is not None:
             place.session.handle.let_go(place.path)
-        place.session.let_go(place.claim.id)
+        place.session.remove(place.claim.id)
         place.gone = True
         if self.get(place.claim.id) is place:
             self.pop(place.claim.id, None)
@@ -70,7 +70,7 @@ class Places(dict[str, Place]):
         """Take away a claim that is over: nobody has renewed it, or its removal was not answered."""
         place = self.get(id)
         if place is None or place.session is not session:
-            session.let_go(id)
+            session.remove(id)
         else:
             place.gone = True  # first: whoever waits, and has slept past its end, is not let in meanwhile
             await self.remove(place, reply_timeout(session.ttl, SHORTEST))

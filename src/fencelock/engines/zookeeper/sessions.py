@@ -11,7 +11,7 @@ from kazoo.protocol.serialization import Create2, Exists, GetData, Sync
 
 from fencelock.core.clock import wall_us
 from fencelock.core.runtime import Event, Runtime
-from fencelock.core.sessions import Session, rung
+from fencelock.core.sessions import Session, ttl_step
 from fencelock.engines.zookeeper.address import Address
 from fencelock.engines.zookeeper.layout import Layout, Paths, ancestors, read, written
 from fencelock.engines.zookeeper.link import Link
@@ -65,7 +65,7 @@ class Sessions:
 
     async def get(self, ttl: float, name: str, patience: float | None = None) -> Session[Link]:
         """Return the session for claims of this ttl; InvalidTTL if the ensemble gives none that is long or short enough."""
-        seconds = rung(ttl, LADDER)
+        seconds = ttl_step(ttl, LADDER)
         session = await self._at(seconds, patience)
         given = session.handle.seconds
         if given != seconds:

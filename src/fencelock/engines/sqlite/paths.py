@@ -1,4 +1,4 @@
-"""Where the database of a `sqlite:` URL is, and whether its file system is fit for locks."""
+"""The path that a `sqlite:` URL names, and whether its file system works for locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NETWORK = """
     fuse.s3fs fuse.sshfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs prl_fs pvfs2 smb2 smb3 smbfs vboxsf
     virtiofs vmhgfs
 """
-"""File systems that other machines can write to: SQLite's shared memory does not reach across them."""
+"""File systems that other machines can write to: SQLite's shared memory works on one machine only."""
 
 
 def path_of(url: str) -> str:
@@ -43,7 +43,7 @@ def path_of(url: str) -> str:
     if "?" in rest or "#" in rest:
         raise InvalidURL(f"{redact(url)!r}: sqlite takes no options; write %3F or %23 for a ? or # in the path")
     if "%" in rest:
-        from urllib.parse import unquote  # 3 ms that a start without it should not pay
+        from urllib.parse import unquote  # the import takes 3 ms, and most URLs do not need it
 
         rest = unquote(rest)
     if not rest.strip("/") or "\0" in rest:
@@ -55,7 +55,7 @@ def path_of(url: str) -> str:
 
 
 def is_default(url: str) -> bool:
-    """Return whether the URL names no path, and so stands for the one in the user's state folder."""
+    """Return whether the URL names no path and means the database in the user's state folder."""
     return url.partition(":")[2] in ("", "//", "///")
 
 
@@ -69,11 +69,11 @@ def url_of(path: str) -> str:
 
 
 def default_path() -> str:
-    """Return the database in the user's state folder. Nothing is made before it is used."""
+    """Return the path of the database in the user's state folder. Nothing is created here."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if sys.platform == "darwin":
         state = os.path.expanduser("~/Library/Application Support")
-    elif not os.path.isabs(state):  # the standard has it that a relative one does not count
+    elif not os.path.isabs(state):  # the XDG standard ignores a relative path
         state = os.path.expanduser("~/.local/state")
     if not os.path.isabs(state):
         raise InvalidURL(f"this user has no home folder for the default place of locks; {_INSTEAD}")
@@ -81,7 +81,7 @@ def default_path() -> str:
 
 
 def make_default_folder(path: str) -> None:
-    """Make the folder of the default database, for this user alone."""
+    """Create the folder of the default database, for this user alone."""
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -105,9 +105,9 @@ def network_file_system(path: str, mounts: str | None = None) -> str | None:
 
 
 def other_names(path: str, mounts: str | None = None) -> str | None:
-    """Say how a database can be reached under another name as well, or return None.
+    """Return how the database has a second name, or None.
 
-    SQLite finds the log by the name of the database: under another name there is another log, and nobody is kept apart.
+    SQLite finds the log by the name of the database. Under a second name it uses a second log, and locks do not exclude.
     """
     where = os.path.realpath(path)
     if os.stat(where).st_nlink > 1:
@@ -118,7 +118,7 @@ def other_names(path: str, mounts: str | None = None) -> str | None:
 
 
 def _mounts(table: str | None) -> Iterator[tuple[str, str]]:
-    """Yield mount points and types of file systems, nothing where there is no table."""
+    """Yield mount points and file system types; nothing if the system has no table of mounts."""
     if table is None:
         try:
             with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
