@@ -36,10 +36,6 @@ TRAITS = Traits(
     ttl_min=1.0,
 )
 
-SOON = 0.002
-"""Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
-HASTY = 0.1
-"""Who has no more time than this tries first: a lock that is free is had even if there is no time to wait for it."""
 OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
 
 
@@ -57,7 +53,6 @@ class MysqlEngine:
         self._looks = Looks(runtime, self._links, self._names)
         self.records = MysqlRecords(self._links, self._known_names)
         self._seats = Seats(runtime, self._links)
-        self._contended = False
         self._abandoned: dict[str, None] = {}
         """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
 
@@ -116,9 +111,6 @@ class MysqlEngine:
             if link.ttl != ttl:
                 asked = [sql.keep_for(ttl), *asked]
                 link.ttl = ttl
-            elif queue and self._contended and (patience is None or patience > HASTY):
-                self._seats.line_up(seat, patience)
-                return seat.waiting()
             seat.replies = link.say(asked)
             reply_timeout = time_to_answer(limit, seat.patience)
             if not await link.hear(seat.replies, reply_timeout):
@@ -143,7 +135,6 @@ class MysqlEngine:
         if not queue:
             self._seats.let_go(seat)
             return seat.waiting()
-        self._contended = True
         self._seats.line_up(seat, patience)
         return seat.waiting()
 
@@ -215,7 +206,7 @@ class MysqlEngine:
         """
         now = self._runtime.now()
         if now - seat.heard >= seat.claim.ttl / 4:
-            if not await self._links.lives(seat.link, seat.heard, seat.patience, limit):
+            if not await self._links.session_exists(seat.link, seat.patience, limit):
                 return False
             seat.heard = now
         return True
@@ -234,7 +225,6 @@ class MysqlEngine:
         if token:
             # The server counts from when it let us have the lock, which may have been long before we came to see it.
             waited = self._runtime.now() - seat.sent
-            self._contended = waited > SOON
             if waited <= seat.claim.ttl / 3:
                 return seat.grant(seat.sent)
             return await self._seats.confirm(seat, limit)

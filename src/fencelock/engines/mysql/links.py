@@ -49,8 +49,6 @@ class Links:
         self._all: set[Link] = set()
         self._closed = False
         self._warned = False
-        self._census: tuple[float, frozenset[int]] = (0.0, frozenset())
-        self._counting: Event | None = None
         self._begun: Event | None = None
 
     # ------------------------------------------------------------------ having one
@@ -311,22 +309,12 @@ class Links:
 
     # ------------------------------------------------------------------ sessions, seen from another
 
-    async def lives(self, link: Link, since: float, patience: float, limit: Deadline) -> bool:
-        """Return whether the server still has a session; looked up after `since`, for all who ask at once."""
-        while self._census[0] < since:
-            if (other := self._counting) is not None:
-                if not await other.wait(limit.at_most(MAX_REPLY_TIMEOUT)) and limit.passed:
-                    raise OutcomeUnknown(f"{self.address}: no answer in time")
-                continue
-            counting = self._counting = self._runtime.event()
-            try:
-                begun = self._runtime.now()
-                (found,) = await self.run(sql.SESSIONS, patience=patience, limit=limit)
-                self._census = begun, frozenset(int(row[0]) for row in found.rows)
-            finally:
-                self._counting = None
-                counting.set()
-        return link.id in self._census[1]
+    async def session_exists(self, link: Link, patience: float, limit: Deadline) -> bool:
+        """Return whether the server still has the session of a link, asked over another connection."""
+        found, up = await self.run(sql.session(link.id, link.host), sql.UPTIME, patience=patience, limit=limit)
+        # Over a Unix socket all sessions have the same address: after a restart of the server, another may have the number.
+        restarted = ":" not in link.host and float(up.rows[0][1]) < self._runtime.now() - link.made - 1
+        return bool(found.rows) and not restarted
 
     async def end(self, link: Link, patience: float, limit: Deadline) -> None:
         """End a session for sure, whatever it is doing; when this returns, it holds nothing and waits for nothing."""
@@ -339,10 +327,8 @@ class Links:
                 await self._runtime.sleep(pause)
                 if limit.passed:
                     break
-            looked = sql.session(link.id, link.host), sql.UPTIME
-            found, up = await self.run(*looked, patience=patience, limit=limit)
-            if not found.rows or (":" not in link.host and float(up.rows[0][1]) < self._runtime.now() - link.made - 1):
-                return  # over a Unix socket all sessions have one address, and one of another start may have the number
+            if not await self.session_exists(link, patience, limit):
+                return
             if pause in (0.0, 0.1):
                 (answer,) = await self.run(sql.kill(link.id), check=False, patience=patience, limit=limit)
                 if isinstance(answer, ServerError) and answer.code != sql.NO_SUCH_THREAD:
@@ -363,7 +349,7 @@ class Links:
         """Begin anew in a forked child."""
         for link in self._all:
             link.connection.forget()
-        self._all, self._idle, self._counting, self._begun = set(), [], None, None
+        self._all, self._idle, self._begun = set(), [], None
 
 
 class MysqlSchema:

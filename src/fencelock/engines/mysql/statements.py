@@ -34,7 +34,6 @@ HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID
 MYSQL_HOST = f"SELECT COALESCE((SELECT HOST FROM performance_schema.processlist WHERE ID = CONNECTION_ID()), ({HOST}))"
 """The same without going through all sessions, which MySQL does, unless the performance schema is switched off."""
 UPTIME = "SHOW GLOBAL STATUS LIKE 'Uptime'"
-SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
 NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE, FULL = 1094, 1095, 1146, 1114
