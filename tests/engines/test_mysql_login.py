@@ -15,7 +15,7 @@ from fencelock import EngineUnavailable
 from fencelock.cli import database
 from fencelock.core.runtime import NO_REPLY
 from fencelock.engines.mysql.login import CACHING, CLEAR, NATIVE, Greeting, Login, read_greeting
-from fencelock.engines.mysql.packets import Ok, ReplyParser, Rows, ServerError, packet
+from fencelock.engines.mysql.packets import Ok, ReplyParser, Rows, ServerError, packet, read_row
 from fencelock.engines.mysql.url import parse
 from tests.contract.subject import background, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
@@ -196,3 +196,20 @@ def test_replies_in_any_pieces() -> None:
                 found.append(answer)
         assert found[:2] == [Ok(10000, 1 << 52), Rows([(b"7", None, b"n" * 300)])]
         assert (found[2].code, found[2].message) == (1317, "broken off")
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\xfc\x10", b"\xfb/etc/passwd", b"\xfe"])
+def test_malformed_replies(body: bytes) -> None:
+    """A malformed reply raises ValueError, which closes the connection in both runtimes."""
+    parser = ReplyParser()
+    parser.logged_in = True
+    parser.feed(packet(1, body))
+    with pytest.raises(ValueError):
+        parser.gets()
+
+
+@pytest.mark.parametrize("row", [b"\x05abc", b"\xfc\x10", b"\xff\x01"])
+def test_malformed_rows(row: bytes) -> None:
+    """A value that is longer than its packet, and one without a valid length, raise ValueError."""
+    with pytest.raises(ValueError):
+        read_row(row)

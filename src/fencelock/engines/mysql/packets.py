@@ -66,12 +66,12 @@ def read_error(body: bytes) -> ServerError:
 
 def read_number(body: bytes, at: int) -> tuple[int, int]:
     """Parse a length-encoded integer; return it and the index after it."""
-    first = body[at]
+    first = body[at] if at < len(body) else 0xFF
     if first < 0xFB:
         return first, at + 1
     size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first)
     if size is None or at + 1 + size > len(body):
-        raise ValueError("not a length")
+        raise ValueError("not a length-encoded integer")
     return int.from_bytes(body[at + 1 : at + 1 + size], "little"), at + 1 + size
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fencelock.core.clock import PATIENT, Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, time_to_answer
 from fencelock.core.log import WARNING, log
-from fencelock.core.runtime import Event, Runtime
+from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, Reply
 from fencelock.engines.mysql.connector import MySQLConnector, hint
@@ -49,7 +49,7 @@ class MySQLPool:
         self._all: set[MySQLConnection] = set()
         self._closed = False
         self._warned = False
-        self._counter_started: Event | None = None
+        self._counter_started = False
 
     # ------------------------------------------------------------------ connections
 
@@ -196,7 +196,10 @@ class MySQLPool:
             _, first = await self.request(
                 connection, [sql.start_tokens(int(reserved or 0)), sql.FIRST_TOKEN], deadline.at_most(timeout)
             )
-        await self._start_counter(connection, deadline.at_most(timeout))
+        if not self._counter_started:
+            # The tables may come from an old backup: raise the counter to the clock, at least once per client.
+            await self.request(connection, [sql.DELETE_STALE_HOLDERS, sql.start_tokens(0)], deadline.at_most(timeout))
+            self._counter_started = True
         connection.first_token = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         connection.id, connection.host = int(id), decode(host.rows[0][0]) if host.rows else ""
@@ -206,22 +209,6 @@ class MySQLPool:
         if self.weakness and not warned:
             clock = "after a crash of its machine only its clock keeps tokens from repeating"
             log("mysql", WARNING, f"{self.address} does not wait for its disk ({self.weakness}): {clock}")
-
-    async def _start_counter(self, connection: MySQLConnection, timeout: float) -> None:
-        """Raise the token counter to the clock, once per client: the tables may come from an old backup."""
-        while (started := self._counter_started) is not None:
-            if not await started.wait(timeout):
-                raise OutcomeUnknown(f"{self.address}: no reply within {timeout:g} s")
-            if self._counter_started is started:
-                return
-        started = self._counter_started = self._runtime.event()
-        try:
-            await self.request(connection, [sql.DELETE_STALE_HOLDERS, sql.start_tokens(0)], timeout)
-        except BaseException:
-            self._counter_started = None  # the next connection tries again
-            raise
-        finally:
-            started.set()
 
     async def _create_tables(
         self, connection: MySQLConnection, timeout: float, deadline: Deadline, *, group: bool
@@ -368,7 +355,7 @@ class MySQLPool:
         """Drop the parent's connections in a forked child without sending anything on them."""
         for connection in self._all:
             connection.transport.forget()
-        self._all, self._idle, self._counter_started = set(), [], None
+        self._all, self._idle, self._counter_started = set(), [], False
 
 
 def _is_missing(value: Any) -> bool:
