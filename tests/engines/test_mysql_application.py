@@ -26,8 +26,8 @@ from tests.servers.mariadb import MariaDB, MariaDBTls, unpacked
 PASSWORD = "s3cr3t ';--%40/"
 DATABASE = "its own; --"
 
-# PyMySQL in mysqlclient's place, as Django users have it who have no compiler. Its modules go there too: imported once more
-# under that name, they would leave `pymysql.err` with other classes than those that its connections raise.
+# PyMySQL replaces mysqlclient, as for Django users without a compiler. Its submodules are registered, too: imported a second
+# time under the other name, `pymysql.err` would have other classes than those that PyMySQL's connections raise.
 sys.modules |= {f"MySQLdb{name[7:]}": module for name, module in sys.modules.items() if name.startswith("pymysql")}
 
 
@@ -74,7 +74,7 @@ MADE: dict[str, Callable[[MariaDBTls], Any]] = {
 
 
 @pytest.mark.engine("mariadb", own=True)
-@pytest.mark.filterwarnings("ignore:'(db|passwd)' is deprecated:DeprecationWarning")  # PyMySQL in mysqlclient's place
+@pytest.mark.filterwarnings("ignore:'(db|passwd)' is deprecated:DeprecationWarning")  # PyMySQL replaces mysqlclient
 @pytest.mark.parametrize("kind", MADE)
 async def test_application(kind: str, server: MariaDBTls, clients: Clients) -> None:
     """The engine connects like the application, with TLS, over its own connections; no repr shows the password."""

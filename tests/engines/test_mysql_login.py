@@ -150,8 +150,8 @@ def test_cached_password() -> None:
         found = []
         for start in range(0, len(stream), size):
             parser.feed(stream[start : start + size])
-            while (answer := parser.gets()) is not NO_REPLY:
-                found.append(answer)
+            while (reply := parser.gets()) is not NO_REPLY:
+                found.append(reply)
         assert found == [(3, b"\0\0\0\2\0\0\0")]
 
 
@@ -192,8 +192,8 @@ def test_replies_in_any_pieces() -> None:
         found = []
         for start in range(0, len(stream), size):
             parser.feed(stream[start : start + size])
-            while (answer := parser.gets()) is not NO_REPLY:
-                found.append(answer)
+            while (reply := parser.gets()) is not NO_REPLY:
+                found.append(reply)
         assert found[:2] == [Ok(10000, 1 << 52), Rows([(b"7", None, b"n" * 300)])]
         assert (found[2].code, found[2].message) == (1317, "broken off")
 

@@ -165,9 +165,9 @@ async def test_position_in_queue_is_kept(mariadb: MariaDB, clients: Clients) -> 
     waits = [await engine.attempt(claim, queue=True) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
-        for place, waiter in enumerate(waits):
+        for index, waiter in enumerate(waits):
             assert isinstance(waiter, Waiting)
-            waits[place] = await engine.wait(waiter, 0.1)
+            waits[index] = await engine.wait(waiter, 0.1)
     assert waiters_of(mariadb, url, "x") == before
     assert await other.release(held)
     waiter = waits[0]
@@ -209,8 +209,8 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
         assert await clients.run(engine.renew(held)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
 
         async def lost() -> bool:
-            (answer,) = await clients.run(engine.renew(held[1:]))
-            return answer is Renewal.LOST
+            (renewal,) = await clients.run(engine.renew(held[1:]))
+            return renewal is Renewal.LOST
 
         await eventually(lost, "the lookup finds that the session has ended")
         assert await clients.run(engine.release(held[1])) is False

@@ -87,7 +87,7 @@ class MySQLEngine:
         ttl = int(claim.ttl)
         connection = await self._pool.get(ttl, deadline)
         outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
-        if outcome is None:  # the server had closed a pooled connection
+        if outcome is None:  # the pooled connection was broken
             connection = await self._pool.connect(ttl, deadline)
             outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
         if outcome is None:

@@ -262,21 +262,17 @@ class MySQLPool:
         deadline: Deadline = PATIENT,
         repeat: bool = True,
     ) -> list[Any]:
-        """Run statements on any connection; with `repeat`, run them again if the server had closed a pooled one."""
+        """Run statements on any connection; with `repeat`, run them once more if a pooled connection was broken."""
         connection = await self.get(deadline=deadline)
-        again = connection.reused and repeat
-        try:
-            return await self.request(connection, statements, time_to_answer(deadline, timeout), check=check)
-        except OutcomeUnknown:
-            if connection.open or not again:
-                raise
-        finally:
-            self.put(connection)
-        connection = await self.connect(ADMIN_TTL, deadline)
-        try:
-            return await self.request(connection, statements, time_to_answer(deadline, timeout), check=check)
-        finally:
-            self.put(connection)
+        while True:
+            try:
+                return await self.request(connection, statements, time_to_answer(deadline, timeout), check=check)
+            except OutcomeUnknown:
+                if connection.open or not (connection.reused and repeat):
+                    raise
+            finally:
+                self.put(connection)
+            connection = await self.connect(ADMIN_TTL, deadline)  # not reused, so the loop ends
 
     async def reserve(self, connection: MySQLConnection, token: int, timeout: float) -> None:
         """Make sure that a token may be granted: it is reserved on disk, so a restarted server cannot grant it again."""

@@ -31,9 +31,8 @@ class MySQLRecords:
         version = await self._pool.mint_token()
         while True:
             found, now = await self._find(name)
-            if (
-                found is not None and found.version == version
-            ):  # the server reported an interruption after it had written
+            # An earlier write that the server reported as interrupted may have happened all the same.
+            if found is not None and found.version == version:
                 return Written(True, found.seen(now))
             if expect if found is None else not found.allows(now, token, expect):
                 return Written(False, None if found is None else found.seen(now))
