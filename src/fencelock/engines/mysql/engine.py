@@ -197,6 +197,9 @@ class MySQLEngine:
         """Wait on the claim's session; None if the session is gone and the claim has to attempt again."""
         if not self._sessions.is_current(session):
             return None  # it was abandoned
+        quarter = session.claim.ttl / 4
+        if timeout > quarter:  # spread the lookups below: each needs a connection, and many waiters may start together
+            timeout = quarter + self._runtime.random() * (timeout - quarter)
         replied = await session.connection.receive(session.replies, timeout)
         deadline = limit_of(self._runtime.now, None if until is None else until - self._runtime.now())
         if replied:
