@@ -1,4 +1,4 @@
-"""What the tests of MySQL ask the server itself, past fencelock: sessions, locks, rights."""
+"""What the tests of MySQL read from the server itself, without fencelock: sessions and locks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _numbers = itertools.count()
 
 
 def own_database(server: MariaDB, url: str | None = None) -> str:
-    """Return a URL with a database that nobody else uses."""
+    """Create a database for one test and return its URL."""
     name = f"own_{os.getpid()}_{next(_numbers)}"
     server.query(f"CREATE DATABASE {name}")
     return (url or server.url).removesuffix("/fencelock") + f"/{name}"
 
 
 def key_of(url: str, name: str) -> str:
-    """Return what GET_LOCK knows a name as."""
+    """Return the name of the user-level lock for a lock name."""
     return Names(url.partition("?")[0].rpartition("/")[2], "fencelock").key(name)
 
 
 def holder_of(server: MariaDB, url: str, name: str) -> str | None:
-    """Return the session that holds a name."""
+    """Return the id of the session that holds a name."""
     found = server.query(f"SELECT IS_USED_LOCK('{key_of(url, name)}')")
     return None if found == "NULL" else found
 
@@ -46,6 +46,6 @@ def sessions_in(server: MariaDB, url: str) -> list[str]:
 
 
 def kill(server: MariaDB, session: str | None, what: str = "CONNECTION") -> None:
-    """End a session, or only what it is doing."""
+    """Kill a session, or only its current statement."""
     assert session is not None
     server.query(f"KILL {what} {session}")

@@ -1,4 +1,4 @@
-"""An application's own PyMySQL, SQLAlchemy or Django objects in a URL's place, and Unix sockets."""
+"""An application's own PyMySQL, SQLAlchemy or Django objects instead of a URL, and Unix sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.db import ConnectionHandler
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL
-from fencelock.engines.mysql.application import spelled
+from fencelock.engines.mysql.adopted_client import url_from_arguments
 from tests import django_app
 from tests.contract.subject import SOON, background, take, waiting
 from tests.engines.conftest import Clients
@@ -26,14 +26,14 @@ from tests.servers.mariadb import MariaDB, MariaDBTls, unpacked
 PASSWORD = "s3cr3t ';--%40/"
 DATABASE = "its own; --"
 
-# PyMySQL in mysqlclient's place, as Django users have it who have no compiler. Its modules go there too: imported once more
-# under that name, they would leave `pymysql.err` with other classes than those that its connections raise.
+# PyMySQL replaces mysqlclient, as for Django users without a compiler. Its submodules are registered, too: imported a second
+# time under the other name, `pymysql.err` would have other classes than those that PyMySQL's connections raise.
 sys.modules |= {f"MySQLdb{name[7:]}": module for name, module in sys.modules.items() if name.startswith("pymysql")}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDBTls]:
-    """A server on which the application has a password and a database whose name is not for the faint of heart."""
+    """A server on which the application has a password and a database with special characters."""
     with MariaDBTls() as server:
         escaped = PASSWORD.replace("'", "''")
         server.query(f"CREATE USER app IDENTIFIED BY '{escaped}'; CREATE DATABASE `{DATABASE}`")
@@ -42,8 +42,8 @@ def server() -> Iterator[MariaDBTls]:
         yield server
 
 
-def words(server: MariaDB, user: str = "app") -> dict[str, Any]:
-    """What PyMySQL is told."""
+def arguments(server: MariaDB, user: str = "app") -> dict[str, Any]:
+    """Return the arguments for PyMySQL."""
     return {"host": server.host, "port": server.port, "user": user, "password": PASSWORD, "database": DATABASE}
 
 
@@ -54,7 +54,7 @@ def engine(server: MariaDB, driver: str = "pymysql", **options: Any) -> Any:
 
 def django(server: MariaDB) -> Any:
     django_app.ready()
-    given = words(server)
+    given = arguments(server)
     database = {name.upper(): value for name, value in given.items() if name != "database"}
     return ConnectionHandler(
         {"default": {"ENGINE": "django.db.backends.mysql", "NAME": DATABASE, **database, "PORT": str(server.port)}}
@@ -62,38 +62,38 @@ def django(server: MariaDB) -> Any:
 
 
 MADE: dict[str, Callable[[MariaDBTls], Any]] = {
-    "connection": lambda server: pymysql.connect(**words(server)),
-    "connection with TLS": lambda server: pymysql.connect(**words(server, "tls"), ssl_ca=str(server.certificate)),
+    "connection": lambda server: pymysql.connect(**arguments(server)),
+    "connection with TLS": lambda server: pymysql.connect(**arguments(server, "tls"), ssl_ca=str(server.certificate)),
     "engine": engine,
-    "engine with hidden words": lambda server: sqlalchemy.create_engine(
-        "mariadb+pymysql://", connect_args={**words(server, "tls"), "ssl": {"ca": str(server.certificate)}}
+    "engine with connect_args": lambda server: sqlalchemy.create_engine(
+        "mariadb+pymysql://", connect_args={**arguments(server, "tls"), "ssl": {"ca": str(server.certificate)}}
     ),
-    "engine that cannot tell": lambda server: engine(server, "mysqldb"),
+    "engine with another driver": lambda server: engine(server, "mysqldb"),
     "django": django,
 }
 
 
 @pytest.mark.engine("mariadb", own=True)
-@pytest.mark.filterwarnings("ignore:'(db|passwd)' is deprecated:DeprecationWarning")  # PyMySQL in mysqlclient's place
+@pytest.mark.filterwarnings("ignore:'(db|passwd)' is deprecated:DeprecationWarning")  # PyMySQL replaces mysqlclient
 @pytest.mark.parametrize("kind", MADE)
 async def test_application(kind: str, server: MariaDBTls, clients: Clients) -> None:
-    """We connect as it does, TLS and all, over connections of our own; its password is nowhere to be seen."""
+    """The engine connects like the application, with TLS, over its own connections; no repr shows the password."""
     theirs = MADE[kind](server)
     locks = clients.connect(theirs)
     async with locks.lock("x"):
         users = server.query(f"SELECT DISTINCT USER FROM information_schema.PROCESSLIST WHERE DB = '{DATABASE}'")
-        assert users == ("tls" if "TLS" in kind or "hidden" in kind else "app")
+        assert users == ("tls" if "TLS" in kind or "connect_args" in kind else "app")
     assert PASSWORD not in f"{locks!r} {locks.raw!r}"
     await locks.close()
     if hasattr(theirs, "dispose"):
         theirs.dispose()
-    elif kind != "django":  # it never was connected
+    elif kind != "django":  # Django has not connected
         theirs.close()
 
 
 @pytest.mark.engine("mariadb", own=True)
 async def test_engine_whose_connections_are_all_in_use(server: MariaDBTls, clients: Clients) -> None:
-    """Who holds all connections of a pool gets locks all the same; the engine opens one connection to be asked, once."""
+    """An application that uses all connections of its pool can acquire locks; SQLAlchemy opens one connection, once."""
     theirs = engine(server, pool_size=1, max_overflow=0, pool_timeout=0.1)
     made: list[object] = []
     sqlalchemy.event.listen(theirs, "connect", lambda *_: made.append(None))
@@ -109,10 +109,10 @@ async def test_engine_whose_connections_are_all_in_use(server: MariaDBTls, clien
 
 @pytest.mark.engine("mariadb", own=True)
 async def test_password_that_changes_under_an_engine(server: MariaDBTls, clients: Clients) -> None:
-    """After a login that the server refuses, an engine is asked again how to connect, and nobody notices."""
+    """After a refused login, the engine reads the application's new password and connects."""
     server.query(f"CREATE USER rotated IDENTIFIED BY 'first'; GRANT ALL ON `{DATABASE}`.* TO rotated")
     now = {"password": "first"}
-    theirs = engine(server, creator=lambda: pymysql.connect(**{**words(server, "rotated"), **now}))
+    theirs = engine(server, creator=lambda: pymysql.connect(**{**arguments(server, "rotated"), **now}))
     locks = clients.connect(theirs)
     lease = await locks.lock("x").acquire(SOON)
     server.query("ALTER USER rotated IDENTIFIED BY 'second'")
@@ -127,11 +127,11 @@ async def test_password_that_changes_under_an_engine(server: MariaDBTls, clients
 
 
 @pytest.mark.engine("mariadb", own=True)
-def test_encryption_that_is_not_told(server: MariaDBTls) -> None:
-    """An engine that encrypts in a way that cannot be seen is refused rather than followed without encryption."""
+def test_engine_that_hides_its_encryption(server: MariaDBTls) -> None:
+    """An SQLAlchemy engine that encrypts and does not tell how is refused; fencelock does not connect without TLS."""
 
     class Mute:
-        """A connection of a driver that does not say how it was made."""
+        """A connection of a driver that does not tell its arguments."""
 
         def __init__(self, connection: Any) -> None:
             self._connection = connection
@@ -141,27 +141,27 @@ def test_encryption_that_is_not_told(server: MariaDBTls) -> None:
                 raise AttributeError(name)
             return getattr(self._connection, name)
 
-    hidden = engine(server, creator=lambda: Mute(pymysql.connect(**words(server), ssl_ca=str(server.certificate))))
+    hidden = engine(server, creator=lambda: Mute(pymysql.connect(**arguments(server), ssl_ca=str(server.certificate))))
     with fencelock.connect(hidden) as locks, pytest.raises(EngineUnavailable, match="encrypted, and only PyMySQL's"):
         locks.lock("x").try_acquire()
     hidden.dispose()
 
 
-def test_words() -> None:
-    """Drivers' words for the same things are understood."""
-    place = spelled({"db": b"d", "passwd": "p", "unix_socket": "/s", "ssl": {"ca": "nowhere"}})
-    assert place[:6] == ("/s", 3306, "", "p", "d", None)
-    place = spelled({"database": "d", "ssl_mode": "required"})
-    assert place.host == "localhost"
-    assert place.tls is not None
-    assert place.tls.verify_mode == ssl.CERT_NONE
-    assert spelled({"db": "d", "ssl_mode": "DISABLED"}).tls is None
+def test_connection_arguments() -> None:
+    """The argument names of all drivers are understood."""
+    url = url_from_arguments({"db": b"d", "passwd": "p", "unix_socket": "/s", "ssl": {"ca": "nowhere"}})
+    assert url[:6] == ("/s", 3306, "", "p", "d", None)
+    url = url_from_arguments({"database": "d", "ssl_mode": "required"})
+    assert url.host == "localhost"
+    assert url.tls is not None
+    assert url.tls.verify_mode == ssl.CERT_NONE
+    assert url_from_arguments({"db": "d", "ssl_mode": "DISABLED"}).tls is None
     with pytest.raises(EngineUnavailable, match="no database"):
-        spelled({"host": "h"})
+        url_from_arguments({"host": "h"})
 
 
-def test_objects_that_do_not_tell() -> None:
-    """A driver whose connections do not say how they were made is refused when the client is made, in words."""
+def test_connection_of_another_driver() -> None:
+    """connect() refuses a driver whose connections do not tell their arguments, and the error names the alternative."""
     stranger = type("Connection", (), {"__module__": "MySQLdb.connections"})()
     with pytest.raises(TypeError, match=r"does not say how it was connected; give its URL as mysql://"):
         fencelock.connect(stranger)
@@ -174,7 +174,7 @@ def _local(server: MariaDB, user: str, database: str = "fencelock") -> str:
 
 
 async def test_unix_socket(mariadb: MariaDB, clients: Clients) -> None:
-    """Over a Unix socket locks are taken, waited for, kept and released; a wait in vain leaves nothing."""
+    """Locks work over a Unix socket; a timed-out wait leaves nothing."""
     url = _local(mariadb, "root")
     locks, other = clients.connect(url), clients.connect(url)
     lease = await locks.lock("local", ttl=9).acquire()
@@ -192,7 +192,7 @@ async def test_unix_socket(mariadb: MariaDB, clients: Clients) -> None:
 async def test_unix_socket_of_a_server_that_was_restarted(
     own_mariadb: Callable[..., MariaDB], clients: Clients
 ) -> None:
-    """Numbers of sessions begin anew with a server: what a holder of before cleans up is never somebody else's session."""
+    """A restarted server reuses session ids; the clean-up of earlier leases does not kill the new sessions."""
     server = own_mariadb()
     url = _local(server, "root")
     locks, other = clients.connect(url), clients.connect(url)
@@ -208,7 +208,7 @@ async def test_unix_socket_of_a_server_that_was_restarted(
 
 
 async def test_user_of_the_machine(mariadb: MariaDB, clients: Clients) -> None:
-    """Who is known to the server by the machine's own word for it needs no password."""
+    """A user whom the server authenticates by the operating system's account needs no password."""
     user = getpass.getuser()
     if unpacked():
         mariadb.query("INSTALL PLUGIN auth_socket SONAME 'auth_socket.so'")
@@ -229,7 +229,7 @@ async def test_user_of_the_machine(mariadb: MariaDB, clients: Clients) -> None:
     "url",
     ["mysql://u@h/d?unix_socket=/s", "mysql://u@/d?unix_socket=s", "mysql://u@/d?unix_socket=/s&ssl-mode=required"],
 )
-def test_bad_sockets(url: str) -> None:
-    """A socket beside a host, a path that is none, and TLS over a socket are refused."""
+def test_invalid_unix_sockets(url: str) -> None:
+    """A socket with a host, a relative path, and TLS over a socket are refused."""
     with pytest.raises(InvalidURL):
         fencelock.connect(url)

@@ -1,4 +1,4 @@
-"""A server that hangs and goes on: whoever has little time is told in time, and what was asked meanwhile is undone."""
+"""A server that hangs and continues: short timeouts are kept, and requests sent in the meantime are undone."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.servers.mariadb import MariaDB
 
 
 async def test_timeout_while_the_server_hangs(mariadb: MariaDB, clients: Clients) -> None:
-    """Whoever has little time is told after little more than that, and leaves nothing behind."""
+    """An acquire with a short timeout ends shortly after it, and leaves nothing behind."""
     await hurried(mariadb, own_database(mariadb), clients)

@@ -1,4 +1,4 @@
-"""A session killed at every step of a lock's life, before the step and after it: the full table."""
+"""A session is killed at every step of an acquire, a renewal and a release, before and after the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from fencelock.engines.mysql.link import Link, Reply
+from fencelock.engines.mysql.connection import MySQLConnection, Reply
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost
 from tests.contract.runtimes import client_of
 from tests.contract.subject import SOON, background, nobody, take, waiting
@@ -17,9 +17,9 @@ from tests.engines.mysql_server import kill, own_database, sessions_in
 from tests.servers.mariadb import MariaDB
 
 STEPS = {
-    "greet": "SET SESSION",
+    "prepare": "SET SESSION",
     "try": "REPLACE INTO fencelock_holders (connection",
-    "line up": "SELECT GET_LOCK",
+    "enqueue": "SELECT GET_LOCK",
     "reserve": "UPDATE fencelock_layout",
     "renew": "SELECT IS_USED_LOCK",
     "release": "DELETE FROM fencelock_holders WHERE connection = ",
@@ -32,7 +32,7 @@ STEPS = {
 async def test_killed(
     step: str, after: bool, what: str, mariadb: MariaDB, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is killed, nothing hangs, no token comes twice, a lease that says it was released was, and nothing is left."""
+    """Nothing hangs, no token repeats, a release that returns True has released, and nothing is left on the server."""
     url = own_database(mariadb)
     other = clients.connect(url)
     tokens = [await take(other, "x")]
@@ -40,28 +40,28 @@ async def test_killed(
     mariadb.query(f"UPDATE {database}.fencelock_layout SET reserved = 0")
     victim = clients.connect(url)
     runtime = client_of(victim).runtime
-    say, fired = Link.say, 0
+    send, fired = MySQLConnection.send, 0
 
-    def deadly(link: Link, statements: Sequence[str]) -> list[Reply]:
+    def send_and_kill(connection: MySQLConnection, statements: Sequence[str]) -> list[Reply]:
         nonlocal fired
-        hit = not fired and link._runtime is runtime and any(line.startswith(STEPS[step]) for line in statements)
+        hit = not fired and connection._runtime is runtime and any(line.startswith(STEPS[step]) for line in statements)
         fired += hit
-        replies = say(link, statements) if after or not hit else []
+        replies = send(connection, statements) if after or not hit else []
         if hit:
             if after:
-                time.sleep(0.05)  # the server has done it, or is at it
-            with suppress(RuntimeError):  # it is gone
-                kill(mariadb, str(link.id) if link.id else sessions_in(mariadb, url)[-1], what)
-        return replies or say(link, statements)
+                time.sleep(0.05)  # the server has executed it, or does so now
+            with suppress(RuntimeError):  # the session has ended
+                kill(mariadb, str(connection.id) if connection.id else sessions_in(mariadb, url)[-1], what)
+        return replies or send(connection, statements)
 
-    monkeypatch.setattr(Link, "say", deadly)
+    monkeypatch.setattr(MySQLConnection, "send", send_and_kill)
     for _ in range(2):
-        with suppress(EngineUnavailable, LeaseLost):  # whose session was killed while it held
+        with suppress(EngineUnavailable, LeaseLost):  # the session was killed while it held the lock
             tokens.append(await take(victim, "free"))
         holder = await other.lock("x", ttl=60).acquire(SOON)
         tokens.append(holder.token)
         async with background(victim.lock("x", ttl=30).acquire(60)) as (task,):
-            with suppress(AssertionError):  # one that could not line up
+            with suppress(AssertionError):  # the kill prevented the wait
                 await waiting(other, "x")
             assert await holder.release() is True
             try:

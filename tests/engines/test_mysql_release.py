@@ -1,4 +1,4 @@
-"""Giving back a lock of MySQL's when that is answered with an error: nobody is told of a loss that never was."""
+"""Releases that fail with an error of the server, and connections of expired leases."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.engines.mysql_server import holder_of, own_database
 from tests.servers.mariadb import MariaDB
 
 
-async def test_broken_off_after_the_lock_was_given_back(mariadb: MariaDB, clients: Clients) -> None:
-    """A release that fails when the lock is already given back, as by a KILL QUERY in between, is not taken for a loss."""
+async def test_error_after_the_lock_was_released(mariadb: MariaDB, clients: Clients) -> None:
+    """A release that fails after the server has released the lock (a KILL QUERY) is not reported as a loss."""
     url = own_database(mariadb)
     database = url.rpartition("/")[2]
     lost: list[object] = []
@@ -33,12 +33,12 @@ async def test_broken_off_after_the_lock_was_given_back(mariadb: MariaDB, client
 
 
 def test_expired_leases_leave_no_connections(mariadb: MariaDB) -> None:
-    """Leases that ran out, whose sessions the server has ended, do not keep their connections open on our side."""
+    """The client closes the connections of expired leases whose sessions the server has ended."""
     with fencelock.connect(own_database(mariadb)) as locks:
-        links = cast(Any, locks._client.engine)._links
+        pool = cast(Any, locks._client.engine)._pool
         leases: list[fencelock.Lease] = []
         for turn in range(2):
             leases += [locks.lock(f"{turn} {number}", ttl=1, renew=False).acquire() for number in range(70)]
             time.sleep(3)
         assert all(lease.is_lost() for lease in leases)
-        assert len(links._all) < 100
+        assert len(pool._all) < 100

@@ -1,4 +1,4 @@
-"""Servers that crash, are empty, full, read-only, in a cluster, or do not let us in."""
+"""Servers that crash, are empty, full, read-only, hung, or members of a cluster, and logins that fail."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable, InvalidURL
-from fencelock.engines.mysql.links import Links
-from fencelock.engines.mysql.place import Place, parse
+from fencelock.engines.mysql.pool import MySQLPool
+from fencelock.engines.mysql.url import MySQLUrl, parse
 from fencelock.model import Claim, Grant, LossReason, Waiting
 from fencelock.runtime.blocking import BlockingRuntime
 from tests.contract.runtimes import LeaseView
@@ -23,10 +23,10 @@ from tests.servers.proxy import Proxy
 
 
 async def test_crash(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """Killed and started again, the server has no lock any more: holders are told, waiters go on, tokens go on rising."""
+    """After a crash and restart, holders learn of their loss, waiters get the lock, and tokens rise."""
     server = own_mariadb()
     locks, other = clients.connect(server.url), clients.connect(server.url)
-    lease = await locks.lock("x", ttl=30).acquire()  # a busy machine takes its time to start a server
+    lease = await locks.lock("x", ttl=30).acquire()  # long enough for a slow restart of the server
     async with background(other.lock("x", ttl=60).acquire(60)) as (task,):
         await waiting(locks, "x")
         await asyncio.to_thread(server.kill)
@@ -40,7 +40,7 @@ async def test_crash(own_mariadb: Callable[..., MariaDB], clients: Clients) -> N
 
 
 async def test_tokens_after_a_crash(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """Nothing that was granted before a crash is granted again, clock or not: what is granted was reserved on disk."""
+    """No token repeats after a crash, even if the clock is behind the tokens: they are reserved on disk."""
     server = own_mariadb()
     last = 0
     for beyond in (8_000_000_000_000_000, 8_100_000_000_000_000):  # far beyond the clock
@@ -57,7 +57,7 @@ async def test_tokens_after_a_crash(own_mariadb: Callable[..., MariaDB], clients
 
 
 async def test_table_that_was_emptied(mariadb: MariaDB, clients: Clients) -> None:
-    """Tables that somebody has emptied or restored never make tokens repeat: a lock is refused, or above the clock."""
+    """Emptied or dropped tables do not make tokens repeat: the engine refuses, or starts at the clock."""
     url = own_database(mariadb)
     database = url.rpartition("/")[2]
     locks = clients.connect(url)
@@ -70,8 +70,8 @@ async def test_table_that_was_emptied(mariadb: MariaDB, clients: Clients) -> Non
     assert await take(clients.connect(url), "x") > last
 
 
-async def test_another_server(mariadb: MariaDB, clients: Clients) -> None:
-    """A replica that became the server, behind in its data, goes on above the clock and above what was reserved."""
+async def test_promoted_replica(mariadb: MariaDB, clients: Clients) -> None:
+    """A promoted replica with old data continues above the clock and above the reserved tokens."""
     url = own_database(mariadb)
     table = f"{url.rpartition('/')[2]}.fencelock_holders"
     locks = clients.connect(url)
@@ -85,31 +85,31 @@ async def test_another_server(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_first_use_by_many(mariadb: MariaDB, clients: Clients) -> None:
-    """Clients that meet an empty database at the same moment make its tables together."""
+    """Several clients can create the tables at the same moment."""
     url = own_database(mariadb)
     tokens = await asyncio.gather(*(take(clients.connect(url), "x") for _ in range(8)))
     assert len(set(tokens)) == 8
 
 
-async def test_others_connect_meanwhile(mariadb: MariaDB, clients: Clients) -> None:
-    """Whoever connects between a grant and the look at its token raises the number, and that is no reason to refuse."""
+async def test_connects_between_grant_and_reserve(mariadb: MariaDB, clients: Clients) -> None:
+    """A client that connects between a grant and the check of its token does not make the check fail."""
     url = own_database(mariadb)
     engine: Any = clients.on(url).engine()
-    links, reserve = engine._links, engine._links.reserve
+    pool, reserve = engine._pool, engine._pool.reserve
 
     async def late(*args: Any) -> None:
         await take(clients.connect(url), "y")
-        links.give(await links.make(30))
+        pool.put(await pool.connect(30))
         await reserve(*args)
 
-    links.reserve = late
+    pool.reserve = late
     grant = await engine.attempt(Claim("x", 30), queue=False)
     assert isinstance(grant, Grant)
     assert await engine.release(grant) is True
 
 
 async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:
-    """Tables of another release are refused, with both versions."""
+    """The error for tables of another release names both layouts."""
     url = own_database(mariadb)
     await take(clients.connect(url), "x")
     mariadb.query(f"UPDATE {url.rpartition('/')[2]}.fencelock_layout SET version = 7")
@@ -118,7 +118,7 @@ async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_read_only(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A server that takes no writes is refused in words; what is held there can be renewed and released all the same."""
+    """A read-only server is refused with a hint; leases that exist there can be renewed and released."""
     server = own_mariadb()
     server.query("CREATE USER app IDENTIFIED BY 's3cr3t'; GRANT ALL ON fencelock.* TO app")
     url = server.url.replace("root@", "app:s3cr3t@")
@@ -136,8 +136,8 @@ async def test_read_only(own_mariadb: Callable[..., MariaDB], clients: Clients) 
     assert await take(locks, "x") > lease.token
 
 
-async def test_rights(mariadb: MariaDB, clients: Clients) -> None:
-    """A wrong password, a missing database and missing rights are told in the server's words, never with the password."""
+async def test_login_and_privilege_errors(mariadb: MariaDB, clients: Clients) -> None:
+    """Errors for a wrong password, a missing database and missing privileges quote the server, never the password."""
     url = own_database(mariadb)
     database = url.rpartition("/")[2]
     mariadb.query(f"CREATE USER r{database} IDENTIFIED BY 's3cr3t'; GRANT SELECT ON {database}.* TO r{database}")
@@ -157,7 +157,7 @@ async def test_rights(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_force_release_of_another_user(mariadb: MariaDB, clients: Clients) -> None:
-    """Ending another user's session takes a right, and without it the error says which."""
+    """The error for a missing privilege to kill another user's session names the privilege."""
     url = own_database(mariadb)
     database = url.rpartition("/")[2]
     mariadb.query(f"CREATE USER f{database} IDENTIFIED BY 's3cr3t'; GRANT ALL ON {database}.* TO f{database}")
@@ -176,8 +176,8 @@ async def test_force_release_of_another_user(mariadb: MariaDB, clients: Clients)
     assert await lease.release() is False
 
 
-async def test_no_connection_left(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A server that has no connection left is told in its own words, with what to raise; later it works."""
+async def test_too_many_connections(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """The error for too many connections names the setting to raise; after releases the client works again."""
     server = own_mariadb()
     locks = clients.connect(server.url)
     await take(locks, "x")
@@ -191,8 +191,8 @@ async def test_no_connection_left(own_mariadb: Callable[..., MariaDB], clients: 
     assert await take(locks, "x")
 
 
-async def test_too_many_holders_to_write_down(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """Where the table of holders is full, a lock is refused rather than held by nobody knows whom."""
+async def test_full_table_of_holders(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """If the table of holders is full, an acquire is refused; nothing is held without a row."""
     server = own_mariadb(settings={"max-heap-table-size": "16384"})
     locks = clients.connect(server.url)
     leases: list[LeaseView] = []
@@ -209,7 +209,7 @@ async def test_too_many_holders_to_write_down(own_mariadb: Callable[..., MariaDB
 
 @pytest.mark.engine("mariadb", own=True)
 async def test_galera(clients: Clients) -> None:
-    """A member of a Galera cluster is refused at the first connection, before any table is made."""
+    """A member of a Galera cluster is refused before any table is created."""
     with MariaDB(settings={"wsrep-on": "ON", "wsrep-cluster-address": "gcomm://", "binlog-format": "ROW"}) as server:
         with pytest.raises(EngineUnavailable, match="Galera"):
             await take(clients.connect(server.url), "x")
@@ -217,20 +217,18 @@ async def test_galera(clients: Clients) -> None:
 
 
 def test_groups_with_several_primaries() -> None:
-    """A group with several primaries is refused, one with a single primary is not: GET_LOCK ends at a member's door."""
-    links = Links(BlockingRuntime(), Place("h", 1, "u", "p", "d"))
-    links._refuse_clusters({b"group_replication_group_name": b"", b"group_replication_single_primary_mode": b"OFF"})
-    links._refuse_clusters({b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"ON"})
+    """A group with several primaries is refused, one with a single primary is not: GET_LOCK is local to a member."""
+    pool = MySQLPool(BlockingRuntime(), MySQLUrl("h", 1, "u", "p", "d"))
+    pool._refuse_clusters({b"group_replication_group_name": b"", b"group_replication_single_primary_mode": b"OFF"})
+    pool._refuse_clusters({b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"ON"})
     with pytest.raises(EngineUnavailable, match="several primaries"):
-        links._refuse_clusters(
-            {b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"OFF"}
-        )
+        pool._refuse_clusters({b"group_replication_group_name": b"g", b"group_replication_single_primary_mode": b"OFF"})
 
 
-async def test_disk_that_is_not_waited_for(
+async def test_warning_about_unsynced_commits(
     own_mariadb: Callable[..., MariaDB], clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that does not wait for its disk is warned about, once."""
+    """The client warns once about a server that does not sync commits."""
     server = own_mariadb(settings={"innodb-flush-log-at-trx-commit": "2"})
     locks = clients.connect(server.url)
     with caplog.at_level(logging.WARNING, "fencelock"):
@@ -238,8 +236,8 @@ async def test_disk_that_is_not_waited_for(
     assert len([record for record in caplog.records if "innodb_flush_log_at_trx_commit" in record.getMessage()]) == 1
 
 
-async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], clients: Clients) -> None:
-    """An attempt whose answer is lost is undone over another connection: nobody waits for its ttl."""
+async def test_lost_reply(mariadb: MariaDB, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """An attempt whose reply was lost is abandoned over another connection; others need not wait for its ttl."""
     direct = own_database(mariadb)
     way = proxy(mariadb)
     near = way.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]
@@ -251,7 +249,7 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
     way.drop("to_client")
     with pytest.raises(EngineUnavailable):
         await engine.attempt(claim, queue=True)
-    assert isinstance(await other.attempt(Claim("x", 60), queue=False), Waiting), "it was granted, and nobody knows"
+    assert isinstance(await other.attempt(Claim("x", 60), queue=False), Waiting), "it was granted without a reply"
     way.heal()
     await engine.abandon(claim)
     got = await other.attempt(Claim("x", 60), queue=False)
@@ -260,7 +258,7 @@ async def test_lost_answer(mariadb: MariaDB, proxy: Callable[..., Proxy], client
 
 
 async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients) -> None:
-    """A proxy that greets for itself, as those do that share sessions between clients, is refused before a lock is taken."""
+    """A proxy that sends its own greeting (and may share sessions between clients) is refused."""
 
     serving: list[asyncio.Task[None] | None] = []
 
@@ -274,8 +272,8 @@ async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients
             sink.close()
 
         greeting = await there_reader.read(65536)
-        place = greeting.index(b"\0", 5) + 1
-        writer.write(greeting[:place] + b"\1\2\3\4" + greeting[place + 4 :])
+        at = greeting.index(b"\0", 5) + 1
+        writer.write(greeting[:at] + b"\1\2\3\4" + greeting[at + 4 :])
         await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
         await asyncio.gather(writer.wait_closed(), there_writer.wait_closed())
 
@@ -289,7 +287,7 @@ async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients
 
 
 async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A server that stands still holds nobody for ever, and has nothing of those who gave up once it goes on."""
+    """Calls to a hung server fail in time, and the server has nothing of them when it continues."""
     server = own_mariadb()
     url = f"{server.url}?connect_timeout=0.5"
     locks, other = clients.connect(url), clients.connect(url)
@@ -313,17 +311,17 @@ async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: C
 
 
 @pytest.mark.parametrize("url", ["mysql://h", "mysql://h/", "mysql://h/a/b", "mysql://u:p@h/d?x=1", "mysql:///d"])
-def test_bad_urls(url: str) -> None:
-    """A URL without a host or a database, or with an option that there is not, is refused."""
+def test_invalid_urls(url: str) -> None:
+    """A URL without a host or a database, or with an unknown option, is refused."""
     with pytest.raises(InvalidURL):
         parse(url)
 
 
 def test_url() -> None:
-    """All parts of a URL count; what is escaped is taken for what it stands for."""
-    place = parse("mariadb://us%40er:p%2Fw@[::1]:3307/app?connect_timeout=2&ssl-mode=required")
-    assert place[:5] == ("::1", 3307, "us@er", "p/w", "app")
-    assert place.seconds == 2
-    assert place.tls is not None
-    assert "p/w" not in repr(place)
+    """All parts of a URL are parsed and unescaped; the repr hides the password."""
+    url = parse("mariadb://us%40er:p%2Fw@[::1]:3307/app?connect_timeout=2&ssl-mode=required")
+    assert url[:5] == ("::1", 3307, "us@er", "p/w", "app")
+    assert url.seconds == 2
+    assert url.tls is not None
+    assert "p/w" not in repr(url)
     assert parse("mysql://u@h/d").port == 3306

@@ -1,4 +1,4 @@
-"""A lock that lives and dies with a session of the server's: killed, silent, cut off, asked twice."""
+"""The lock belongs to a session: sessions that are killed, silent, cut off, or reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers.mariadb import MariaDB
 
 
 async def test_killed_while_holding(mariadb: MariaDB, clients: Clients) -> None:
-    """A holder whose session is killed is told by its next renewal, and its release says that it was gone."""
+    """The next renewal reports a killed session as lost, and release() returns False."""
     url = own_database(mariadb)
     locks = clients.connect(url)
     lease = await locks.lock("x", ttl=6).acquire()
@@ -30,7 +30,7 @@ async def test_killed_while_holding(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_killed_just_before_the_release(mariadb: MariaDB, clients: Clients) -> None:
-    """A release over a session that is gone says so, and harms no successor."""
+    """release() on a killed session returns False and does not affect the next holder."""
     url = own_database(mariadb)
     locks = clients.connect(url)
     lease = await locks.lock("x", ttl=60).acquire()
@@ -43,7 +43,7 @@ async def test_killed_just_before_the_release(mariadb: MariaDB, clients: Clients
 
 
 async def test_killed_while_idle(mariadb: MariaDB, clients: Clients) -> None:
-    """Sessions that were killed between two uses are replaced without a word to the user."""
+    """Pooled connections whose sessions were killed are replaced without an error."""
     url = own_database(mariadb)
     locks = clients.connect(url)
     token = await take(locks, "x")
@@ -55,7 +55,7 @@ async def test_killed_while_idle(mariadb: MariaDB, clients: Clients) -> None:
 
 @pytest.mark.parametrize("what", ["CONNECTION", "QUERY"])
 async def test_killed_while_waiting(mariadb: MariaDB, clients: Clients, what: str) -> None:
-    """A waiter whose session or statement is killed is not let in by that: it lines up anew."""
+    """A waiter whose session or statement is killed does not get the lock; it waits again."""
     url = own_database(mariadb)
     locks, other = clients.connect(url), clients.connect(url)
     lease = await other.lock("x", ttl=30).acquire()
@@ -64,10 +64,10 @@ async def test_killed_while_waiting(mariadb: MariaDB, clients: Clients, what: st
         (before,) = waiters_of(mariadb, url, "x")
         kill(mariadb, before, what)
 
-        async def anew() -> bool:
+        async def waits_again() -> bool:
             return waiters_of(mariadb, url, "x") not in ([], [before])
 
-        await eventually(anew, "it waits again")
+        await eventually(waits_again, "it waits again")
         assert not task.done()
         lease.check()
         await lease.release()
@@ -78,7 +78,7 @@ async def test_killed_while_waiting(mariadb: MariaDB, clients: Clients, what: st
 
 
 async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: Clients) -> None:
-    """Whatever step of acquiring, holding and releasing sessions are killed at, tokens rise and nothing is left behind."""
+    """While sessions are killed at random steps, tokens rise, and nothing is left behind."""
     url = own_database(mariadb)
     entered, last = 0, 0
     stop = asyncio.Event()
@@ -100,9 +100,9 @@ async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: C
         rounds = 0
         while rounds < 12 or entered <= 10:
             rounds += 1
-            await asyncio.sleep(0.1 if rounds <= 12 else 0.5)  # a busy machine needs more time between two of them
+            await asyncio.sleep(0.1 if rounds <= 12 else 0.5)  # a slow machine needs more time between two rounds
             for session in sessions_in(mariadb, url):
-                with suppress(RuntimeError):  # it was gone already
+                with suppress(RuntimeError):  # the session has ended
                     kill(mariadb, session)
         stop.set()
         await asyncio.wait_for(asyncio.gather(*tasks), SOON * 2)
@@ -110,9 +110,9 @@ async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: C
 
 
 async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: Clients) -> None:
-    """The server ends a session that holds a lock and is silent for its ttl, although its connection stays open."""
+    """The server ends a session that was silent for its ttl, although its connection is open."""
     url = own_database(mariadb)
-    # No client that abandons it in time.
+    # The engine alone: a client would abandon the expired claim itself.
     grant = await clients.on(url).engine().attempt(Claim("x", 1), queue=False)
     assert isinstance(grant, Grant)
     session = holder_of(mariadb, url, "x")
@@ -121,8 +121,8 @@ async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: 
         assert session not in sessions_in(mariadb, url)
 
 
-async def test_server_that_hangs_up_early(mariadb: MariaDB, clients: Clients) -> None:
-    """A server whose own wait_timeout is shorter than a ttl does not end a lease: the session has its own."""
+async def test_short_wait_timeout_of_the_server(mariadb: MariaDB, clients: Clients) -> None:
+    """A global wait_timeout that is shorter than the ttl does not end a lease: each session sets its own."""
     mariadb.query("SET GLOBAL wait_timeout = 1")
     try:
         locks = clients.connect(own_database(mariadb))
@@ -136,7 +136,7 @@ async def test_server_that_hangs_up_early(mariadb: MariaDB, clients: Clients) ->
 
 
 async def test_ttl_of_a_pooled_session(mariadb: MariaDB, clients: Clients) -> None:
-    """A session that was used for a long lease before ends as soon as the short lease that has it now."""
+    """A pooled session that had a long ttl ends after the short ttl of its next lease."""
     url = own_database(mariadb)
     locks = clients.connect(url)
     async with locks.lock("x", ttl=600):
@@ -147,7 +147,7 @@ async def test_ttl_of_a_pooled_session(mariadb: MariaDB, clients: Clients) -> No
 
 
 async def test_two_locks_of_one_client_have_two_sessions(mariadb: MariaDB, clients: Clients) -> None:
-    """GET_LOCK lets a session in twice; our clients it does not."""
+    """GET_LOCK is reentrant within a session, so each lock of a client has its own session."""
     url = own_database(mariadb)
     locks = clients.connect(url)
     async with locks.lock("x"), locks.lock("y"):
@@ -155,8 +155,8 @@ async def test_two_locks_of_one_client_have_two_sessions(mariadb: MariaDB, clien
         assert not await is_free(locks, "x")
 
 
-async def test_place_in_line_is_kept(mariadb: MariaDB, clients: Clients) -> None:
-    """However often a waiter looks, it is one statement that waits: the place in line is never given up."""
+async def test_position_in_queue_is_kept(mariadb: MariaDB, clients: Clients) -> None:
+    """Repeated calls of wait() keep the same GET_LOCK, and so the position in the queue."""
     url = own_database(mariadb)
     engine, other = clients.on(url).engine(), clients.on(url).engine()
     held = await other.attempt(Claim("x", 30), queue=True)
@@ -165,14 +165,14 @@ async def test_place_in_line_is_kept(mariadb: MariaDB, clients: Clients) -> None
     waits = [await engine.attempt(claim, queue=True) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
-        for place, busy in enumerate(waits):
-            assert isinstance(busy, Waiting)
-            waits[place] = await engine.wait(busy, 0.1)
+        for index, waiter in enumerate(waits):
+            assert isinstance(waiter, Waiting)
+            waits[index] = await engine.wait(waiter, 0.1)
     assert waiters_of(mariadb, url, "x") == before
     assert await other.release(held)
-    busy = waits[0]
-    assert isinstance(busy, Waiting)
-    got = await engine.wait(busy, SOON)
+    waiter = waits[0]
+    assert isinstance(waiter, Waiting)
+    got = await engine.wait(waiter, SOON)
     assert isinstance(got, Grant)
     assert await engine.renew([got]) == [Renewal.RENEWED]
     for claim in (first, second):
@@ -182,7 +182,7 @@ async def test_place_in_line_is_kept(mariadb: MariaDB, clients: Clients) -> None
 
 
 async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
-    """A holder whose connection went dead without a word is lost by its own clock, before the server lets others in."""
+    """A lease whose connection died silently is lost by the client's clock before the server grants the lock to others."""
     direct = own_database(mariadb)
     other = clients.connect(direct)
     async with forwarding(mariadb) as path:
@@ -196,7 +196,7 @@ async def test_frozen_holder(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: MariaDB, clients: Clients) -> None:
-    """After a renewal without a reply another connection tells whether the session still has its lock."""
+    """After a renewal without a reply, a lookup over another connection finds whether the session still holds the lock."""
     direct = own_database(mariadb)
     async with forwarding(mariadb) as path:
         engine = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).engine()
@@ -209,17 +209,17 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
         assert await clients.run(engine.renew(held)) == [Renewal.UNKNOWN, Renewal.UNKNOWN]
 
         async def lost() -> bool:
-            (answer,) = await clients.run(engine.renew(held[1:]))
-            return answer is Renewal.LOST
+            (renewal,) = await clients.run(engine.renew(held[1:]))
+            return renewal is Renewal.LOST
 
         await eventually(lost, "the lookup finds that the session has ended")
         assert await clients.run(engine.release(held[1])) is False
-        assert holder_of(mariadb, direct, "kept") == str(held[0].handle.link.id)
-        assert held[0].handle.link.open
+        assert holder_of(mariadb, direct, "kept") == str(held[0].handle.connection.id)
+        assert held[0].handle.connection.open
 
 
 async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
-    """A connection that went dead without a word costs no other lease of the same client its renewals."""
+    """A connection that died silently does not stop the renewals of the client's other leases."""
     direct = own_database(mariadb)
     async with forwarding(mariadb) as path:
         locks = clients.connect(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2])
@@ -233,7 +233,7 @@ async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_frozen_waiter(mariadb: MariaDB, clients: Clients) -> None:
-    """A waiter whose connection went dead without a word is not deaf for ever: what it asked for is found to be gone."""
+    """A waiter whose connection died silently finds by a lookup that its session has ended, and waits again."""
     direct = own_database(mariadb)
     other = clients.connect(direct)
     lease = await other.lock("x", ttl=30).acquire()
@@ -242,20 +242,20 @@ async def test_frozen_waiter(mariadb: MariaDB, clients: Clients) -> None:
         async with background(locks.lock("x", ttl=3).acquire(60)) as (task,):
             await waiting(other, "x")
             path.freeze()
-            (deaf,) = waiters_of(mariadb, direct, "x")
-            kill(mariadb, deaf)
+            (frozen,) = waiters_of(mariadb, direct, "x")
+            kill(mariadb, frozen)
 
-            async def anew() -> bool:
-                return waiters_of(mariadb, direct, "x") not in ([], [deaf])
+            async def waits_again() -> bool:
+                return waiters_of(mariadb, direct, "x") not in ([], [frozen])
 
-            await eventually(anew, "it waits again, on another connection")
+            await eventually(waits_again, "it waits again, on another connection")
             await lease.release()
             await (await task).release()
         await locks.close()
 
 
 async def test_names_that_get_lock_would_confuse(mariadb: MariaDB, clients: Clients) -> None:
-    """Names of more than 64 characters, or different only in case, accents or blanks at the end, are different locks."""
+    """Names that GET_LOCK would truncate or compare as equal are different locks."""
     locks = clients.connect(own_database(mariadb))
     names = ["n" * 64, "n" * 65, "N" * 65, "n" * 1000, "a", "A", "ä", "a ", "ａ"]
     leases = [await locks.lock(name).acquire(5) for name in names]
@@ -278,7 +278,7 @@ NASTY = [
 
 
 async def test_injection(mariadb: MariaDB, clients: Clients) -> None:
-    """Names, namespaces and owners are never SQL, whatever is in them, holding and waiting."""
+    """Names, namespaces and owners are never parsed as SQL."""
     url = own_database(mariadb)
     for nasty in NASTY:
         locks = clients.connect(url, namespace=nasty, owner=nasty)
@@ -292,18 +292,18 @@ async def test_injection(mariadb: MariaDB, clients: Clients) -> None:
             await (await task).release()
 
 
-async def test_silent_reconnect_is_noticed(mariadb: MariaDB, clients: Clients) -> None:
-    """A lock that is another session's is not ours, even if that session is the one that answers."""
+async def test_renewal_on_another_session_is_lost(mariadb: MariaDB, clients: Clients) -> None:
+    """A renewal that reaches another session than the holder's (behind a proxy) reports LOST."""
     url = own_database(mariadb)
     engine = clients.on(url).engine()
     grant = await engine.attempt(Claim("x", 30), queue=False)
     assert isinstance(grant, Grant)
-    grant.handle.link.id += 1_000_000  # as if something in between had connected us anew
+    grant.handle.connection.id += 1_000_000  # as if a proxy had opened another session
     assert await engine.renew([grant]) == [Renewal.LOST]
 
 
 def test_key() -> None:
-    """What GET_LOCK gets is short, in lower case, and differs with the database, the namespace and the name."""
+    """The name of a user-level lock is short, in lower case, and depends on database, namespace and name."""
     keys = [key_of(f"mysql://h/{database}", name) for database in ("a", "b") for name in ("x", "X", "x" * 1024)]
     assert len(set(keys)) == len(keys)
     assert all(len(key) <= 64 and key == key.lower() for key in keys)

@@ -1,4 +1,4 @@
-"""Servers whose administrators have settings of their own: none of them changes what a lock is."""
+"""Server settings that administrators change: locks work the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE = {
 
 @contextmanager
 def set_to(server: MariaDB, name: str, value: object) -> Iterator[None]:
-    """Change a setting of the shared server for a while."""
+    """Change a setting of the shared server within a block."""
     before = server.query(f"SELECT @@GLOBAL.{name}")
     server.query(f"SET GLOBAL {name} = {value!r}")
     try:
@@ -43,7 +43,7 @@ def set_to(server: MariaDB, name: str, value: object) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_settings(name: str, mariadb: MariaDB, clients: Clients) -> None:
-    """With whatever settings, a lock is taken, waited for, seen, kept and released as ever, by who is not a root."""
+    """With each setting, an ordinary user can acquire, wait, inspect, renew and release."""
     url = own_database(mariadb)
     database = url.rpartition("/")[2]
     mariadb.query(f"CREATE USER s{database} IDENTIFIED BY 's3cr3t'; GRANT ALL ON {database}.* TO s{database}")
@@ -64,9 +64,9 @@ async def test_settings(name: str, mariadb: MariaDB, clients: Clients) -> None:
 
 
 async def test_other_handshake(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A server that does not ask which characters we use, and logs every change as a statement, works as ever.
+    """A server that ignores the client's character set and uses statement-based replication works.
 
-    It does not sync its binary log, so that a crash could make it forget a commit: not for correctness.
+    It does not sync its binary log, so a crash could lose a commit: purpose="correctness" is refused.
     """
     more = {} if unpacked() else {"log-bin": "log", "binlog-format": "STATEMENT"}
     server = own_mariadb(
@@ -89,7 +89,7 @@ async def test_other_handshake(own_mariadb: Callable[..., MariaDB], clients: Cli
 async def test_correctness_refuses_a_server_that_does_not_flush_commits(
     value: int, mariadb: MariaDB, clients: Clients
 ) -> None:
-    """The first acquire refuses it before it takes anything, later locks are refused when made; other purposes work."""
+    """The first acquire is refused before it changes anything, later locks when they are created; other purposes work."""
     url = own_database(mariadb)
     with set_to(mariadb, "innodb_flush_log_at_trx_commit", value):
         locks = clients.connect(url)
@@ -106,16 +106,16 @@ async def test_correctness_refuses_a_server_that_does_not_flush_commits(
         lease.check()
 
 
-async def test_no_writes_by_default(mariadb: MariaDB, clients: Clients) -> None:
-    """Where sessions may only read unless they say otherwise, a lock is refused in the server's words."""
+async def test_read_only_sessions(mariadb: MariaDB, clients: Clients) -> None:
+    """If sessions are read-only by default, an acquire is refused with the server's message."""
     url = own_database(mariadb)
     with set_to(mariadb, "transaction_read_only" if unpacked() else "tx_read_only", 1):
         with pytest.raises(EngineUnavailable, match="READ ONLY transaction"):
             await take(clients.connect(url), "x")
 
 
-async def test_no_tables_in_memory(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """Where tables in memory are not allowed, they are on disk; a crash and a new start make no token repeat."""
+async def test_memory_tables_disabled(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """If MEMORY tables are not allowed, all tables are InnoDB; no token repeats after a crash."""
     setting = {"disabled-storage-engines": "MEMORY,MyISAM"} if unpacked() else {"enforce-storage-engine": "InnoDB"}
     server = own_mariadb(settings=setting)
     last = 0
@@ -130,8 +130,8 @@ async def test_no_tables_in_memory(own_mariadb: Callable[..., MariaDB], clients:
         server.start()
 
 
-async def test_lines_of_the_dead(mariadb: MariaDB, clients: Clients) -> None:
-    """What holders that were killed have left in the table is swept out by whoever connects next, and nothing else is."""
+async def test_rows_of_killed_holders(mariadb: MariaDB, clients: Clients) -> None:
+    """The next client that connects deletes the rows of killed holders, and no others."""
     url = own_database(mariadb)
     table = f"{url.rpartition('/')[2]}.fencelock_holders"
     locks = clients.connect(url)
@@ -146,8 +146,8 @@ async def test_lines_of_the_dead(mariadb: MariaDB, clients: Clients) -> None:
     assert await kept.release() is True
 
 
-async def test_table_full_of_the_dead(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """A table that is full of what the dead have left is swept out when it is full, and not before that is so refused."""
+async def test_table_full_of_stale_rows(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+    """An acquire that finds the table full deletes the rows of ended sessions and succeeds."""
     server = own_mariadb(settings={"max-heap-table-size": "16384"})
     locks = clients.connect(server.url)
     await take(locks, "x")

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: GET_LOCK on a connection of its own for each claim, which the server ends when it falls silent."""
+"""The engine for MySQL and MariaDB: GET_LOCK, in a session per claim that the server ends after a ttl of silence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from fencelock.core.clock import Deadline
 from fencelock.core.engine import limit_of, time_to_answer
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
-from fencelock.engines.mysql.link import Link, hear_all
-from fencelock.engines.mysql.links import Links, rows_of
-from fencelock.engines.mysql.looks import Looks
+from fencelock.engines.mysql.connection import MySQLConnection, receive_all
+from fencelock.engines.mysql.inspect import Inspector
 from fencelock.engines.mysql.packets import Rows
-from fencelock.engines.mysql.place import Place
-from fencelock.engines.mysql.records import MysqlRecords
-from fencelock.engines.mysql.seat import SHORTEST, Seat, Stage
-from fencelock.engines.mysql.seats import Seats
+from fencelock.engines.mysql.pool import MySQLPool, rows_of
+from fencelock.engines.mysql.records import MySQLRecords
+from fencelock.engines.mysql.session import MIN_TIMEOUT, MySQLSession, MySQLSessions, Stage
+from fencelock.engines.mysql.url import MySQLUrl
 from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
@@ -35,343 +34,347 @@ TRAITS = Traits(
     ttl_min=1.0,
 )
 
-SOON = 0.002
-"""Who had to wait for longer than this expects to wait the next time, too, and lines up without a try."""
-HASTY = 0.1
-"""Who has no more time than this tries first: a lock that is free is had even if there is no time to wait for it."""
-OVERTAKEN, ABANDONED_KEPT = 0.02, 1000
+ABANDONED_PAUSE = 0.02
+"""Seconds that an attempt of an abandoned claim takes, so that its caller does not spin."""
+MAX_ABANDONED = 1000
 
 
-class MysqlEngine:
-    """`fencelock.core.engine.Backend` on one MySQL or MariaDB server."""
+class MySQLEngine:
+    """`fencelock.core.engine.Engine` on one MySQL or MariaDB server."""
 
     def __init__(
-        self, runtime: Runtime, place: Place | AdoptedClient[Place], namespace: str, url: str | None = None
+        self, runtime: Runtime, server: MySQLUrl | AdoptedClient[MySQLUrl], namespace: str, url: str | None = None
     ) -> None:
         self.url = url
-        """For people; None if there was one to begin with."""
+        """The URL of an adopted client, without a password; None if the client was opened with a URL."""
         self._runtime = runtime
         self._namespace = namespace
-        self._links = Links(runtime, place)
-        self._looks = Looks(runtime, self._links, self._names)
-        self.records = MysqlRecords(self._links, self._known_names)
-        self._seats = Seats(runtime, self._links)
-        self._contended = False
+        self._pool = MySQLPool(runtime, server)
+        self._inspector = Inspector(runtime, self._pool, self._names)
+        self.records = MySQLRecords(self._pool, self._known_names)
+        self._sessions = MySQLSessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
-        """Claims that were given up, perhaps while somebody was at it: when a client is closed, waiters do not know yet."""
+        """Ids of abandoned claims. close() abandons claims whose callers still attempt: those must not get the lock."""
 
     @property
     def traits(self) -> Traits:
         """What the engine promises, as the server is configured."""
-        return TRAITS.weakened(self._links.weakness)
+        return TRAITS.weakened(self._pool.weakness)
 
     async def learn_traits(self, patience: float | None) -> None:
         """Connect, unless this client has connected before, to read the server's settings."""
-        self._links.check_open()
-        await self._links.know(limit_of(self._runtime.now, patience, met=False))
+        self._pool.check_open()
+        await self._pool.ensure_connected(limit_of(self._runtime.now, patience, met=False))
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ attempt
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Take the lock or a place in line."""
+        """Acquire the lock if it is free; else, with `queue`, send a statement that waits for it."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: GET_LOCK has neither readers nor permits", claim.name)
-        self._links.check_open()
+        self._pool.check_open()
         if claim.id in self._abandoned:
-            return await self._overtaken(claim)
-        limit = limit_of(self._runtime.now, patience, met=self._links.database is not None)
-        seat = self._seats.get(claim.id)
-        if seat is not None:
-            outcome = await self._reenter(seat, queue, limit)
+            return await self._refuse_abandoned(claim)
+        deadline = limit_of(self._runtime.now, patience, met=self._pool.database is not None)
+        session = self._sessions.get(claim.id)
+        if session is not None:
+            outcome = await self._resume(session, queue, deadline)
             if outcome is not None:
                 return outcome
-        if len(self._seats) >= self._seats.sweep_at:
-            self._seats.sweep()
+        if len(self._sessions) >= self._sessions.sweep_at:
+            self._sessions.sweep()
         ttl = int(claim.ttl)
-        link = await self._links.take(ttl, limit)
-        outcome = await self._take(claim, ttl, link, queue, patience, limit)
-        if outcome is None:  # the server had hung up on an idle connection, and nothing was answered on it
-            link = await self._links.make(ttl, limit)
-            outcome = await self._take(claim, ttl, link, queue, patience, limit)
+        connection = await self._pool.get(ttl, deadline)
+        outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
+        if outcome is None:  # the pooled connection was broken
+            connection = await self._pool.connect(ttl, deadline)
+            outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
         if outcome is None:
-            raise OutcomeUnknown(f"{self._links.address}: the connection broke before the answer came")
+            raise OutcomeUnknown(f"{self._pool.address}: the connection broke before the reply came")
         return outcome
 
-    async def _take(
-        self, claim: Claim, ttl: int, link: Link, queue: bool, patience: float | None, limit: Deadline
+    async def _try_lock(
+        self,
+        claim: Claim,
+        ttl: int,
+        connection: MySQLConnection,
+        queue: bool,
+        timeout: float | None,
+        deadline: Deadline,
     ) -> Grant | Waiting | None:
-        """Try it on this link; None if that turns out to be broken."""
+        """Attempt on this connection; None if it was broken, and the claim has nothing on the server."""
         names = self._names()
-        taking = sql.Taking(claim, ttl, names.key(claim.name), names.space)
-        kept = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
-        seat = Seat(self._runtime, kept, link, taking)
-        seat.try_take()
-        self._seats[claim.id] = seat
-        if claim.id in self._abandoned:  # looked at after the seat is there: either this or the abandon finds the other
-            self._seats.let_go(seat)
-            return await self._overtaken(claim)
+        statements = sql.LockStatements(claim, ttl, names.key(claim.name), names.space)
+        rounded = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
+        session = MySQLSession(self._runtime, rounded, connection, statements)
+        session.try_take()
+        self._sessions[claim.id] = session
+        # Checked after the session is registered: either abandon() finds the session, or this line finds the claim.
+        if claim.id in self._abandoned:
+            self._sessions.finish(session)
+            return await self._refuse_abandoned(claim)
         try:
-            asked = taking.at_once()
-            if link.ttl != ttl:
-                asked = [sql.keep_for(ttl), *asked]
-                link.ttl = ttl
-            elif queue and self._contended and (patience is None or patience > HASTY):
-                self._seats.line_up(seat, patience)
-                return seat.waiting()
-            seat.replies = link.say(asked)
-            reply_timeout = time_to_answer(limit, seat.patience)
-            if not await link.hear(seat.replies, reply_timeout):
-                if link.open:
-                    raise OutcomeUnknown(f"{self._links.address}: no answer within {reply_timeout:.3g} s")
-                await self._seats.end(seat, limit)
+            batch = statements.try_lock()
+            if connection.ttl != ttl:
+                batch = [sql.set_ttl(ttl), *batch]
+                connection.ttl = ttl
+            session.replies = connection.send(batch)
+            reply_timeout = time_to_answer(deadline, session.patience)
+            if not await connection.receive(session.replies, reply_timeout):
+                if connection.open:
+                    raise OutcomeUnknown(f"{self._pool.address}: no reply within {reply_timeout:.3g} s")
+                await self._sessions.end(session, deadline)
                 return None
-            return await self._tried(seat, queue, patience)
+            return await self._finish_try(session, queue, timeout)
         finally:
-            seat.give()
+            session.give()
 
-    async def _overtaken(self, claim: Claim) -> Waiting:
-        """Have whoever asks for a claim that was given up wait for the news of it."""
-        await self._runtime.sleep(OVERTAKEN)
+    async def _refuse_abandoned(self, claim: Claim) -> Waiting:
+        """Let the caller of an abandoned claim wait; it learns from its client that the claim was abandoned."""
+        await self._runtime.sleep(ABANDONED_PAUSE)
         return Waiting(claim, self._runtime.now())
 
-    async def _tried(self, seat: Seat, queue: bool, patience: float | None) -> Grant | Waiting:
-        """Take in the answer to a try; line up if it was in vain."""
-        token = await self._seats.minted(seat)
-        if token:
-            return seat.grant(seat.sent)
-        if not queue:
-            self._seats.let_go(seat)
-            return seat.waiting()
-        self._contended = True
-        self._seats.line_up(seat, patience)
-        return seat.waiting()
+    async def _finish_try(self, session: MySQLSession, queue: bool, timeout: float | None) -> Grant | Waiting:
+        """Read the reply to a try; enqueue the claim if another session holds the lock."""
+        if await self._sessions.read_token(session):
+            return session.grant(session.sent_at)
+        if queue:
+            self._sessions.enqueue(session, timeout)
+        else:
+            self._sessions.finish(session)
+        return session.waiting()
 
-    async def _reenter(self, seat: Seat, queue: bool, limit: Deadline) -> Grant | Waiting | None:
-        """Go on with what an earlier attempt of the same claim has left; None if that is nothing."""
-        if not await seat.take(limit.at_most(seat.patience)):
-            raise OutcomeUnknown(f"{self._links.address}: an earlier attempt is still under way")
+    async def _resume(self, session: MySQLSession, queue: bool, deadline: Deadline) -> Grant | Waiting | None:
+        """Continue an earlier attempt of the same claim; None if it left nothing on the server."""
+        if not await session.take(deadline.at_most(session.patience)):
+            raise OutcomeUnknown(f"{self._pool.address}: an earlier attempt has no reply yet")
         try:
-            if not self._seats.is_current(seat):
+            if not self._sessions.is_current(session):
                 return None
-            if not seat.link.open:
-                await self._seats.end(seat, limit)
+            if not session.connection.open:
+                await self._sessions.end(session, deadline)
                 return None
-            if seat.stage is Stage.HELD:
-                return await self._seats.confirm(seat, limit)
-            reply_timeout = time_to_answer(limit, seat.patience) if seat.stage is Stage.TRYING else 0.0
-            if not await seat.link.hear(seat.replies, reply_timeout):
-                if not seat.link.open:
-                    await self._seats.end(seat, limit)
+            if session.stage is Stage.HELD:
+                return await self._sessions.confirm(session, deadline)
+            trying = session.stage is Stage.TRYING
+            reply_timeout = time_to_answer(deadline, session.patience) if trying else 0.0
+            if not await session.connection.receive(session.replies, reply_timeout):
+                if not session.connection.open:
+                    await self._sessions.end(session, deadline)
                     return None
-                if seat.stage is Stage.TRYING:
-                    raise OutcomeUnknown(f"{self._links.address}: no answer within {reply_timeout:.3g} s")
+                if trying:
+                    raise OutcomeUnknown(f"{self._pool.address}: no reply within {reply_timeout:.3g} s")
                 if not queue:
-                    await self._seats.end(seat, limit)
-                return seat.waiting()
-            if seat.stage is Stage.TRYING:
-                return await self._tried(seat, queue, None)
-            outcome = await self._called(seat, limit)
+                    await self._sessions.end(session, deadline)
+                return session.waiting()
+            if trying:
+                return await self._finish_try(session, queue, None)
+            outcome = await self._finish_wait(session, deadline)
             if isinstance(outcome, Waiting) and not queue:
-                await self._seats.end(seat, limit)
+                await self._sessions.end(session, deadline)
             return outcome
         finally:
-            seat.give()
+            session.give()
 
-    # ------------------------------------------------------------------ waiting for it
+    # ------------------------------------------------------------------ wait
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for the server to answer what was asked when we lined up: for that, it is never asked anew."""
+        """Wait for the reply to the GET_LOCK that the attempt has sent; the claim keeps its position in the queue."""
         until = None if patience is None else self._runtime.now() + patience
-        seat = self._seats.get(waiting.claim.id)
-        if seat is not None and seat.stage is Stage.WAITING and await seat.take(timeout):
+        session = self._sessions.get(waiting.claim.id)
+        if session is not None and session.stage is Stage.WAITING and await session.take(timeout):
             try:
-                outcome = await self._waited(seat, timeout, until)
+                outcome = await self._wait_on(session, timeout, until)
             finally:
-                seat.give()
+                session.give()
             if outcome is not None:
                 return outcome
-        return await self.attempt(
-            waiting.claim, queue=True, patience=None if until is None else until - self._runtime.now()
-        )
+        left = None if until is None else until - self._runtime.now()
+        return await self.attempt(waiting.claim, queue=True, patience=left)
 
-    async def _waited(self, seat: Seat, timeout: float, until: float | None) -> Grant | Waiting | None:
-        """Wait on the claim's own connection; None if it has to be asked for anew."""
-        if not self._seats.is_current(seat):
-            return None  # abandoned meanwhile
-        heard = await seat.link.hear(seat.replies, timeout)
-        limit = limit_of(self._runtime.now, None if until is None else until - self._runtime.now())
-        if heard:
-            return await self._called(seat, limit)
-        if seat.link.open and await self._is_in_line(seat, limit):
-            return seat.waiting()
-        await self._seats.end(seat, limit)
+    async def _wait_on(self, session: MySQLSession, timeout: float, until: float | None) -> Grant | Waiting | None:
+        """Wait on the claim's session; None if the session is gone and the claim has to attempt again."""
+        if not self._sessions.is_current(session):
+            return None  # it was abandoned
+        quarter = session.claim.ttl / 4
+        if timeout > quarter:  # spread the lookups below: each needs a connection, and many waiters may start together
+            timeout = quarter + self._runtime.random() * (timeout - quarter)
+        replied = await session.connection.receive(session.replies, timeout)
+        deadline = limit_of(self._runtime.now, None if until is None else until - self._runtime.now())
+        if replied:
+            return await self._finish_wait(session, deadline)
+        if session.connection.open and await self._is_enqueued(session, deadline):
+            return session.waiting()
+        await self._sessions.end(session, deadline)
         return None
 
-    async def _is_in_line(self, seat: Seat, limit: Deadline) -> bool:
-        """Return whether the server still has our session; looked up now and then, over another connection.
+    async def _is_enqueued(self, session: MySQLSession, deadline: Deadline) -> bool:
+        """Return whether the server still has the session of a waiter; looked up every quarter of the ttl.
 
-        A connection that died without a word, or a server that hangs, would else be waited for without end.
+        Without the lookup, a waiter whose connection died silently, or whose server hangs, would wait forever.
         """
         now = self._runtime.now()
-        if now - seat.heard >= seat.claim.ttl / 4:
-            if not await self._links.lives(seat.link, seat.heard, seat.patience, limit):
+        if now - session.checked_at >= session.claim.ttl / 4:
+            if not await self._pool.session_exists(session.connection, session.patience, deadline):
                 return False
-            seat.heard = now
+            session.checked_at = now
         return True
 
-    async def _called(self, seat: Seat, limit: Deadline) -> Grant | Waiting | None:
-        """Take in the answer to a wait; None if the lock was ours but is gone again."""
-        said = seat.replies[0].answer
+    async def _finish_wait(self, session: MySQLSession, deadline: Deadline) -> Grant | Waiting | None:
+        """Read the reply to a wait; None if the session got the lock and has lost it again."""
+        locked = session.replies[0].value
         try:
-            token = await self._seats.minted(seat)
+            token = await self._sessions.read_token(session)
         except OutcomeUnknown:
-            if seat.link.open:
+            if session.connection.open:
                 raise
-            # The session has ended since it was let in: we were stopped for longer than the ttl.
-            await self._seats.end(seat, limit)
+            # The session ended after it got the lock: this process was stopped for longer than the ttl.
+            await self._sessions.end(session, deadline)
             return None
         if token:
-            # The server counts from when it let us have the lock, which may have been long before we came to see it.
-            waited = self._runtime.now() - seat.sent
-            self._contended = waited > SOON
-            if waited <= seat.claim.ttl / 3:
-                return seat.grant(seat.sent)
-            return await self._seats.confirm(seat, limit)
-        if isinstance(said, Rows) and said.rows == [(b"0",)]:
-            self._seats.line_up(seat, None)
-            return seat.waiting()
-        # NULL: killed, a deadlock, out of memory. Never a grant.
-        await self._seats.end(seat, limit)
-        raise EngineUnavailable(f"{self._links.address} broke off the wait: GET_LOCK answered NULL")
+            # The server counts the ttl from the grant, which may have been long before this process read the reply.
+            if self._runtime.now() - session.sent_at <= session.claim.ttl / 3:
+                return session.grant(session.sent_at)
+            return await self._sessions.confirm(session, deadline)
+        if isinstance(locked, Rows) and locked.rows == [(b"0",)]:  # GET_LOCK timed out
+            self._sessions.enqueue(session, None)
+            return session.waiting()
+        # GET_LOCK returned NULL: the statement was killed, deadlocked, or out of memory. That is never a grant.
+        await self._sessions.end(session, deadline)
+        raise EngineUnavailable(f"{self._pool.address} interrupted the wait: GET_LOCK returned NULL")
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind: the session ends, and with it whatever it has or waits for."""
-        if len(self._abandoned) >= ABANDONED_KEPT:
-            for id in list(self._abandoned)[: ABANDONED_KEPT // 2]:
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        if len(self._abandoned) >= MAX_ABANDONED:
+            for id in list(self._abandoned)[: MAX_ABANDONED // 2]:
                 self._abandoned.pop(id, None)
         self._abandoned[claim.id] = None
-        seat = self._seats.get(claim.id)
-        if seat is None:
+        session = self._sessions.get(claim.id)
+        if session is None:
             return
-        limit = limit_of(self._runtime.now, 0.0)
-        if seat.stage is Stage.HELD and await seat.take(limit.at_most(seat.patience)):
+        deadline = limit_of(self._runtime.now, 0.0)
+        if session.stage is Stage.HELD and await session.take(deadline.at_most(session.patience)):
             try:
-                if not self._seats.is_current(seat):
+                if not self._sessions.is_current(session):
                     return
-                if seat.link.open and await self._seats.given_back(seat, limit) is not None:
+                if session.connection.open and await self._sessions.unlock(session, deadline) is not None:
                     return
             finally:
-                seat.give()
-        await self._seats.end(seat, limit)
+                session.give()
+        await self._sessions.end(session, deadline)
 
-    # ------------------------------------------------------------------ keeping it, giving it back
+    # ------------------------------------------------------------------ renew and release
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Speak on the connection of each, all at once, which is what the server counts from; and look whose the lock is."""
-        answers = [Renewal.LOST] * len(grants)
-        ours: list[tuple[int, Seat]] = []
-        silent: list[Seat] = []
-        until = self._runtime.now() + SHORTEST  # for all together: those that are stuck must not hold up the others
+        """Ask on the session of each grant who holds its lock. The server counts the ttl from that statement."""
+        results = [Renewal.LOST] * len(grants)
+        sessions: list[tuple[int, MySQLSession]] = []
+        silent: list[MySQLSession] = []
+        until = self._runtime.now() + MIN_TIMEOUT  # for all together: one busy session must not delay the others
         try:
-            for place, grant in enumerate(grants):
-                seat = self._seats.get(grant.claim.id)
-                if seat is None or seat.token != grant.token or seat.stage is not Stage.HELD:
+            for index, grant in enumerate(grants):
+                session = self._sessions.get(grant.claim.id)
+                if session is None or session.token != grant.token or session.stage is not Stage.HELD:
                     continue
-                if not await seat.take(until - self._runtime.now()):
-                    answers[place] = Renewal.UNKNOWN
-                elif self._seats.is_current(seat):
-                    ours.append((place, seat))
+                if not await session.take(until - self._runtime.now()):
+                    results[index] = Renewal.UNKNOWN
+                elif self._sessions.is_current(session):
+                    sessions.append((index, session))
                 else:
-                    seat.give()  # released meanwhile
-            asked = [(seat.link, seat.link.say([sql.is_mine(seat.key)])[0]) for _, seat in ours]
-            # The shortest ttl counts: one connection that is stuck must not cost another its lease.
-            await hear_all(self._runtime, asked, min((seat.patience for _, seat in ours), default=0.0))
-            for (place, seat), (link, reply) in zip(ours, asked, strict=True):
-                if reply.answer is NO_REPLY and link.open:
-                    answers[place] = Renewal.UNKNOWN
-                    silent.append(seat)
-                elif self._seats.is_held(seat, reply):
-                    answers[place] = Renewal.RENEWED
+                    session.give()  # released in the meantime
+            requests = [
+                (session.connection, session.connection.send([sql.lock_holder(session.key)])[0])
+                for _, session in sessions
+            ]
+            # The shortest timeout counts: one dead connection must not cost another session its lease.
+            await receive_all(self._runtime, requests, min((session.patience for _, session in sessions), default=0.0))
+            for (index, session), (connection, reply) in zip(sessions, requests, strict=True):
+                if reply.value is NO_REPLY and connection.open:
+                    results[index] = Renewal.UNKNOWN
+                    silent.append(session)
+                elif self._sessions.is_held(session, reply):
+                    results[index] = Renewal.RENEWED
                 else:
-                    self._seats.drop(seat)
+                    self._sessions.drop(session)
         finally:
-            for _, seat in ours:
-                seat.give()
+            for _, session in sessions:
+                session.give()
         if silent:
-            # In the background: the other leases of this batch must not wait for it.
-            with suppress(RuntimeError):  # no more threads: the next renewal looks
+            # In the background: the other leases of this batch must not wait for the lookup.
+            with suppress(RuntimeError):  # no thread could be started: the next renewal looks them up
                 self._runtime.spawn(self._look_up(silent), "fencelock-lookup")
-        return answers
+        return results
 
-    async def _look_up(self, seats: list[Seat]) -> None:
-        """Ask over another connection who has the locks; the next renewal reports those that are not ours any more as lost.
+    async def _look_up(self, sessions: list[MySQLSession]) -> None:
+        """Ask over another connection who holds the locks, and drop the sessions that do not: the next renewal reports LOST.
 
-        A firewall that has forgotten a connection swallows renewals, and the news that the server has ended the session.
+        A firewall that has dropped a connection swallows renewals, and the news that the server has ended the session.
         """
-        limit = Deadline(self._runtime.now, min(seat.patience for seat in seats))
+        deadline = Deadline(self._runtime.now, min(session.patience for session in sessions))
         with suppress(FencelockError):  # nothing is known; the next renewal asks again
-            found = await self._links.run(*(sql.is_mine(seat.key) for seat in seats), limit=limit)
-            for seat, answer in zip(seats, found, strict=True):
-                if rows_of(answer) != [(str(seat.link.id).encode(),)]:
-                    self._seats.drop_ended(seat)
+            found = await self._pool.run(*(sql.lock_holder(session.key) for session in sessions), deadline=deadline)
+            for session, holder in zip(sessions, found, strict=True):
+                if rows_of(holder) != [(str(session.connection.id).encode(),)]:
+                    self._sessions.drop_ended(session)
 
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock; the server lets the next in."""
-        seat = self._seats.get(grant.claim.id)
-        if seat is None or seat.token != grant.token:
+        """Release the lock, which the server grants to the next waiter. Return False if this grant no longer held it."""
+        session = self._sessions.get(grant.claim.id)
+        if session is None or session.token != grant.token:
             return False
-        ours = None
+        held = None
         ended = False
-        limit = Deadline(self._runtime.now, seat.patience)
-        if await seat.take(limit.at_most(seat.patience)):  # else a renewal is not answered
+        deadline = Deadline(self._runtime.now, session.patience)
+        if await session.take(deadline.at_most(session.patience)):  # False: a renewal has no reply yet
             try:
-                if not self._seats.is_current(seat):
+                if not self._sessions.is_current(session):
                     return False
-                ended = not seat.link.connection.alive()
+                ended = not session.connection.transport.alive()
                 if not ended:
-                    ours = await self._seats.given_back(seat, limit)
+                    held = await self._sessions.unlock(session, deadline)
             finally:
-                seat.give()
-        if ours is None:
-            await self._seats.end(seat, limit)
+                session.give()
+        if held is None:
+            await self._sessions.end(session, deadline)
             if not ended:
                 raise OutcomeUnknown(
-                    f"{self._links.address}: no answer on the session of {grant.claim.name!r}", grant.claim.name
+                    f"{self._pool.address}: no reply on the session of {grant.claim.name!r}", grant.claim.name
                 )
-        return bool(ours)
+        return bool(held)
 
-    # ------------------------------------------------------------------ looking, forcing, ending
+    # ------------------------------------------------------------------ administration
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        return await self._looks.inspect(name)
+        """Return the holders and waiters of a name."""
+        return await self._inspector.inspect(name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
-        for name in await self._looks.names(prefix):
+        """Yield the names that had a holder or a waiter at the time of the call."""
+        for name in await self._inspector.names(prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """End the session that holds the lock."""
-        return await self._looks.force_release(name)
+        """Kill the session that holds the lock."""
+        return await self._inspector.force_release(name)
 
     async def close(self) -> None:
-        """Close all connections; whoever still waits on one learns of it."""
-        self._links.close()
+        """Close all connections; calls that wait on one fail."""
+        self._pool.close()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: connections are copied, and the child does not use them."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and makes its own."""
+        """In the child, drop the parent's sessions and connections without sending anything on them."""
         if child:
-            self._seats.clear()
-            self._links.forget()
+            self._sessions.clear()
+            self._pool.detach_after_fork()
 
     async def _known_names(self) -> sql.Names:
-        await self._links.know()
+        """Connect if necessary, and return how names are written."""
+        await self._pool.ensure_connected()
         return self._names()
 
     def _names(self) -> sql.Names:
-        """Return how names are written; there was a connection before."""
-        return sql.Names(self._links.database or "", self._namespace)
+        """Return how names are written; only valid after the first connection."""
+        return sql.Names(self._pool.database or "", self._namespace)

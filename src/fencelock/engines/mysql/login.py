@@ -1,4 +1,4 @@
-"""The login: what the server greets with, what we answer, and how a password is proved without being sent. No I/O."""
+"""The login: the server's greeting, the handshake response, and the authentication methods. No I/O."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hashlib import sha1, sha256
 from typing import NamedTuple
 
 from fencelock.engines.mysql.packets import packet, read_error
-from fencelock.engines.mysql.place import Place
+from fencelock.engines.mysql.url import MySQLUrl
 
 LONG_PASSWORD, WITH_DATABASE, PROTOCOL_41, TLS = 0x1, 0x8, 0x200, 0x800
 TRANSACTIONS, SECURE, PLUGINS = 0x2000, 0x8000, 0x80000
-WANTED = LONG_PASSWORD | WITH_DATABASE | PROTOCOL_41 | TRANSACTIONS | SECURE | PLUGINS
+CAPABILITIES = LONG_PASSWORD | WITH_DATABASE | PROTOCOL_41 | TRANSACTIONS | SECURE | PLUGINS
 UTF8MB4 = 45
 PACKET_MAX = 1 << 24
 
@@ -18,74 +18,74 @@ NATIVE, CACHING, CLEAR = "mysql_native_password", "caching_sha2_password", "mysq
 
 
 class Greeting(NamedTuple):
-    """What a server says first."""
+    """The first packet of a server."""
 
     version: str
-    abilities: int
+    capabilities: int
     nonce: bytes
     plugin: str
-    id: int = 0
-    """The session's number, of which a greeting has the last 32 bits."""
+    session_id: int = 0
+    """The last 32 bits of the session's id."""
 
     @property
     def mariadb(self) -> bool:
-        """Whether it is MariaDB rather than MySQL."""
+        """Whether the server is MariaDB, not MySQL."""
         return "mariadb" in self.version.lower()
 
 
 def read_greeting(body: bytes) -> Greeting:
-    """Read it; raise what the server says instead, or ValueError if it is none."""
+    """Parse a greeting. Raises the ServerError that the server sent in its place, or ValueError."""
     if body[:1] == b"\xff":
         raise read_error(body)
     if body[:1] != b"\x0a":
-        raise ValueError("this is not a MySQL server, or one of before the year 2000")
+        raise ValueError("this is not a MySQL server, or one older than MySQL 4.1")
     end = body.index(b"\0", 1)
     rest = body[end + 1 :]
     if len(rest) < 31:
-        raise ValueError("the greeting is cut short")
-    abilities = int.from_bytes(rest[13:15], "little") | int.from_bytes(rest[18:20], "little") << 16
+        raise ValueError("the greeting is too short")
+    capabilities = int.from_bytes(rest[13:15], "little") | int.from_bytes(rest[18:20], "little") << 16
     nonce = rest[4:12] + rest[31 : 31 + max(12, rest[20] - 9)]
     plugin = rest[31 + max(13, rest[20] - 8) :].partition(b"\0")[0].decode(errors="replace")
     return Greeting(
         body[1:end].decode(errors="replace"),
-        abilities,
+        capabilities,
         nonce[:20],
         plugin or NATIVE,
         int.from_bytes(rest[:4], "little"),
     )
 
 
-def ask_for_tls() -> bytes:
-    """Return what is said in the clear before TLS begins."""
-    return packet(1, _abilities(tls=True))
+def tls_request() -> bytes:
+    """Return the packet that asks the server to start TLS."""
+    return packet(1, _capabilities(tls=True))
 
 
-def _abilities(*, tls: bool) -> bytes:
-    abilities = WANTED | TLS if tls else WANTED
-    return abilities.to_bytes(4, "little") + PACKET_MAX.to_bytes(4, "little") + bytes((UTF8MB4,)) + bytes(23)
+def _capabilities(*, tls: bool) -> bytes:
+    capabilities = CAPABILITIES | TLS if tls else CAPABILITIES
+    return capabilities.to_bytes(4, "little") + PACKET_MAX.to_bytes(4, "little") + bytes((UTF8MB4,)) + bytes(23)
 
 
 class Login:
-    """One login, step by step: each packet from the server is answered, until it is content."""
+    """One login: returns the response to each packet of the server until the server accepts it."""
 
-    def __init__(self, place: Place, greeting: Greeting) -> None:
-        self._password = place.password.encode()
-        self._user, self._database = place.user.encode(), place.database.encode()
-        self._encrypted = place.tls is not None
-        self._safe = self._encrypted or place.local
+    def __init__(self, url: MySQLUrl, greeting: Greeting) -> None:
+        self._password = url.password.encode()
+        self._user, self._database = url.user.encode(), url.database.encode()
+        self._encrypted = url.tls is not None
+        self._safe = self._encrypted or url.local
         self._nonce, self._plugin = greeting.nonce, greeting.plugin
 
-    def begin(self) -> bytes:
-        """Return the answer to the greeting."""
+    def first_packet(self) -> bytes:
+        """Return the response to the greeting."""
         if self._plugin not in (NATIVE, CACHING):
-            self._plugin = NATIVE  # the server will ask for another, if it has to
+            self._plugin = NATIVE  # the server asks for another plugin if the user needs one
         proof = self._proof()
-        body = _abilities(tls=self._encrypted) + self._user + b"\0" + bytes((len(proof),)) + proof
+        body = _capabilities(tls=self._encrypted) + self._user + b"\0" + bytes((len(proof),)) + proof
         body += self._database + b"\0" + self._plugin.encode() + b"\0"
         return packet(2 if self._encrypted else 1, body)
 
-    def answer(self, number: int, body: bytes) -> bytes | None:
-        """Return what to say to a packet, None if we are in. Raise what the server refuses with."""
+    def respond(self, number: int, body: bytes) -> bytes | None:
+        """Return the response to a packet; None if the login succeeded. Raises ServerError, or ValueError."""
         kind = body[:1]
         if kind == b"\x00":
             return None
@@ -97,7 +97,7 @@ class Login:
             return packet(number + 1, self._proof())
         if kind == b"\x01" and self._plugin == CACHING:
             return self._more(number, body[1:])
-        raise ValueError("the server says something that no login knows")
+        raise ValueError("the server sent an unknown packet during the login")
 
     def _proof(self) -> bytes:
         if not self._password:
@@ -111,24 +111,24 @@ class Login:
         if self._plugin == CLEAR and self._safe:
             return self._password + b"\0"
         raise ValueError(
-            f"the user is to log in by {self._plugin}, which fencelock does not know"
+            f"the user has to log in by {self._plugin}, which fencelock does not support"
             + (" without TLS" if self._plugin == CLEAR else "")
-            + f"; it knows {NATIVE} and {CACHING}"
+            + f"; it supports {NATIVE} and {CACHING}"
         )
 
     def _more(self, number: int, body: bytes) -> bytes:
-        """Go on with a password that the server does not remember: it has to have it as it is."""
+        """Send the password itself: the server has not cached its hash. Without TLS, the server's key encrypts it."""
         if body == b"\x04":
-            # Without TLS, under the server's own key: that is asked for first.
+            # 0x02 asks for the server's public key.
             return packet(number + 1, self._password + b"\0" if self._safe else b"\x02")
-        return packet(number + 1, _sealed(_xor(self._password + b"\0", self._nonce), body))
+        return packet(number + 1, _encrypt(_xor(self._password + b"\0", self._nonce), body))
 
 
 def _xor(data: bytes, key: bytes) -> bytes:
-    return bytes(byte ^ key[place % len(key)] for place, byte in enumerate(data))
+    return bytes(byte ^ key[index % len(key)] for index, byte in enumerate(data))
 
 
-def _sealed(secret: bytes, key: bytes) -> bytes:
+def _encrypt(secret: bytes, key: bytes) -> bytes:
     try:
         from cryptography.hazmat.primitives.asymmetric import padding, rsa
         from cryptography.hazmat.primitives.hashes import SHA1

@@ -1,4 +1,4 @@
-"""Records: a line each in an InnoDB table, by the server's clock; a write is bound to the version that it was decided on."""
+"""Records: one row each in an InnoDB table, by the server's clock. A write names the version that it replaces."""
 
 from __future__ import annotations
 
@@ -7,47 +7,48 @@ from collections.abc import Awaitable, Callable
 from fencelock.core.engine import never_repeated
 from fencelock.core.records import Entry, Record, Written
 from fencelock.engines.mysql import statements as sql
-from fencelock.engines.mysql.links import Links, rows_of
 from fencelock.engines.mysql.packets import Ok, ServerError
+from fencelock.engines.mysql.pool import MySQLPool, rows_of
 
 
-class MysqlRecords:
+class MySQLRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(self, links: Links, names: Callable[[], Awaitable[sql.Names]]) -> None:
-        self._links = links
+    def __init__(self, pool: MySQLPool, names: Callable[[], Awaitable[sql.Names]]) -> None:
+        self._pool = pool
         self._names = names
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
-        there, now = await self._find((await self._names()).key(key))
-        return None if there is None else there.seen(now)
+        """Return the record, or None."""
+        found, now = await self._find((await self._names()).key(key))
+        return None if found is None else found.seen(now)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Look, decide, and write if nobody else has meanwhile; else look again. No lock is held between the two."""
+        """Read, decide, and write unless another client has written in between; then start over. No lock is held."""
         name = (await self._names()).key(key)
-        version = await self._links.mint()
+        version = await self._pool.mint_token()
         while True:
-            there, now = await self._find(name)
-            if there is not None and there.version == version:  # written, and yet the server said that it broke it off
-                return Written(True, there.seen(now))
-            if expect if there is None else not there.allows(now, token, expect):
-                return Written(False, None if there is None else there.seen(now))
-            line = sql.Line(name, key, value, token, version, ttl)
-            statement = line.insert() if there is None else line.update(there.version, alive=there.ends > now)
+            found, now = await self._find(name)
+            # An earlier write that the server reported as interrupted may have happened all the same.
+            if found is not None and found.version == version:
+                return Written(True, found.seen(now))
+            if expect if found is None else not found.allows(now, token, expect):
+                return Written(False, None if found is None else found.seen(now))
+            row = sql.RecordRow(name, key, value, token, version, ttl)
+            statement = row.insert() if found is None else row.update(found.version, alive=found.ends > now)
             with never_repeated("the write", "Read it", key):
-                (answer,) = await self._links.run(statement, check=False, repeat=False)
-            if isinstance(answer, ServerError) and answer.code not in sql.INTERRUPTED:
-                self._links.check(answer)
-            if isinstance(answer, Ok) and answer.affected:
-                await self._links.run(sql.FORGET, check=False)
+                (reply,) = await self._pool.run(statement, check=False, repeat=False)
+            if isinstance(reply, ServerError) and reply.code not in sql.INTERRUPTED:
+                self._pool.check(reply)
+            if isinstance(reply, Ok) and reply.affected:
+                await self._pool.run(sql.PRUNE_RECORDS, check=False)
                 return Written(True, Entry(value, token, version, now + ttl).seen(now))
 
     async def _find(self, name: str) -> tuple[Entry | None, float]:
-        """Return what there is, and the server's time."""
-        (found,) = await self._links.run(sql.find_record(name))
-        for now, value, token, version, ends in rows_of(found):
+        """Return the stored entry, expired or not, and the server's time."""
+        (reply,) = await self._pool.run(sql.find_record(name))
+        for now, value, token, version, ends in rows_of(reply):
             return Entry(value, int(token or 0), int(version or 0), int(ends or 0) / 1e6), int(now or 0) / 1e6
         return None, 0.0

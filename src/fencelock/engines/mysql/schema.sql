@@ -1,16 +1,16 @@
--- What fencelock keeps in a database of MySQL or MariaDB. Every statement may be repeated, by several at once.
+-- The tables of fencelock in a MySQL or MariaDB database. Every statement may be repeated, also by several clients at once.
 
--- The version of this layout (releases that disagree about it must not share a database), and the only promise that is kept on
--- disk: no token above `reserved` has ever been granted. So a server that crashed goes on above it.
+-- The version of this layout (releases with different layouts must not share a database), and the highest token that may have
+-- been granted. A server that crashed continues above `reserved`.
 CREATE TABLE IF NOT EXISTS fencelock_layout (
   id TINYINT NOT NULL PRIMARY KEY,
   version INT NOT NULL,
   reserved BIGINT NOT NULL
 ) ENGINE=InnoDB;
 
--- Who holds what, for people to see (what keeps others out is GET_LOCK alone), and where tokens come from. In memory, so that a
--- grant does not wait for the disk: a restart ends all locks, too, and whoever comes first then begins above what was reserved,
--- with the line of connection 0.
+-- The holders, for `inspect` (only GET_LOCK excludes other clients), and the token counter. In memory, so that a grant does not
+-- wait for the disk: a restart ends all locks as well. The first client after a restart inserts the row of connection 0, which
+-- sets the counter above `reserved`.
 CREATE TABLE IF NOT EXISTS fencelock_holders (
   token BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
   connection BIGINT UNSIGNED NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
   KEY by_space (space)
 ) ENGINE=MEMORY;
 
--- What is remembered beside the locks; `ends` is in µs, by the server's clock. A value that is NULL was forgotten, its token not yet.
+-- Records. `ends` is in µs, by the server's clock. A value of NULL was deleted; its row keeps the token until `ends`.
 CREATE TABLE IF NOT EXISTS fencelock_records (
   record_key CHAR(42) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   name VARBINARY(1024) NOT NULL,
@@ -36,5 +36,5 @@ CREATE TABLE IF NOT EXISTS fencelock_records (
   KEY by_end (ends)
 ) ENGINE=InnoDB;
 
--- Last, so that whoever finds it finds all the rest.
+-- Last: a client that finds this row also finds all tables.
 INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 2, 0);

@@ -1,4 +1,4 @@
-"""Every statement that the engine sends. Whatever users hand in is written in hexadecimal, so that none of it is ever SQL."""
+"""Every statement that the engine sends. Names, owners and values are in hexadecimal, so none is parsed as SQL."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ from typing import NamedTuple
 from fencelock.model import Claim
 
 LAYOUT = 2
-AHEAD = 1_000_000
-"""Tokens that are reserved at a time: a second of the clock, in µs, by which they are begun after a restart."""
+RESERVED_AHEAD = 1_000_000
+"""Tokens that are reserved at a time: one second of the clock (in µs), at which the counter starts after a restart."""
 LABEL = "fencelock-waiter"
 CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
-"""The server's clock in µs; sessions are in UTC, as an hour that comes twice would make it go back."""
+"""The server's clock in µs. Sessions run in UTC: the end of daylight saving time would set the clock back."""
 
-WHO = (
+SESSION_INFO = (
     "SELECT CONNECTION_ID(), DATABASE(), @@GLOBAL.read_only, @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.log_bin, "
     "@@GLOBAL.sync_binlog"
 )
-CLUSTER = (
+CLUSTER_VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
     "('wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
 )
 VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
-HERE = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
-"""Which server this is: one that was a replica has the lines of another, and perhaps not the last of them."""
-FIRST = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {HERE}"
+SERVER_ID = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
+"""Identifies the server: a promoted replica has the rows of its former primary, perhaps not the last ones."""
+FIRST_TOKEN = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {SERVER_ID}"
 COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 MYSQL_HOST = f"SELECT COALESCE((SELECT HOST FROM performance_schema.processlist WHERE ID = CONNECTION_ID()), ({HOST}))"
-"""The same without going through all sessions, which MySQL does, unless the performance schema is switched off."""
+"""The same from the performance schema, if that is on: MySQL's PROCESSLIST reads all sessions to find one."""
 UPTIME = "SHOW GLOBAL STATUS LIKE 'Uptime'"
-SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST"
 RELEASE_ALL = "SELECT RELEASE_ALL_LOCKS()"
 
-NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE, FULL = 1094, 1095, 1146, 1114
+NO_SUCH_THREAD, NOT_THE_OWNER, NO_SUCH_TABLE, TABLE_FULL = 1094, 1095, 1146, 1114
 NO_MEMORY_TABLES = frozenset({1286, 1290, 3161})
-"""The administrator allows other kinds of tables only (or, 1290, no tables at all)."""
+"""The server is configured to refuse MEMORY tables (1290 may also mean that it is read-only)."""
 INTERRUPTED = frozenset({1053, 1205, 1213, 1317, 1927, 1969, 3024})
-"""A statement was broken off: by a KILL, a deadlock, a limit of time, the end of the server."""
+"""The server interrupted a statement: a KILL, a deadlock, a time limit, or its own shutdown."""
 
 
 def weakness(flush: bytes | None, log_bin: bytes | None, sync_binlog: bytes | None) -> str:
-    """Return which setting lets the server forget a commit when its machine crashes, or "".
+    """Return the setting that lets the server lose a commit when its machine crashes, or "".
 
-    With a binary log, InnoDB leaves the last sync of a commit to that log: a commit that the log has lost is rolled back.
+    With a binary log, InnoDB leaves the sync of a commit to that log, and rolls back commits that the log has lost.
 
     >>> weakness(b"1", b"0", b"0"), weakness(b"2", b"0", b"0")
     ('', 'innodb_flush_log_at_trx_commit is 2; set it to 1')
@@ -62,44 +61,44 @@ def weakness(flush: bytes | None, log_bin: bytes | None, sync_binlog: bytes | No
 
 
 def script() -> str:
-    """Return what makes the tables, with what is to be said of them."""
+    """Return the statements that create the tables, with comments."""
     return (files(__package__) / "schema.sql").read_text("utf-8")
 
 
 def schema() -> list[str]:
-    """Return what makes the tables, statement by statement."""
+    """Return the statements that create the tables, one by one."""
     plain = "\n".join(line for line in script().splitlines() if not line.startswith("--"))
     return [statement.strip() for statement in plain.split(";") if statement.strip()]
 
 
-def settle(ttl: int, *, mariadb: bool) -> str:
-    """Make the session what we need, whatever the server's settings or its init_connect have made of it.
+def configure_session(ttl: int, *, mariadb: bool) -> str:
+    """Set every variable that the statements depend on: server settings or init_connect may have changed it.
 
-    Its ttl, no limit to how long a statement waits, and statements that mean what they say.
+    The session gets its ttl and no limit on the time of a statement.
     """
-    limit = "max_statement_time = 0" if mariadb else "max_execution_time = 0"
+    time_limit = "max_statement_time = 0" if mariadb else "max_execution_time = 0"
     mode = "time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0"
-    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {mode}, {limit}"
+    return f"SET SESSION wait_timeout = {ttl}, autocommit = 1, {mode}, {time_limit}"
 
 
-def keep_for(ttl: int) -> str:
-    """Have the server end the session when nothing was heard of it for so many seconds."""
+def set_ttl(ttl: int) -> str:
+    """Let the server end the session after so many seconds without a statement."""
     return f"SET SESSION wait_timeout = {ttl}"
 
 
 class Names(NamedTuple):
-    """How the names of one namespace in one database are written."""
+    """Maps the lock names of one namespace in one database to names of user-level locks."""
 
     database: str
     namespace: str
 
     @property
     def space(self) -> str:
-        """What tells this namespace from others, on the whole server."""
+        """The namespace's identifier on the whole server."""
         return _hash(8, self.database, self.namespace).hex()
 
     def key(self, name: str) -> str:
-        """Return the name of the user-level lock: these ignore case, may have 64 characters, and are the whole server's."""
+        """Return the name of the user-level lock. Such names ignore case, have at most 64 characters, and are server-wide."""
         return "fencelock:" + b32encode(_hash(20, self.database, self.namespace, name)).decode().lower()
 
 
@@ -111,30 +110,30 @@ def _hash(size: int, *words: str) -> bytes:
     return digest.digest()
 
 
-class Taking(NamedTuple):
-    """The statements that take one lock for one claim; the last of them says whether it is ours, and the token."""
+class LockStatements(NamedTuple):
+    """The statements that acquire one lock for one claim. The last reply tells whether it was granted, and the token."""
 
     claim: Claim
     ttl: int
     key: str
     space: str
 
-    def at_once(self) -> list[str]:
-        """Take it if it is free."""
+    def try_lock(self) -> list[str]:
+        """Acquire the lock if it is free."""
         return [self._mint(f"GET_LOCK('{self.key}', 0) = 1")]
 
-    def in_line(self, seconds: int) -> list[str]:
-        """Wait for it, and mint the token in a statement of its own.
+    def wait_for_lock(self, seconds: int) -> list[str]:
+        """Wait for the lock, then mint the token in a second statement.
 
-        No table may be open while we wait: that would hold up whoever makes a backup, and all others behind it.
+        A statement that waits must not open a table: it would block a backup, and every writer behind that.
         """
         name, owner = self._hex()
         label = f"/* {LABEL} {self.space} {self.ttl} {name} {owner or '-'} */"
-        mine = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
-        return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(mine)]
+        held = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
+        return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(held)]
 
     def _mint(self, condition: str) -> str:
-        """Write down who has the lock, if the condition holds; the line's number is the token."""
+        """Insert the holder's row if the condition holds; its AUTO_INCREMENT number is the token."""
         name, owner = self._hex()
         return (
             f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', "
@@ -145,40 +144,42 @@ class Taking(NamedTuple):
         return self.claim.name.encode().hex(), self.claim.owner.encode().hex()
 
 
-def begin(reserved: int) -> str:
-    """Go on with tokens that are not below the clock, nor below what was ever granted; they never go back."""
+def start_tokens(reserved: int) -> str:
+    """Raise the token counter to the clock and above every reserved token; it never goes back."""
     return (
         f"REPLACE INTO fencelock_holders (token, {COLUMNS[1:]} "
-        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {HERE}, 0)"
+        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {SERVER_ID}, 0)"
     )
 
 
-def reserve(token: int) -> str:
-    """Promise, on disk, that nothing above was granted."""
+def reserve_tokens(token: int) -> str:
+    """Record on disk that tokens up to this one may have been granted."""
     return f"UPDATE fencelock_layout SET reserved = GREATEST(reserved, {token}) WHERE id = 1"
 
 
-SKIP = (
+SKIP_TOKEN = (
     f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '-', '', '', '', 0)",
     "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
 )
-"""Use up a token."""
+"""Mint a token that nobody gets."""
 
-SWEEP = "DELETE FROM fencelock_holders WHERE connection > 0 AND NOT (IS_USED_LOCK(lock_key) <=> connection)"
-"""Forget those whose sessions ended without a release: a line is written after the lock was had, so none is too young."""
+DELETE_STALE_HOLDERS = (
+    "DELETE FROM fencelock_holders WHERE connection > 0 AND NOT (IS_USED_LOCK(lock_key) <=> connection)"
+)
+"""Delete the rows of sessions that ended without a release. A row is inserted after the grant, so none is too young."""
 
 
-FORGET = f"DELETE FROM fencelock_records WHERE ends <= {CLOCK} ORDER BY ends LIMIT 2"
-"""Make room: two for each that is written."""
+PRUNE_RECORDS = f"DELETE FROM fencelock_records WHERE ends <= {CLOCK} ORDER BY ends LIMIT 2"
+"""Delete expired records: at most two after each write."""
 
 
 def find_record(key: str) -> str:
-    """Return a record, and the time."""
+    """Read a record and the server's time."""
     return f"SELECT {CLOCK}, value, token, version, ends FROM fencelock_records WHERE record_key = '{key}'"
 
 
-class Line(NamedTuple):
-    """A record to be written."""
+class RecordRow(NamedTuple):
+    """A record to write."""
 
     key: str
     name: str
@@ -188,14 +189,14 @@ class Line(NamedTuple):
     ttl: float
 
     def insert(self) -> str:
-        """Write it where there is none."""
+        """Insert the record unless there is one."""
         return (
             "INSERT IGNORE INTO fencelock_records (record_key, name, value, token, version, ends) VALUES "
             f"('{self.key}', X'{self.name.encode().hex()}', {self._value}, {self.token}, {self.version}, {self._ends})"
         )
 
     def update(self, version: int, *, alive: bool) -> str:
-        """Write it over a version, unless another has taken that's place or its time has come meanwhile."""
+        """Replace this version of the record, unless it was replaced or has expired in between."""
         return (
             f"UPDATE fencelock_records SET value = {self._value}, token = {self.token}, version = {self.version}, "
             f"ends = {self._ends} WHERE record_key = '{self.key}' AND version = {version} AND (ends > {CLOCK}) = {alive:d}"
@@ -210,18 +211,18 @@ class Line(NamedTuple):
         return f"{CLOCK} + {ceil(self.ttl * 1e6)}"
 
 
-def is_mine(key: str) -> str:
-    """Ask which session holds the lock: a sign of life, too."""
+def lock_holder(key: str) -> str:
+    """Return the id of the session that holds the lock. On the holder's own session, this also restarts its ttl."""
     return f"SELECT IS_USED_LOCK('{key}')"
 
 
 def release(connection: int) -> str:
-    """Give the lock back, and forget who held it. All that the session has: it has no other, and may have it twice."""
+    """Release every lock of the session and delete its row. The session has only one lock, perhaps acquired twice."""
     return f"DELETE FROM fencelock_holders WHERE connection = {connection} AND RELEASE_ALL_LOCKS() > 0"
 
 
 def session(connection: int, host: str) -> str:
-    """Ask whether a session is still there: after a restart of the server its number may be somebody else's."""
+    """Find a session. The host is compared because a restarted server assigns the same ids to other sessions."""
     return f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID = {connection} AND HOST = X'{host.encode().hex()}'"
 
 
@@ -231,7 +232,7 @@ def kill(connection: int) -> str:
 
 
 def holders(condition: str, *, mariadb: bool) -> str:
-    """Return who holds what, the seconds since the session last sent something, and those since the lock was granted."""
+    """Find holders, with the seconds since the session's last statement and since the grant."""
     idle = "p.TIME_MS / 1000" if mariadb else "p.TIME"
     held = "TIMESTAMPDIFF(MICROSECOND, h.granted, NOW(6)) / 1000000"
     return (
@@ -242,7 +243,7 @@ def holders(condition: str, *, mariadb: bool) -> str:
 
 
 def waiters(key: str | None, *, mariadb: bool) -> str:
-    """Return what those who wait have asked, first come first: their statement says who they are."""
+    """Find the statements of waiters, oldest first; a comment in each tells name, owner and ttl."""
     order = "QUERY_ID" if mariadb else "TIME DESC, ID"
     wanted = f"SELECT GET_LOCK('{key or ''}%".replace("'", "''").replace("_", "\\_")
     return (

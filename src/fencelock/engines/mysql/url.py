@@ -1,4 +1,4 @@
-"""Where the server is: what a URL says of host, database, TLS, and who we are there."""
+"""Parses a `mysql://` URL: host, database, login and TLS."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 PORT = 3306
-DIAL_SECONDS = 5.0
-"""How long connecting and logging in may take, unless the URL says otherwise."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for connecting and the login, unless the URL has another connect_timeout."""
 
 HELP = "a MySQL URL is mysql://user:password@host:3306/database, or mysql://user@/database?unix_socket=/path"
 OPTIONS = {"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "connect_timeout", "unix_socket"}
 MODES = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 
 
-class Place(NamedTuple):
-    """What a URL says. A host that begins with a slash is a Unix socket."""
+class MySQLUrl(NamedTuple):
+    """A parsed URL. A host that begins with a slash is the path of a Unix socket."""
 
     host: str
     port: int
@@ -30,28 +30,29 @@ class Place(NamedTuple):
     password: str
     database: str
     tls: SSLContext | None = None
-    seconds: float = DIAL_SECONDS
+    seconds: float = CONNECT_TIMEOUT
+    """The connect timeout. `cli/database.py` reads this name and `local`, too."""
 
     @property
     def address(self) -> str:
-        """Host and port as people write them."""
+        """Host and port, for messages."""
         if self.local:
             return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def local(self) -> bool:
-        """Whether nothing of what is said leaves the machine."""
+        """Whether the server is reached over a Unix socket."""
         return self.host.startswith("/")
 
     def __repr__(self) -> str:
-        return f"<Place {self.address}/{self.database}>"
+        return f"<MySQLUrl {self.address}/{self.database}>"
 
 
-def parse(url: str) -> Place:
-    """Take a URL apart; errors do not quote what may be half of a password."""
+def parse(url: str) -> MySQLUrl:
+    """Parse a URL. Raises InvalidURL, without the parts that may contain a password."""
     parts = _split(url)
-    if parts is None:  # not inside of the handler: its error would quote some of it
+    if parts is None:  # raised outside of the except block: the ValueError may quote the password
         raise InvalidURL(f"{redact(url)!r}: {HELP}; a password's /, ?, # and @ are written %2F, %3F, %23 and %40")
     host, port, user, password, database, options = parts
     if unknown := set(options) - OPTIONS:
@@ -65,7 +66,7 @@ def parse(url: str) -> Place:
     tls = _tls(url, options)
     if tls is not None and host.startswith("/"):
         raise InvalidURL(f"{redact(url)!r}: a Unix socket needs no TLS; leave out the ssl options")
-    return Place(host, port, user, password, database, tls, _seconds(url, options))
+    return MySQLUrl(host, port, user, password, database, tls, _connect_timeout(url, options))
 
 
 def _split(url: str) -> tuple[str, int, str, str, str, dict[str, str]] | None:
@@ -82,23 +83,30 @@ def _split(url: str) -> tuple[str, int, str, str, str, dict[str, str]] | None:
             return None
         host = socket
     if not host or parts.fragment or "@" in parts.path + parts.query.partition("=")[0]:
-        return None  # a password whose / ? or # was not escaped ends up behind the host
+        return None  # a password with an unescaped /, ? or # ends up after the host
     user, _, password = login.partition(":")
-    return host, port, unquote(user) or _whoami(), unquote(password), unquote(parts.path.removeprefix("/")), options
+    return (
+        host,
+        port,
+        unquote(user) or _current_user(),
+        unquote(password),
+        unquote(parts.path.removeprefix("/")),
+        options,
+    )
 
 
-def _whoami() -> str:
+def _current_user() -> str:
     from getpass import getuser
 
     try:
         return getuser()
-    except (OSError, KeyError):  # a process without a name
+    except (OSError, KeyError):  # the process has no user name
         return "root"
 
 
-def _seconds(url: str, options: dict[str, str]) -> float:
+def _connect_timeout(url: str, options: dict[str, str]) -> float:
     try:
-        seconds = float(options.get("connect_timeout", DIAL_SECONDS))
+        seconds = float(options.get("connect_timeout", CONNECT_TIMEOUT))
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
@@ -107,7 +115,7 @@ def _seconds(url: str, options: dict[str, str]) -> float:
 
 
 def _tls(url: str, options: dict[str, str]) -> SSLContext | None:
-    """Return how to encrypt, with the names that MySQL's own clients have for it."""
+    """Return the TLS context for options that are named as in MySQL's own clients."""
     files = [name for name in ("ssl-ca", "ssl-cert", "ssl-key") if name in options]
     mode = options.get("ssl-mode", "VERIFY_IDENTITY" if files else "DISABLED").upper()
     if mode not in MODES:
@@ -115,21 +123,21 @@ def _tls(url: str, options: dict[str, str]) -> SSLContext | None:
     if mode == "DISABLED" and files:
         raise InvalidURL(f"{redact(url)!r}: {', '.join(files)} without TLS; leave out ssl-mode=DISABLED")
     try:
-        return context(mode, options)
+        return tls_context(mode, options)
     except (OSError, ValueError) as error:
         raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
 
 
-def context(mode: str, files: Mapping[str, str]) -> SSLContext | None:
-    """Return what does it."""
+def tls_context(mode: str, files: Mapping[str, str]) -> SSLContext | None:
+    """Return a TLS context for an ssl-mode, or None if it is DISABLED."""
     if mode == "DISABLED":
         return None
-    import ssl  # only who asks for TLS pays for it
+    import ssl  # imported late: it is slow, and most connections do not need it
 
-    made = ssl.create_default_context(cafile=files.get("ssl-ca"))
-    made.check_hostname = mode == "VERIFY_IDENTITY"
+    context = ssl.create_default_context(cafile=files.get("ssl-ca"))
+    context.check_hostname = mode == "VERIFY_IDENTITY"
     if mode == "REQUIRED":
-        made.verify_mode = ssl.CERT_NONE
+        context.verify_mode = ssl.CERT_NONE
     if "ssl-cert" in files:
-        made.load_cert_chain(files["ssl-cert"], files.get("ssl-key"))
-    return made
+        context.load_cert_chain(files["ssl-cert"], files.get("ssl-key"))
+    return context

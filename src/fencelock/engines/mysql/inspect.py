@@ -1,0 +1,96 @@
+"""Administration: the holders and waiters of a name, the names in use, and forced release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fencelock.core.runtime import Runtime
+from fencelock.engines.mysql import statements as sql
+from fencelock.engines.mysql.packets import ServerError
+from fencelock.engines.mysql.pool import KILL_PAUSES, MySQLPool, decode, rows_of
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.model import Holder, Snapshot, Waiter
+
+
+class Inspector:
+    """`inspect`, `names` and `force_release`. Sessions of other users are visible only with the PROCESS privilege."""
+
+    def __init__(self, runtime: Runtime, pool: MySQLPool, names: Callable[[], sql.Names]) -> None:
+        self._runtime = runtime
+        self._pool = pool
+        self._names = names
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return the holder of a name, and its waiters in the order of the queue."""
+        await self._pool.ensure_connected()
+        key, mariadb = self._names().key(name), self._pool.mariadb
+        find_holder = sql.lock_holder(key), sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb)
+        session, held, waiting = await self._pool.run(*find_holder, sql.waiters(key, mariadb=mariadb))
+        holders = [_holder(row) for row in rows_of(held)]
+        ((id,),) = rows_of(session)
+        if id is not None and not holders:
+            # The session was granted the lock just now, or its row was deleted. If the row does not appear, only the
+            # session's id is known.
+            session, held = await self._pool.run(*find_holder)
+            ((id,),) = rows_of(session)
+            holders = [_holder(row) for row in rows_of(held)]
+            if id is not None and not holders:
+                holders = [Holder(f"connection {decode(id)}", 0, 0.0)]
+        waiters = [Waiter(owner, float(ttl)) for _, ttl, _, owner in _labels(rows_of(waiting))]
+        return Snapshot(name, tuple(holders), tuple(waiters))
+
+    async def names(self, prefix: str) -> list[str]:
+        """Return the names that have a holder or a waiter, sorted."""
+        await self._pool.ensure_connected()
+        space, mariadb = self._names().space, self._pool.mariadb
+        held, waiting = await self._pool.run(
+            sql.holders(f"h.space = '{space}'", mariadb=mariadb), sql.waiters(None, mariadb=mariadb)
+        )
+        found = {decode(row[1]) for row in rows_of(held)}
+        found |= {name for where, _, name, _ in _labels(rows_of(waiting)) if where == space}
+        return sorted(name for name in found if name.startswith(prefix))
+
+    async def force_release(self, name: str) -> int:
+        """Kill the session that holds a name. A token is skipped first, so that every later token is greater."""
+        await self._pool.ensure_connected()
+        key = self._names().key(name)
+        *_, found = await self._pool.run(*sql.SKIP_TOKEN, sql.lock_holder(key))
+        ((id,),) = rows_of(found)
+        if id is None:
+            return 0
+        # Not repeated: after a restart of the server, the id may belong to another session.
+        (value,) = await self._pool.run(sql.kill(int(id)), check=False, repeat=False)
+        if isinstance(value, ServerError):
+            if value.code == sql.NOT_THE_OWNER:
+                raise EngineUnavailable(
+                    f"{self._pool.address} refused: {value}; the holder of {name!r} logged in as another user, and ending "
+                    "that session takes the right CONNECTION ADMIN, on MySQL CONNECTION_ADMIN and perhaps SYSTEM_USER",
+                    name,
+                ) from value
+            if value.code != sql.NO_SUCH_THREAD:
+                self._pool.check(value)
+        for pause in KILL_PAUSES:
+            if pause:
+                await self._runtime.sleep(pause)
+            (found,) = await self._pool.run(sql.lock_holder(key))
+            if rows_of(found) != [(id,)]:
+                return 1
+        raise OutcomeUnknown(f"{self._pool.address}: the session that holds {name!r} was killed and does not end", name)
+
+
+def _labels(rows: list[tuple[bytes | None, ...]]) -> list[tuple[str, str, str, str]]:
+    """Return namespace, ttl, name and owner of each waiter, from the comment in its statement."""
+    found = []
+    for (info,) in rows:
+        words = decode(info).partition("/* ")[2].split()
+        if len(words) >= 5 and words[0] == sql.LABEL:
+            owner = "" if words[4] == "-" else bytes.fromhex(words[4]).decode(errors="replace")
+            found.append((words[1], words[2], bytes.fromhex(words[3]).decode(errors="replace"), owner))
+    return found
+
+
+def _holder(row: tuple[bytes | None, ...]) -> Holder:
+    """Return a row of `statements.holders` as a Holder."""
+    _, _, owner, ttl, token, idle, held = row
+    left = max(0.0, float(ttl or 0) - float(idle or 0))
+    return Holder(decode(owner), int(token or 0), left, held_for=max(0.0, float(held or 0)))
