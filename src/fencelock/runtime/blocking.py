@@ -32,12 +32,17 @@ _warned = False
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of this runtime to its end in this thread, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    work.close()
-    raise RuntimeError("a coroutine suspended in the blocking runtime: an engine awaited a foreign awaitable")
+    result: list[T] = []
+    runner = _store(work, result)
+    for _ in runner.__await__():
+        runner.close()
+        raise RuntimeError("a coroutine suspended in the blocking runtime: it awaited something of another runtime")
+    return result[0]
+
+
+async def _store(work: Coroutine[Any, Any, T], result: list[T]) -> None:
+    """Await it. A coroutine without a value ends without a StopIteration that later errors would have as their context."""
+    result.append(await work)
 
 
 def each(items: AsyncIterator[T]) -> Iterator[T]:
