@@ -21,7 +21,7 @@ def held(lock: fencelock.Lock) -> None:
 
 def assert_in_step(locks: fencelock.Locks) -> None:
     """See that everything that is asked gets its own answer, also where several ask at the same time."""
-    idle = backend_of(locks)._links._idle
+    idle = backend_of(locks)._pool._idle
     assert len(idle) == len(set(idle))
     assert not locks.inspect("0").holders
     for number in range(5):

@@ -17,7 +17,7 @@ import pytest
 from fencelock import aio
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Connection, Runtime
-from fencelock.engines.redis.dial import RedisConnector, from_url
+from fencelock.engines.redis.connector import RedisConnector, from_url
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking import BlockingRuntime, run_sync

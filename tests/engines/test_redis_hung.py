@@ -10,7 +10,7 @@ import redis
 
 from fencelock import ClientClosed, EngineUnavailable, LeaseLost
 from fencelock.core.clock import boottime
-from fencelock.engines.redis.links import Links
+from fencelock.engines.redis.engine import RedisEngine
 from tests.contract.runtimes import LeaseView, LocksView
 from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
@@ -145,7 +145,7 @@ async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, mo
         raise Interrupted
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Links, "settle", interrupted)
+        patch.setattr(RedisEngine, "abandon", interrupted)
         await locks.close()
     await locks.close()
     with pytest.raises(ClientClosed):

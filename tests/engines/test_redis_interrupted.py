@@ -11,7 +11,7 @@ import pytest
 import fencelock
 from fencelock.core.runtime import Command
 from fencelock.engines.redis.engine import RedisEngine
-from fencelock.engines.redis.links import LINKS_KEPT
+from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
@@ -53,20 +53,20 @@ def test_release_behind_an_answer_that_is_owed(own_redis: Own, late: Command, fo
     server = own_redis()
     with fencelock.connect(server.url) as locks:
         lease = locks.lock("x").acquire()
-        (link,) = backend_of(locks)._links._idle
+        (connection,) = backend_of(locks)._pool._idle
         if forced:
             with fencelock.connect(server.url) as others:
                 others.force_release("x", reason="a test")
         server.pause()
         try:
             with pytest.raises(OutcomeUnknown):
-                run_sync(link.connection.request(late, 0.05))
+                run_sync(connection.raw.request(late, 0.05))
         finally:
             server.resume()
-        assert link.connection.owed
+        assert connection.raw.owed
         assert lease.release() is not forced
         assert_in_step(locks)
-        assert not link.connection.owed
+        assert not connection.raw.owed
 
 
 def test_links_kept_after_many_threads(server: Redis) -> None:
@@ -83,7 +83,7 @@ def test_links_kept_after_many_threads(server: Redis) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(backend_of(locks)._links._idle) <= LINKS_KEPT
+        assert len(backend_of(locks)._pool._idle) <= MAX_IDLE_CONNECTIONS
 
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
