@@ -251,7 +251,7 @@ async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) ->
 
 @pytest.mark.parametrize("hung", [2, 5])
 async def test_nodes_hung_from_the_start(nodes: RedisNodes, clients: Clients, hung: int) -> None:
-    """Nodes that take a connection and say nothing are dialled at once: two hold up nobody, five are refused in time."""
+    """The client connects to all nodes at once: two that accept and never reply delay nobody, with five it fails in time."""
     locks = clients.connect(f"{nodes.url}?socket_timeout=20&socket_connect_timeout=20")
     for node in nodes.members[:hung]:
         node.pause()

@@ -258,8 +258,7 @@ class RedisEngine:
         else:
             event = queued.event
             event.clear()
-        # Check after the event is registered: the notification, or the end of the connection, may have come before.
-        if connection.notifications.get(claim.id, "").partition(":")[2] == attempt_no or not connection.raw.open:
+        if not connection.raw.open:  # it ended before the event was registered
             event.set()
         self._queued[claim.id] = QueuedClaim(connection, event, attempt_no)
 

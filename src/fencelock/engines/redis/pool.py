@@ -84,7 +84,7 @@ class RedisPool:
         raw, now = connection.raw, self._now()
         since = raw.oldest_pending_since
         if since is not None and now - since >= max(timeout, 2 * raw.pace):
-            # The reply may be in the socket's buffer: a caller that had enough replies does not read the rest.
+            # The reply may be in the socket's buffer: a caller that needs no more replies does not read the rest.
             if not raw.alive():
                 return False
             since = raw.oldest_pending_since
@@ -161,7 +161,7 @@ class RedisPool:
             except OutcomeUnknown:
                 if not repeats or connection.raw.open:
                     raise
-                repeats -= 1  # the server had closed an idle connection
+                repeats -= 1  # the server closed an idle connection
             finally:
                 self.put_back(connection)
 
@@ -191,7 +191,7 @@ class RedisPool:
             except OutcomeUnknown:
                 if not repeat or connection.raw.open:
                     raise
-                repeat = False  # the server had closed an idle connection
+                repeat = False  # the server closed an idle connection
             finally:
                 self.put_back(connection)
 

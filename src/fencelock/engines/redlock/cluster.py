@@ -183,7 +183,7 @@ class Cluster:
         for node, connection, reply in zip(self._nodes, connections, replies, strict=True):
             if reply is NO_REPLY and connection is not None and connection.raw.open:
                 node.sent_undo(connection, undo)
-            elif not is_reply(reply):
+            elif not is_reply(reply) and undo not in node.pending_undos:  # the core repeats a failed abandon
                 node.pending_undos.append(undo)
 
     async def _run_once(

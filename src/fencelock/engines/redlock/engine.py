@@ -239,7 +239,7 @@ class RedlockEngine:
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Release all nodes, whoever holds them. Return 1 if a claim had a majority, else 0. It never runs twice."""
+        """Release all nodes, whatever claim holds them. Return 1 if a claim had a majority, else 0. It never runs twice."""
         await self.inspect(name)  # this may be repeated, and replaces connections that nodes have closed
         call = FORCE.call(self._keys, (name,))
         replies = await self._cluster.request_majority(FORCE, call, MAX_TIMEOUT, repeat=False)

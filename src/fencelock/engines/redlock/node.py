@@ -43,7 +43,6 @@ class Node:
         self._retry_at = -inf
         self._pause = FIRST_PAUSE
         self._resend_at = self._replace_at = 0.0
-        self._resend_pause = FIRST_PAUSE
 
     # ------------------------------------------------------------------ connections
 
@@ -67,11 +66,8 @@ class Node:
 
     def replied(self, reply: Any, connection: RedisConnection) -> bool:
         """Note a reply. Return False if its error made the node close the connection."""
-        if type(reply) is not ServerError:
-            self._resend_pause = FIRST_PAUSE
-            return True
         now = self._runtime.now()
-        if reply.kind not in RECONNECT_KINDS or now < self._replace_at:
+        if type(reply) is not ServerError or reply.kind not in RECONNECT_KINDS or now < self._replace_at:
             return True
         # Another server may have the address by now. If it is still the same, do not reconnect for every reply.
         self._replace_at = now + FIRST_PAUSE
@@ -159,8 +155,7 @@ class Node:
         self._retry_undos(list(self._unconfirmed))
         now = self._runtime.now()
         if error.kind != "NOSCRIPT" and now >= self._resend_at:
-            self._resend_at = now + self._resend_pause
-            self._resend_pause = min(self._resend_pause * 2, MAX_PAUSE)
+            self._resend_at = now + FIRST_PAUSE
 
     def _retry_undos(self, connections: Sequence[RedisConnection]) -> None:
         for connection in connections:
