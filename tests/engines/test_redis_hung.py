@@ -97,11 +97,11 @@ async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients:
     with pytest.raises(EngineUnavailable, match="BUSY"):
         await lease.release()
     with pytest.raises(EngineUnavailable, match="BUSY"):
-        await take(locks, "y")  # and what it is asked to make up for with it
+        await take(locks, "y")
     tell(server, "SCRIPT", "KILL")
     await script
     await take(locks, "y")
-    assert await is_free(clients.connect(server.url), "x")
+    await free_again(clients.connect(server.url), "x")
 
 
 @pytest.mark.parametrize(("ttl", "silence"), [(4.5, 2.2), (9, 4.5)])
@@ -136,7 +136,7 @@ class Interrupted(BaseException):
 
 
 async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close that is interrupted while it abandons a leftover can be called again, and closes the client."""
+    """A close that is interrupted before it closes the engine can be called again, and closes the client."""
     server = own_redis()
     locks = await with_failed_release(server, clients)
     server.resume()
@@ -145,7 +145,7 @@ async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, mo
         raise Interrupted
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(RedisEngine, "abandon", interrupted)
+        patch.setattr(RedisEngine, "close", interrupted)
         await locks.close()
     await locks.close()
     with pytest.raises(ClientClosed):
