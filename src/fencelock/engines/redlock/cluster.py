@@ -143,9 +143,8 @@ class Cluster:
         """Run a script on every node that has a connection, with a call for each. Return one reply for each node.
 
         Where a connection turns out to be broken (servers close idle ones), run it again over a new one, which takes the
-        broken one's place in `connections`; not without `repeat`. A 0 from a node that ran it twice counts as no reply unless
-        `repeated_zero_counts`: the first run may have done it.
-        A node that does not confirm this call gets `undo` later, as soon as it can be reached.
+        broken one's place in `connections`; not without `repeat`. Unless `repeated_zero_counts`, a 0 from a node asked
+        twice counts as no reply: the first run may have done it. A node that does not confirm this call gets `undo` later.
         """
         replies = await self._run_once(script, calls, connections, timeout, enough)
         if repeat and not enough(replies):
@@ -154,8 +153,7 @@ class Cluster:
                 for place, connection in enumerate(connections)
                 if connection is not None and replies[place] is NO_REPLY and not connection.raw.open
             ]
-            if broken:
-                again = await self._replace(connections, broken, timeout, deadline)
+            if broken and any(again := await self._replace(connections, broken, timeout, deadline)):
                 second = await self._run_once(script, calls, again, timeout, lambda more: enough([*replies, *more]))
                 replies = [
                     old if new is NO_REPLY or (new == 0 and not repeated_zero_counts) else new
@@ -176,7 +174,8 @@ class Cluster:
             if (connection := connections[place]) is not None:
                 connections[place] = None
                 self._nodes[place].pool.put_back(connection)  # closes it, and has the other idle ones checked
-        await self._fill(connections, broken, timeout, deadline)
+        # No longer than for a reply: a lease may expire meanwhile.
+        await self._fill(connections, broken, timeout, Deadline(self._runtime.now, deadline.at_most(timeout)))
         return [connection if place in broken else None for place, connection in enumerate(connections)]
 
     def _note_unconfirmed(self, undo: bytes, connections: Connections, replies: Sequence[Any]) -> None:
