@@ -91,6 +91,6 @@ VARIANTS = (
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
     Variant(heal_takes_over, "calm", "exclusion", 100),
-    Variant(deadline_from_reply, "late", "exclusion", 100),
+    Variant(deadline_from_reply, "late", "exclusion", 300),
     Variant(some_renewal_will_do, "outage", "exclusion", 300),
 )
