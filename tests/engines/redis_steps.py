@@ -1,4 +1,4 @@
-"""What tests that interrupt, hold up or hurry clients of Redis share."""
+"""Helpers of the tests that interrupt or delay clients of Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import fencelock
 from tests.contract.subject import SOON
 
 
-def backend_of(locks: fencelock.Locks) -> Any:
+def engine_of(locks: fencelock.Locks) -> Any:
     """Return the engine of a client."""
     return locks._client.engine
 
@@ -20,8 +20,8 @@ def held(lock: fencelock.Lock) -> None:
 
 
 def assert_in_step(locks: fencelock.Locks) -> None:
-    """See that everything that is asked gets its own answer, also where several ask at the same time."""
-    idle = backend_of(locks)._links._idle
+    """Check that each request gets its own reply."""
+    idle = engine_of(locks)._pool._idle
     assert len(idle) == len(set(idle))
     assert not locks.inspect("0").holders
     for number in range(5):

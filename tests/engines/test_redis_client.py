@@ -38,7 +38,7 @@ def given(request: pytest.FixtureRequest, server: Redis) -> dict[str, Any]:
 
 
 def make(module: Any, given: dict[str, Any]) -> Any:
-    """Return a client of either colour."""
+    """Return a blocking or an asyncio client."""
     if "pool" in given:
         return module.Redis(
             connection_pool=module.BlockingConnectionPool(max_connections=1, timeout=5, **given["pool"])
@@ -82,7 +82,7 @@ async def test_asyncio_client(server: Redis, given: dict[str, Any]) -> None:
         assert tell(server, "EXISTS", "fencelock:layout", db=4) == 1
     assert await client.get("theirs") in ("1", b"1")
     await client.aclose()
-    await client.connection_pool.disconnect()  # which is left to whoever gave it one
+    await client.connection_pool.disconnect()  # the application closes its own connections
 
 
 def test_client_that_is_closed(server: Redis) -> None:
@@ -131,7 +131,7 @@ def wrong() -> Callable[[str], Any]:
     ],
 )
 def test_wrong_clients(connect: Callable[[Any], Any], kind: str, words: str, wrong: Callable[[str], Any]) -> None:
-    """A client of the other colour, of a cluster, of no server, or no client at all is refused when `connect` is called."""
+    """`connect` refuses a client of the other runtime, of a cluster, of no server, and an object that is no client."""
     with pytest.raises(TypeError, match=words) as caught:
         connect(wrong(kind))
     assert PASSWORD not in str(caught.value)

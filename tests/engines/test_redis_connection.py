@@ -1,4 +1,4 @@
-"""The wire itself, against a real Redis: every answer goes to who asked for it, however many gave up before."""
+"""The runtime's connection against a real Redis: every reply goes to its own request, also after others timed out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from fencelock import aio
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Connection, Runtime
-from fencelock.engines.redis.dial import RedisConnector, from_url
+from fencelock.engines.redis.connector import RedisConnector, from_url
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
@@ -29,18 +29,18 @@ CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1
 
 
 class Ends:
-    """Wires of one colour, closed at the end of the test."""
+    """Connections of one runtime, closed at the end of the test."""
 
     def __init__(self, runtime_name: str) -> None:
         self.runtime: Runtime = AsyncioRuntime() if runtime_name == "aio" else BlockingRuntime()
         self.heard: list[Any] = []
         self.ended = 0
-        self._wires: list[Connection] = []
+        self._connections: list[Connection] = []
 
     async def connection(self, connector: Any) -> Connection:
         """Connect."""
-        self._wires.append(await self.runtime.connect(connector, self._hear, self._end))
-        return self._wires[-1]
+        self._connections.append(await self.runtime.connect(connector, self._hear, self._end))
+        return self._connections[-1]
 
     def _hear(self, push: Any) -> bool:
         if push[0] == b"subscribe":
@@ -53,14 +53,14 @@ class Ends:
 
     async def finish(self) -> None:
         """Close all."""
-        for connection in self._wires:
+        for connection in self._connections:
             connection.close()
         await asyncio.sleep(0)
 
 
 @pytest.fixture
 def ends(runtime_name: str) -> Ends:
-    """Wires of either colour."""
+    """Connections of either runtime."""
     return Ends(runtime_name)
 
 
@@ -71,7 +71,7 @@ def url(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> s
 
 
 def _never() -> NoReturn:
-    raise AssertionError("nobody is to be dialled")
+    raise AssertionError("this test does not connect")
 
 
 class Scripted(RedisConnector):
@@ -99,22 +99,22 @@ PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
 async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
     """A push whose last bytes come by themselves is heard."""
     connector = Scripted()
-    bell = ends.runtime.push_event()
-    ends.heard = _Ringing(bell)
+    event = ends.runtime.push_event()
+    ends.heard = _SetsEvent(event)
     connection = await ends.connection(connector)
     connector.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
     assert await connection.request(("PING",), SOON) == -2
     if not with_answer:
         connector.theirs.sendall(PUSH[:-cut])
-        assert not await ends.runtime.wait_for_push([connection], bell, 0.02)
+        assert not await ends.runtime.wait_for_push([connection], event, 0.02)
     connector.theirs.sendall(PUSH[-cut:])
-    assert await ends.runtime.wait_for_push([connection], bell, SOON)
+    assert await ends.runtime.wait_for_push([connection], event, SOON)
     assert [push[2] for push in ends.heard] == [b"0123456789"]
     connector.theirs.close()
 
 
 async def test_time_out_under_signals(ends: Ends) -> None:
-    """A time-out comes on time, however often signals interrupt whoever waits."""
+    """A timeout comes on time, however often signals interrupt the caller."""
     connector = Scripted()
     connection = await ends.connection(connector)
     over = threading.Event()
@@ -212,34 +212,34 @@ async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
 
 
 async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
-    """Who listens is woken by a push that another sends, and by the end of the wire."""
+    """A push from another connection wakes a waiter, and so does the end of its connection."""
     connection, other = await ends.connection(from_url(url)), await ends.connection(from_url(url))
-    bell = ends.runtime.event()
-    ends.heard = _Ringing(bell)
+    event = ends.runtime.event()
+    ends.heard = _SetsEvent(event)
     connection = await ends.connection(from_url(url))
     await connection.request(("SUBSCRIBE", "here"), SOON)
-    assert not await ends.runtime.wait_for_push([connection], bell, 0.02)
+    assert not await ends.runtime.wait_for_push([connection], event, 0.02)
     assert await other.request(("PUBLISH", "here", "x" * 100_000), SOON) == 1
-    assert await ends.runtime.wait_for_push([connection], bell, SOON)
+    assert await ends.runtime.wait_for_push([connection], event, SOON)
     assert len(ends.heard[0][2]) == 100_000
-    bell.clear()
+    event.clear()
     await other.request(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
-    await ends.runtime.wait_for_push([connection], bell, SOON)
+    await ends.runtime.wait_for_push([connection], event, SOON)
     await asyncio.sleep(0.01)
     assert not connection.alive()
     assert not connection.open
 
 
-class _Ringing(list[Any]):
+class _SetsEvent(list[Any]):
     """Takes in pushes, and rings."""
 
-    def __init__(self, bell: Any) -> None:
+    def __init__(self, event: Any) -> None:
         super().__init__()
-        self._bell = bell
+        self._event = event
 
     def append(self, push: Any) -> None:
         super().append(push)
-        self._bell.set()
+        self._event.set()
 
 
 async def test_large_answers(url: str, ends: Ends) -> None:
@@ -273,7 +273,7 @@ async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Prox
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_patience(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
-    """Whoever asks with whatever patience gets its own answer or none, never another's."""
+    """Callers with different timeouts each get the reply to their own request or none, never another's."""
     between = proxy(server)
     dice = random.Random(seed)
     connection = await ends.connection(from_url(between.url))
@@ -327,7 +327,7 @@ async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
-    """Whoever is cancelled while the first connection is being made harms nobody who waits for the same one."""
+    """A task that is cancelled while it opens the first connection does no harm to others that wait for the same one."""
     between = proxy(server)
     dice = random.Random(seed)
     between.delay(0.002)
@@ -364,7 +364,7 @@ async def test_cancellation_that_a_driver_swallows() -> None:
 
 
 async def test_garbage(ends: Ends) -> None:
-    """What is no answer of a Redis ends the wire: whoever asks gets no answer, not the parser's error."""
+    """Bytes that are no Redis reply end the connection: the caller gets OutcomeUnknown, not the parser's error."""
     ours, theirs = socket.socketpair()
 
     class Garbled(RedisConnector):

@@ -1,4 +1,4 @@
-"""A server that hangs and goes on: what it was asked meanwhile is carried out then, and must be undone."""
+"""A server that hangs and continues: it runs the requests of that time late, and they must be undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 
 from fencelock import ClientClosed, EngineUnavailable, LeaseLost
 from fencelock.core.clock import boottime
-from fencelock.engines.redis.links import Links
+from fencelock.engines.redis.engine import RedisEngine
 from tests.contract.runtimes import LeaseView, LocksView
 from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
@@ -38,7 +38,7 @@ async def test_nothing_is_left_of_what_a_hung_server_was_asked(
 async def test_timeout_while_the_server_hangs(
     own_redis: Callable[..., Redis], clients: Clients, ttl: float, connected: bool
 ) -> None:
-    """Whoever has a second is told after little more than that, also if a new connection has to be made first."""
+    """A caller with a timeout of a second gets its error soon after that, also if a new connection is needed first."""
     server = own_redis()
     locks = clients.connect(f"{server.url}?socket_timeout=20&socket_connect_timeout=20")
     if connected:
@@ -54,7 +54,7 @@ async def test_timeout_while_the_server_hangs(
 @pytest.mark.parametrize("then", ["used", "closed"])
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Clients, how: str, then: str) -> None:
-    """A release that could not be asked for is made up for as soon as the client reaches the server again, or is closed."""
+    """The client repeats a failed release as soon as it reaches the server again, or is closed."""
     server = own_redis()
     with Proxies((server,)) as between:
         (proxy,) = between.members
@@ -77,7 +77,7 @@ async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Cl
 
 
 async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients: Clients) -> None:
-    """A release that a server refuses, as it is busy with somebody's script, is made up for like one that it did not hear."""
+    """The client repeats a release that a server refuses because it is busy with a script."""
     server = own_redis(settings={"lua-time-limit": "50"})
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=60).acquire()
@@ -97,11 +97,11 @@ async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients:
     with pytest.raises(EngineUnavailable, match="BUSY"):
         await lease.release()
     with pytest.raises(EngineUnavailable, match="BUSY"):
-        await take(locks, "y")  # and what it is asked to make up for with it
+        await take(locks, "y")
     tell(server, "SCRIPT", "KILL")
     await script
     await take(locks, "y")
-    assert await is_free(clients.connect(server.url), "x")
+    await free_again(clients.connect(server.url), "x")
 
 
 @pytest.mark.parametrize(("ttl", "silence"), [(4.5, 2.2), (9, 4.5)])
@@ -121,7 +121,7 @@ async def test_renewal_that_has_to_connect(
         await locks.close()
 
 
-async def that_owes_a_release(server: Redis, clients: Clients) -> LocksView:
+async def with_failed_release(server: Redis, clients: Clients) -> LocksView:
     """Return a client that could not release "x", as the server is stopped from then on."""
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=3).acquire()
@@ -136,16 +136,16 @@ class Interrupted(BaseException):
 
 
 async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close that was interrupted while it made up for something can be called again, and is an end."""
+    """A close that is interrupted before it closes the engine can be called again, and closes the client."""
     server = own_redis()
-    locks = await that_owes_a_release(server, clients)
+    locks = await with_failed_release(server, clients)
     server.resume()
 
     async def interrupted(*_: object) -> None:
         raise Interrupted
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Links, "settle", interrupted)
+        patch.setattr(RedisEngine, "close", interrupted)
         await locks.close()
     await locks.close()
     with pytest.raises(ClientClosed):
@@ -154,9 +154,9 @@ async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, mo
 
 
 async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
-    """What cannot be made up for, as the server hangs, does not keep the end waiting for long, and runs out."""
+    """A leftover that cannot be abandoned, as the server hangs, delays close() only a little; the claim expires."""
     server = own_redis()
-    locks = await that_owes_a_release(server, clients)
+    locks = await with_failed_release(server, clients)
     begun = boottime()
     await locks.close()
     assert boottime() - begun < 4

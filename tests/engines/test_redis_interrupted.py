@@ -1,4 +1,4 @@
-"""Ctrl-C at any step of an acquire and a release, on a real server: whoever is interrupted leaves nothing behind."""
+"""Ctrl-C at any step of an acquire and a release, on a real server: an interrupted caller leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import fencelock
 from fencelock.core.runtime import Command
 from fencelock.engines.redis.engine import RedisEngine
-from fencelock.engines.redis.links import LINKS_KEPT
+from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
 from tests.contract.subject import SOON
-from tests.engines.redis_steps import assert_in_step, backend_of, held
+from tests.engines.redis_steps import assert_in_step, engine_of, held
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
 
@@ -34,7 +34,7 @@ STEPS = (
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_interrupted_at_any_step(own_redis: Own) -> None:
-    """Who is interrupted, wherever it is, leaves links that are in step, and others have the lock after the ttl at last."""
+    """After an interrupt at any step, each request gets its own reply, and others get the lock after the ttl at most."""
     server = own_redis()
     for step in count(1):
         with fencelock.connect(server.url) as locks:
@@ -48,29 +48,29 @@ def test_interrupted_at_any_step(own_redis: Own) -> None:
 
 @pytest.mark.parametrize("late", [("ECHO", "late"), ("EVALSHA", "0" * 40, 0)])
 @pytest.mark.parametrize("forced", [False, True])
-def test_release_behind_an_answer_that_is_owed(own_redis: Own, late: Command, forced: bool) -> None:
-    """Where others gave up waiting for an answer, a release does not take it for its own, whatever it says."""
+def test_release_behind_a_pending_reply(own_redis: Own, late: Command, forced: bool) -> None:
+    """A release does not take the late reply to an earlier, timed-out request for its own."""
     server = own_redis()
     with fencelock.connect(server.url) as locks:
         lease = locks.lock("x").acquire()
-        (link,) = backend_of(locks)._links._idle
+        (connection,) = engine_of(locks)._pool._idle
         if forced:
             with fencelock.connect(server.url) as others:
                 others.force_release("x", reason="a test")
         server.pause()
         try:
             with pytest.raises(OutcomeUnknown):
-                run_sync(link.connection.request(late, 0.05))
+                run_sync(connection.raw.request(late, 0.05))
         finally:
             server.resume()
-        assert link.connection.owed
+        assert connection.raw.owed
         assert lease.release() is not forced
         assert_in_step(locks)
-        assert not link.connection.owed
+        assert not connection.raw.owed
 
 
-def test_links_kept_after_many_threads(server: Redis) -> None:
-    """However many threads were there, no more links are kept than ever."""
+def test_idle_connections_after_many_threads(server: Redis) -> None:
+    """The pool keeps a bounded number of idle connections, however many threads used it."""
     with fencelock.connect(server.url) as locks:
         lock = locks.lock("many", timeout=4 * SOON)
 
@@ -83,7 +83,7 @@ def test_links_kept_after_many_threads(server: Redis) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(backend_of(locks)._links._idle) <= LINKS_KEPT
+        assert len(engine_of(locks)._pool._idle) <= MAX_IDLE_CONNECTIONS
 
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from fencelock.engines.redis.link import Link
+from fencelock.engines.redis.connection import RedisConnection
 from tests.contract.subject import background, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
@@ -35,10 +35,10 @@ CHANNEL = "fencelock/call/here"
 )
 def test_push_that_is_none_of_ours_is_ignored(push: list[Any]) -> None:
     """Neither an error, which would break the connection, nor an answer to a command, nor a call for a claim."""
-    link = Link(CHANNEL)
-    link.calls["id"] = "1:1"
-    assert not link.heard(push)
-    assert link.calls["id"] == "1:1"
+    connection = RedisConnection(CHANNEL)
+    connection.notifications["id"] = "1:1"
+    assert not connection.on_push(push)
+    assert connection.notifications["id"] == "1:1"
 
 
 async def test_connections_survive_unknown_pushes(server: Redis, clients: Clients) -> None:

@@ -1,4 +1,4 @@
-"""Masters that Sentinel names: real ones, a real failover, in both colours."""
+"""Masters found through Sentinel: real servers, a real failover, in both runtimes."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ async def test_service_that_nobody_knows(fleet: Callable[..., Fleet], clients: C
 
 
 async def test_many_at_once(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """Many callers who all need a first connection get one, in either colour."""
+    """Many callers that need the first connection at the same time all get one, in either runtime."""
     ours = fleet()
     locks = clients.connect(f"redis+sentinel://{ours.hosts}/mymaster")
     await asyncio.gather(*(take(locks, f"x{i}") for i in range(20)))
 
 
 def test_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None:
-    """What `master_for` returns is taken for what it is: connections go to whoever is the master then."""
+    """What `master_for` returns is taken for what it is: connections go to the current master."""
     ours = fleet()
     (at,) = ours.sentinels
     sentinel = redis.sentinel.Sentinel([(at.host, at.port)])  # type: ignore[no-untyped-call]

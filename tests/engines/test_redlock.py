@@ -160,7 +160,7 @@ async def test_nobody_waits_for_the_slowest(
         proxy.delay(0.4)  # less than is waited for an answer
     grant = await engine.attempt(Claim("x", 30.0), queue=False)
     assert isinstance(grant, Grant)
-    assert all(link.connection.owed for node in list(engine._nodes)[:2] for link in node.links._all)
+    assert all(connection.raw.owed for node in list(engine._cluster)[:2] for connection in node.pool._all)
 
 
 async def test_all_are_asked_at_once(
@@ -251,7 +251,7 @@ async def test_nodes_down_from_the_start(nodes: RedisNodes, locks: LocksView) ->
 
 @pytest.mark.parametrize("hung", [2, 5])
 async def test_nodes_hung_from_the_start(nodes: RedisNodes, clients: Clients, hung: int) -> None:
-    """Nodes that take a connection and say nothing are dialled at once: two hold up nobody, five are refused in time."""
+    """The client connects to all nodes at once: two that accept and never reply delay nobody, with five it fails in time."""
     locks = clients.connect(f"{nodes.url}?socket_timeout=20&socket_connect_timeout=20")
     for node in nodes.members[:hung]:
         node.pause()
@@ -314,7 +314,7 @@ async def test_script_flush(nodes: RedisNodes, locks: LocksView) -> None:
 
 async def test_woken(nodes: RedisNodes, locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter is told by the nodes when the lock comes free; it does not wait for its next try."""
-    for pause in ("AGAIN_FIRST", "AGAIN_LAST"):
+    for pause in ("FIRST_PAUSE", "MAX_PAUSE"):
         monkeypatch.setattr(f"fencelock.engines.redlock.engine.{pause}", 600.0)
     waits = []
     for _ in range(5):

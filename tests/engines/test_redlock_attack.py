@@ -48,8 +48,8 @@ def url_of(members: Nodes | Sequence[Proxy]) -> str:
     return f"redlock://{','.join(member.address for member in members)}"
 
 
-async def meet(locks: LocksView, nodes: Nodes) -> None:
-    """Have a client connected to all nodes: one that was slow to take the first connection is left out of the first locks."""
+async def connect_to_all(locks: LocksView, nodes: Nodes) -> None:
+    """Connect a client to all nodes: the first locks may leave out a node that was slow to accept."""
     lease = await locks.lock("warm", ttl=30).acquire()
     for _ in range(100):
         if all(tell(node, "EXISTS", "fencelock:redlock:lock:warm") for node in nodes):
@@ -91,7 +91,7 @@ async def test_hung_up_on_by_all_nodes(nodes: Nodes, clients: Clients) -> None:
 async def test_answers_lost_with_their_connections(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """Nodes that took the lock for a claim and whose answers were lost with the connections are not left taken."""
     locks = clients.connect(url_of(between.members))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     for member in between.members:
         member.cut("to_client")
 
@@ -130,7 +130,7 @@ def test_password_that_begins_like_a_port(scheme: str, mark: str) -> None:
 async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """Nodes whose answers were not needed are not taken for silent ones when they are asked again, much later."""
     locks = clients.connect(url_of(between.members))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     await asyncio.sleep(0.1)
     for member in between.members[:2]:
         member.delay(0.02)
@@ -147,7 +147,7 @@ async def test_answers_that_nobody_waited_for(nodes: Nodes, between: Proxies, cl
 async def test_a_majority_that_is_back(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """When nodes that were out of reach are back, the first who asks has the lock, however long ago that was."""
     locks = clients.connect(url_of(between.members))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     for member in between.members[:3]:
         member.refuse()
         member.disconnect()
@@ -214,7 +214,7 @@ async def test_release_whose_answers_are_lost_with_their_connections(
 async def test_undo_lost_with_its_connection(nodes: Nodes, between: Proxies, clients: Clients) -> None:
     """What a release asked of nodes that were not waited for is asked again if it was lost with their connections."""
     locks = clients.connect(url_of(between.members))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     lease = await locks.lock("x", ttl=30).acquire()
     assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
     await asyncio.sleep(0.1)  # all have answered
@@ -281,7 +281,7 @@ async def test_release_that_nodes_refuse(
 ) -> None:
     """What nodes refuse to give back, as they are busy with a script, they are asked for again once they are not."""
     locks = clients.connect(url_of(nodes))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     lease = await locks.lock("x", ttl=60).acquire()
     assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
     await asyncio.to_thread(busy, nodes[:number])
@@ -304,9 +304,9 @@ async def test_release_that_nodes_refuse(
 
 
 async def test_replica(nodes: Nodes, clients: Clients) -> None:
-    """A node that has become a replica is left out, and connected to anew: the name may lead to another server by now."""
+    """The client reconnects to a node that became a replica: its address may belong to another server by now."""
     locks = clients.connect(url_of(nodes))
-    await meet(locks, nodes)
+    await connect_to_all(locks, nodes)
     before = {each["id"] for each in connections(nodes[0])}
     tell(nodes[0], "REPLICAOF", "127.0.0.1", "1")
     try:

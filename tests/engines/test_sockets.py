@@ -15,7 +15,7 @@ import pytest
 
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
-from fencelock.engines.redis.dial import from_url
+from fencelock.engines.redis.connector import from_url
 from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
 from tests.contract.subject import SOON
 from tests.interrupts import interrupted_at

@@ -38,7 +38,7 @@ def two_of_five() -> Iterator[None]:
 
     def generous(self: RedlockEngine, *args: Any) -> None:
         init(self, *args)
-        self._nodes.majority -= 1
+        self._cluster.majority -= 1
 
     with patch.object(RedlockEngine, "__init__", generous):
         yield
@@ -76,11 +76,11 @@ def some_renewal_will_do() -> Iterator[None]:
     renew = RedlockEngine.renew
 
     async def hopeful(self: RedlockEngine, grants: Sequence[Grant]) -> list[Renewal]:
-        majority, self._nodes.majority = self._nodes.majority, 1
+        majority, self._cluster.majority = self._cluster.majority, 1
         try:
             return await renew(self, grants)
         finally:
-            self._nodes.majority = majority
+            self._cluster.majority = majority
 
     with patch.object(RedlockEngine, "renew", hopeful):
         yield
@@ -91,6 +91,6 @@ VARIANTS = (
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
     Variant(heal_takes_over, "calm", "exclusion", 100),
-    Variant(deadline_from_reply, "late", "exclusion", 100),
+    Variant(deadline_from_reply, "late", "exclusion", 300),
     Variant(some_renewal_will_do, "outage", "exclusion", 300),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fencelock.core.runtime import NO_REPLY, Connection
-from fencelock.engines.redis.dial import ServerError
+from fencelock.engines.redis.connector import ServerError
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network, NetworkFaults

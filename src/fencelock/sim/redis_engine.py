@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from fencelock.core.engine import Engine
 from fencelock.core.runtime import Command, Connector, Runtime
-from fencelock.engines.redis.dial import DIAL_SECONDS, RedisConnector
+from fencelock.engines.redis.connector import CONNECT_TIMEOUT, RedisConnector
 from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
@@ -64,7 +64,7 @@ class Watched(Redis):
 class SimulatedRedis:
     """One server."""
 
-    patience = DIAL_SECONDS
+    patience = CONNECT_TIMEOUT
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -142,6 +142,9 @@ class _Outside:
 
     def now(self) -> float:
         return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        pass
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
         run_sync(work)

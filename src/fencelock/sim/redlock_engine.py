@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fencelock.core.engine import Engine
-from fencelock.engines.redis.dial import DIAL_SECONDS
+from fencelock.engines.redis.connector import CONNECT_TIMEOUT
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
@@ -27,7 +27,7 @@ PERIOD = 60.0
 class SimulatedRedlock:
     """Three or five nodes that know nothing of each other."""
 
-    patience = DIAL_SECONDS
+    patience = CONNECT_TIMEOUT
     tickets: Mapping[int, int] = {}  # it is not fair
 
     def __init__(self, network: Network, scenario: Scenario) -> None:

@@ -1,10 +1,10 @@
-"""Redis. `connect` is what the URL table calls; `adopt` is for a user's own client."""
+"""Redis. `core/urls.py` calls `connect` for a URL, and `adopt` for an application's own client."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fencelock.engines.redis.dial import from_client, from_sentinel, from_url
+from fencelock.engines.redis.connector import from_client, from_sentinel, from_url
 from fencelock.engines.redis.engine import RedisEngine
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def connect(runtime: Runtime, url: str, namespace: str) -> RedisEngine:
-    """Open `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`, or `redis+sentinel://` and its like."""
+    """Open `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`, or one of these with `+sentinel`."""
     scheme, _, rest = url.partition(":")
     scheme = scheme.lower().replace("valkeys", "rediss").replace("valkey", "redis")
     if scheme.endswith("+sentinel"):
@@ -21,6 +21,6 @@ def connect(runtime: Runtime, url: str, namespace: str) -> RedisEngine:
 
 
 def adopt(runtime: Runtime, client: Any, namespace: str) -> RedisEngine:
-    """Connect as a `redis.Redis` or `redis.asyncio.Redis` does; its own connections are left alone."""
+    """Connect with the settings of a `redis.Redis` or `redis.asyncio.Redis`, over connections of our own."""
     connector = from_client(client, aio=runtime.shares_connections)
     return RedisEngine(runtime, connector, namespace, f"redis://{connector.address}")

@@ -1,4 +1,4 @@
-"""Redis, one node: a queue in Lua, handed over by the releaser; waiters are called by a push, and nobody polls."""
+"""Redis, one server: a queue in Lua. The releaser hands the lock to the next waiter, and a push wakes that waiter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from zlib import crc32
 
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Event, Runtime
-from fencelock.engines.redis.dial import RedisConnector, ServerError
-from fencelock.engines.redis.link import Link
-from fencelock.engines.redis.links import Links, literally
+from fencelock.engines.redis.connection import RedisConnection
+from fencelock.engines.redis.connector import RedisConnector
+from fencelock.engines.redis.errors import reconnect_may_help
+from fencelock.engines.redis.pool import RedisPool, escape_pattern
 from fencelock.engines.redis.records import RedisRecords
-from fencelock.engines.redis.scripts import load, ms
-from fencelock.engines.redis.trouble import leads_elsewhere
-from fencelock.errors import EngineUnavailable, LimitMismatch, OutcomeUnknown
+from fencelock.engines.redis.scripts import load, ttl_ms
+from fencelock.errors import EngineUnavailable, LimitMismatch
 from fencelock.model import (
     Claim,
     Grant,
@@ -35,196 +35,172 @@ from fencelock.model import (
 TRAITS = Traits(engine="redis", guarantee=TokenGuarantee.CLOCKED, fair=True, loss_pushed=False)
 
 BUCKETS = 1024
-"""Token counters of a namespace: they are all that stays of a name, and what its keys share a hash tag with."""
+"""Token counters per namespace. All keys of a name share its counter's hash tag; only the counter outlives the name."""
 BATCH = 500
-"""Leases that one script renews: short enough not to keep the server from others."""
-SHORTEST = 0.2
-"""Seconds that an answer is waited for at the least."""
-PAY_SECONDS = 0.2
-"""Seconds that are waited for the answer to what is undone late, before something new is asked."""
+"""Leases that one script renews: a longer script would delay other clients of the server."""
+MIN_TIMEOUT = 0.2
+"""The shortest time to wait for a reply, in seconds."""
 
 ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
     load, ("attempt", "release", "abandon", "renew", "inspect", "force")
 )
 
 
-class Form(NamedTuple):
-    """What all claims of a kind have in common: the commands about them, but for the last words, and how long to wait."""
+class PackedCommands(NamedTuple):
+    """The commands of all claims that differ in nothing but their id: packed once, up to the last arguments."""
 
     attempt: str
     release: str
-    patience: float
+    reply_timeout: float
 
 
-class Seat(NamedTuple):
-    """A place in line: the link on which it is called. Whoever takes it out of `_seats` has it, and its link, to itself."""
+class QueuedClaim(NamedTuple):
+    """A claim in the queue, and the connection over which the server notifies it.
 
-    link: Link
-    bell: Event
-    round: str
-    """The number of the attempt that it was taken or kept with: a call for an earlier one comes too late."""
+    A caller that takes it out of `_queued` uses it and its connection alone.
+    """
+
+    connection: RedisConnection
+    event: Event
+    attempt_no: str
+    """The number of the last attempt. A notification for an earlier one is void: that queue entry has expired since."""
 
 
 class RedisEngine:
-    """`fencelock.core.engine.Backend` on one Redis server."""
+    """`fencelock.core.engine.Engine` on one Redis server."""
 
     traits = TRAITS
 
     def __init__(self, runtime: Runtime, connector: RedisConnector, namespace: str, url: str | None = None) -> None:
         self.url = url
-        """What a user's own client stands for; None if a URL was given."""
+        """The URL that an application's own client stands for; None if the application gave a URL."""
         self._runtime = runtime
         self._prefix = quote(namespace, safe="")
-        self._links = Links(runtime, connector, self._prefix)
-        self._seats: dict[str, Seat] = {}
-        self._rounds = count(1)
-        self._form = lru_cache(BUCKETS)(self._make_form)
-        self._base = lru_cache(BUCKETS)(self._make_base)
-        self.records = RedisRecords(self._links, self._base)
+        self._pool = RedisPool(runtime, connector, self._prefix)
+        self._queued: dict[str, QueuedClaim] = {}
+        self._attempt_numbers = count(1)
+        self._commands = lru_cache(BUCKETS)(self._pack_commands)
+        self._bucket_key = lru_cache(BUCKETS)(self._make_bucket_key)
+        self.records = RedisRecords(self._pool, self._bucket_key)
 
-    # ------------------------------------------------------------------ the protocol
+    # ------------------------------------------------------------------ the engine protocol
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Take the lock or a place in line, in one script."""
+        """Acquire the lock or enqueue the claim, in one script."""
         name, ttl, owner, shared, limit, id = claim
-        form = self._form(name, ttl, owner, shared, limit)
-        within = form.patience
-        seat = self._seats.pop(id, None)
-        if seat is not None and not self._links.usable(seat.link, within):
-            self._rise(claim, seat)
-            seat = None
-        link = seat.link if seat is not None else self._links.idle(within) or await self._make(patience)
+        commands = self._commands(name, ttl, owner, shared, limit)
+        timeout = commands.reply_timeout
+        queued = self._queued.pop(id, None)
+        if queued is not None and not self._pool.usable(queued.connection, timeout):
+            self._dequeue(claim, queued)
+            queued = None
+        if queued is not None:
+            connection = queued.connection
+        else:
+            connection = self._pool.get_idle(timeout) or await self._connect(patience)
         if patience is not None:
-            within = min(within, max(patience, MIN_REPLY_TIMEOUT))
-        if self._links.owed:
-            try:
-                await self._links.pay(link, min(within, PAY_SECONDS))
-            except BaseException:
-                if seat is not None:
-                    self._rise(claim, seat)
-                else:
-                    self._links.give(link)
-                raise
-        sent = self._runtime.now()
-        round = str(next(self._rounds))
+            timeout = min(timeout, max(patience, MIN_REPLY_TIMEOUT))
+        since = self._runtime.now()
+        attempt_no = str(next(self._attempt_numbers))
         waiting = False
         try:
-            place = f"{link.channel}:{round}" if queue else ""
-            command = f"{form.attempt}${len(id)}\r\n{id}\r\n${len(place)}\r\n{place}\r\n".encode()
-            answer = await link.connection.request(command, within)
-            if type(answer) is ServerError:
-                answer = await self._links.mend(link, ATTEMPT, command, within, answer)
-            waiting = queue and type(answer) is int and answer < 0
+            address = f"{connection.channel}:{attempt_no}" if queue else ""
+            command = f"{commands.attempt}${len(id)}\r\n{id}\r\n${len(address)}\r\n{address}\r\n".encode()
+            reply = await self._pool.request(connection, ATTEMPT, command, timeout)
+            waiting = queue and type(reply) is int and reply < 0
             if waiting:
-                token, _, called = link.calls.pop(id, "").partition(":")
-                if called == round:  # the call arrived together with the answer
-                    waiting, answer = False, int(token)
-        except OutcomeUnknown:
-            self._links.doubt(link)
-            raise
+                token, _, notified = connection.notifications.pop(id, "").partition(":")
+                if notified == attempt_no:  # the notification arrived together with the reply
+                    waiting, reply = False, int(token)
         finally:
             if waiting:
-                self._sit(claim, seat, link, round)
-            elif seat is not None:
-                self._rise(claim, seat)
+                self._enqueue(claim, queued, connection, attempt_no)
+            elif queued is not None:
+                self._dequeue(claim, queued)
             else:
-                self._links.give(link)
-        if type(answer) is not int:
-            others = "for any number of readers" if answer == b"s" else f"with {answer.decode()} permits"
+                self._pool.put_back(connection)
+        if type(reply) is not int:
+            others = "for any number of readers" if reply == b"s" else f"with {reply.decode()} permits"
             raise LimitMismatch(f"{name!r}: others use it {others}", name)
-        if answer > 0:
-            return Grant(claim, answer, sent, form)
-        return Waiting(claim, sent, None if answer == -1 else (-1 - answer) / 1000, form)
+        if reply > 0:
+            return Grant(claim, reply, since, commands)
+        return Waiting(claim, since, None if reply == -1 else (-1 - reply) / 1000, commands)
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait to be called; ask again in the end."""
+        """Wait for the notification that the claim holds the lock; without one, attempt again."""
         claim = waiting.claim
         until = None if patience is None else self._runtime.now() + patience
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
+        queued = self._queued.pop(claim.id, None)
+        if queued is not None:
             try:
                 if waiting.retry_in is not None:
                     timeout = min(timeout, waiting.retry_in)
-                await self._runtime.wait_for_push([seat.link.connection], seat.bell, timeout)
+                await self._runtime.wait_for_push([queued.connection.raw], queued.event, timeout)
             except BaseException:
-                self._rise(claim, seat)
+                self._dequeue(claim, queued)
                 raise
-            token, _, round = seat.link.calls.get(claim.id, "").partition(":")
-            if round == seat.round:
-                self._rise(claim, seat)
+            token, _, notified = queued.connection.notifications.get(claim.id, "").partition(":")
+            if notified == queued.attempt_no:
+                self._dequeue(claim, queued)
                 return Grant(claim, int(token), waiting.since, waiting.handle)
-            self._seats[claim.id] = seat
+            self._queued[claim.id] = queued
         return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind."""
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
-            self._rise(claim, seat)
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        queued = self._queued.pop(claim.id, None)
+        if queued is not None:
+            self._dequeue(claim, queued)
+        command = ABANDON.call((self._bucket_key(claim.name),), (claim.name, claim.id, ttl_ms(claim.ttl)))
+        timeout = reply_timeout(claim.ttl, MIN_TIMEOUT)
         try:
-            await self._links.run(
-                ABANDON, self._abandonment(claim), reply_timeout(claim.ttl, SHORTEST), MIN_REPLY_TIMEOUT
-            )
-        except EngineUnavailable:
-            self._undo_later(claim)
-            raise
-
-    def _abandonment(self, claim: Claim) -> bytes:
-        return ABANDON.call((self._base(claim.name),), (claim.name, claim.id, ms(claim.ttl)))
-
-    def _undo_later(self, claim: Claim) -> None:
-        """Have it undone when the server is reached again: it may yet carry out, or still have, what was asked for."""
-        undo = ABANDON.teach(self._abandonment(claim))
-        if undo not in self._links.owed:
-            self._links.owed.append(undo)
+            await self._pool.run(ABANDON, command, timeout, MIN_REPLY_TIMEOUT)
+        except EngineUnavailable as error:
+            if not isinstance(error.__cause__, EngineUnavailable):
+                raise
+            # This call shared the failure of a connect that another task began earlier. The server may be back by now, and
+            # close() calls abandon only once.
+            await self._pool.run(ABANDON, command, timeout, MIN_REPLY_TIMEOUT)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Renew all, in batches that are sent together."""
-        calls: list[bytes] = []
+        """Renew all leases, in batches that are sent together."""
+        commands: list[bytes] = []
         for start in range(0, len(grants), BATCH):
             claims = [grant.claim for grant in grants[start : start + BATCH]]
-            keys = tuple(self._base(claim.name) for claim in claims)
-            args = tuple(word for claim in claims for word in (claim.name, claim.id, ms(claim.ttl)))
-            calls.append(RENEW.call(keys, args))
+            keys = tuple(self._bucket_key(claim.name) for claim in claims)
+            args = tuple(word for claim in claims for word in (claim.name, claim.id, ttl_ms(claim.ttl)))
+            commands.append(RENEW.call(keys, args))
         shortest = min(grant.claim.ttl for grant in grants)
-        # A connection that cannot be made is given up in time to try another, and one more, before the deadline.
-        connect = max(SHORTEST, shortest / 6)
-        answers = await self._links.run_many(RENEW, calls, reply_timeout(shortest, SHORTEST), connect)
-        return [Renewal.RENEWED if answer else Renewal.LOST for batch in answers for answer in batch]
+        # A third of the ttl is left when this starts: a failed connect must leave time for two more before the deadline.
+        connect_timeout = max(MIN_TIMEOUT, shortest / 6)
+        replies = await self._pool.run_many(RENEW, commands, reply_timeout(shortest, MIN_TIMEOUT), connect_timeout)
+        return [Renewal.RENEWED if renewed else Renewal.LOST for batch in replies for renewed in batch]
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
+        commands: PackedCommands = grant.handle
         try:
-            try:
-                return await self._release(grant, None)
-            except EngineUnavailable as error:
-                if not leads_elsewhere(error):
-                    raise
-            return await self._release(grant, await self._links.make(max(grant.handle.patience, MIN_REPLY_TIMEOUT)))
-        except EngineUnavailable:
-            self._undo_later(grant.claim)
-            raise
+            connection = self._pool.get_idle(commands.reply_timeout) or await self._pool.connect()
+            return await self._release(grant, connection)
+        except EngineUnavailable as error:
+            if not reconnect_may_help(error):
+                raise
+        connection = await self._pool.connect(max(commands.reply_timeout, MIN_REPLY_TIMEOUT))
+        return await self._release(grant, connection)
 
-    async def _release(self, grant: Grant, link: Link | None) -> bool:
-        form: Form = grant.handle
+    async def _release(self, grant: Grant, connection: RedisConnection) -> bool:
+        commands: PackedCommands = grant.handle
         id = grant.claim.id
-        command = f"{form.release}${len(id)}\r\n{id}\r\n".encode()
-        link = link or self._links.idle(form.patience) or await self._links.make()
+        command = f"{commands.release}${len(id)}\r\n{id}\r\n".encode()
         try:
-            answer = await link.connection.request(command, form.patience)
-            if type(answer) is ServerError:
-                answer = await self._links.mend(link, RELEASE, command, form.patience, answer)
-        except OutcomeUnknown:
-            self._links.doubt(link)
-            raise
+            return bool(await self._pool.request(connection, RELEASE, command, commands.reply_timeout))
         finally:
-            self._links.give(link)
-        return bool(answer)
+            self._pool.put_back(connection)
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        call = INSPECT.call((self._base(name),), (name,))
-        holders, waiters, clock = await self._links.run(INSPECT, call, MAX_REPLY_TIMEOUT)
+        """Return the holders and waiters of a name."""
+        command = INSPECT.call((self._bucket_key(name),), (name,))
+        holders, waiters, clock = await self._pool.run(INSPECT, command, MAX_REPLY_TIMEOUT)
         return Snapshot(
             name,
             tuple(
@@ -235,73 +211,71 @@ class RedisEngine:
         )
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call, or came into use meanwhile."""
+        """Yield the names that have holders or waiters. A name that changes during the scan may or may not be there."""
         found: set[str] = set()
         for kind in ("lock", "holders", "queue"):
-            pattern = f"{literally(self._prefix)}:{{*}}:{kind}:{literally(prefix)}*"
-            # The star also matches the beginning of a name that looks like the rest of the pattern.
+            pattern = f"{escape_pattern(self._prefix)}:{{*}}:{kind}:{escape_pattern(prefix)}*"
+            # The pattern's star also matches names that contain the rest of the pattern: compare exactly.
             exact = re.compile(rf"{re.escape(self._prefix)}:{{\d+}}:{kind}:({re.escape(prefix)}.*)", re.DOTALL)
-            keys = await self._links.scan(pattern, MAX_REPLY_TIMEOUT)
+            keys = await self._pool.scan(pattern, MAX_REPLY_TIMEOUT)
             found.update(match[1] for key in keys if (match := exact.match(key)))
         for name in sorted(found):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders, and let the next ones in."""
-        await self.inspect(name)  # may be repeated: a connection that the server has closed is replaced here
-        return int(await self._links.run_once(FORCE, FORCE.call((self._base(name),), (name,)), MAX_REPLY_TIMEOUT))
+        """Drop the holders and admit the next waiters. Return how many were dropped. It never runs twice."""
+        await self.inspect(name)  # this may be repeated, and replaces connections that the server has closed
+        return int(await self._pool.run_once(FORCE, FORCE.call((self._bucket_key(name),), (name,)), MAX_REPLY_TIMEOUT))
 
     async def close(self) -> None:
-        """Close all connections; whoever still waits on one learns of it."""
-        try:
-            if self._links.owed:
-                await self._links.settle(MIN_REPLY_TIMEOUT)
-        finally:
-            self._links.close()
-            for seat in list(self._seats.values()):
-                seat.bell.set()
+        """Close all connections and wake the waiters."""
+        self._pool.close()
+        for queued in list(self._queued.values()):
+            queued.event.set()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: the child only has to drop the connections."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and makes its own."""
+        """In the child, drop the parent's connections without sending anything."""
         if child:
-            self._seats.clear()
-            self._links.forget()
+            self._queued.clear()
+            self._pool.detach_after_fork()
 
-    # ------------------------------------------------------------------ links, places in line, keys
+    # ------------------------------------------------------------------ connections, queued claims, commands, keys
 
-    async def _make(self, patience: float | None) -> Link:
+    async def _connect(self, patience: float | None) -> RedisConnection:
         if patience is None:
-            return await self._links.make()
-        return await self._links.make(
-            max(patience, FIRST_CONNECT_TIMEOUT if self._links.run_id is None else MIN_REPLY_TIMEOUT)
+            return await self._pool.connect()
+        return await self._pool.connect(
+            max(patience, FIRST_CONNECT_TIMEOUT if self._pool.run_id is None else MIN_REPLY_TIMEOUT)
         )
 
-    def _sit(self, claim: Claim, seat: Seat | None, link: Link, round: str) -> None:
-        if seat is None:
-            bell = link.bells[claim.id] = self._runtime.push_event()
+    def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connection: RedisConnection, attempt_no: str) -> None:
+        """Keep the connection for the claim, which the server has put into its queue, until it is notified."""
+        if queued is None:
+            event = connection.push_events[claim.id] = self._runtime.push_event()
         else:
-            bell = seat.bell
-            bell.clear()
-        if not link.connection.open:
-            bell.set()
-        self._seats[claim.id] = Seat(link, bell, round)
+            event = queued.event
+            event.clear()
+        if not connection.raw.open:  # it ended before the event was registered
+            event.set()
+        self._queued[claim.id] = QueuedClaim(connection, event, attempt_no)
 
-    def _rise(self, claim: Claim, seat: Seat) -> None:
-        seat.link.bells.pop(claim.id, None)
-        seat.link.calls.pop(claim.id, None)
-        self._links.give(seat.link)
+    def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
+        """Give back the connection of a claim that no longer waits."""
+        queued.connection.push_events.pop(claim.id, None)
+        queued.connection.notifications.pop(claim.id, None)
+        self._pool.put_back(queued.connection)
 
-    def _make_form(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> Form:
+    def _pack_commands(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> PackedCommands:
         mode = "x" if not shared else "s" if limit is None else limit
-        keys = (self._base(name),)
-        attempt = ATTEMPT.begin(keys, (name, ms(ttl), mode, owner), 2)
-        return Form(attempt, RELEASE.begin(keys, (name,), 1), reply_timeout(ttl, SHORTEST))
+        keys = (self._bucket_key(name),)
+        attempt = ATTEMPT.begin(keys, (name, ttl_ms(ttl), mode, owner), 2)
+        return PackedCommands(attempt, RELEASE.begin(keys, (name,), 1), reply_timeout(ttl, MIN_TIMEOUT))
 
-    def _make_base(self, name: str) -> str:
-        """Return the key of a name's bucket: it is the beginning of all keys of the name, and their hash tag."""
+    def _make_bucket_key(self, name: str) -> str:
+        """Return the key of a name's bucket: all keys of the name begin with it, and its number is their hash tag."""
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
 

@@ -1,4 +1,4 @@
-"""Records on Redis: one string each, with an expiry of its own, in the bucket of its key."""
+"""Records on Redis: one string each, with its own expiry, in the bucket of its key."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 from fencelock.core.engine import never_repeated
 from fencelock.core.records import Record, Written
-from fencelock.engines.redis.links import Links
+from fencelock.engines.redis.pool import RedisPool
 from fencelock.engines.redis.scripts import load
 
-PATIENCE = 5.0
+REPLY_TIMEOUT = 5.0
 
 RECORD = load("record")
 
 
 class RedisRecords:
-    """`fencelock.core.records.Records`."""
+    """`fencelock.core.records.Records` on Redis."""
 
-    def __init__(self, links: Links, base: Callable[[str], str]) -> None:
-        self._links = links
-        self._base = base
+    def __init__(self, pool: RedisPool, bucket_key: Callable[[str], str]) -> None:
+        self._pool = pool
+        self._bucket_key = bucket_key
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
-        _, found = await self._links.run(RECORD, RECORD.call((self._base(key),), (key,)), PATIENCE)
+        """Return the record, or None if there is none."""
+        _, found = await self._pool.run(RECORD, RECORD.call((self._bucket_key(key),), (key,)), REPLY_TIMEOUT)
         return _record(found)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Write the record if the token and the expected version allow it, in one script that runs once."""
-        text = "" if value is None else f"={b64encode(value).decode()}"  # words are text
+        text = "" if value is None else f"={b64encode(value).decode()}"  # the arguments of a command are text
         args = (key, text, token, ceil(ttl * 1000), "" if expect is None else expect)
         with never_repeated("the write", "Read it", key):
-            done, found = await self._links.run_once(RECORD, RECORD.call((self._base(key),), args), PATIENCE)
+            done, found = await self._pool.run_once(RECORD, RECORD.call((self._bucket_key(key),), args), REPLY_TIMEOUT)
         return Written(bool(done), _record(found))
 
 

@@ -1,4 +1,4 @@
-"""The Lua scripts, each in a file of its own: what a server does in one atomic step."""
+"""Loads the Lua scripts and packs the commands that run them. Each script is one atomic step on the server."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ INCLUDE = re.compile(r"^ *-- include (\S+)\n", re.MULTILINE)
 
 
 class Script:
-    """A script that servers know by its digest, once they have seen it."""
+    """A script. A server that has run its text once (EVAL) also knows it by its digest (EVALSHA)."""
 
-    __slots__ = ("_by_sha", "_by_text", "_call", "name", "text")
+    __slots__ = ("_digest_words", "_evalsha", "_text_words", "name", "text")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self._call = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
-        self._by_sha, self._by_text = self._call.encode(), packed("EVAL", text).encode()
+        self._evalsha = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
+        self._digest_words, self._text_words = self._evalsha.encode(), packed("EVAL", text).encode()
 
     def call(self, keys: Command, args: Command) -> bytes:
-        """Return the command that runs it, if the server knows it, as it is sent."""
+        """Return the packed EVALSHA command."""
         return self.begin(keys, args, 0).encode()
 
     def begin(self, keys: Command, args: Command, more: int) -> str:
-        """Return the beginning of a call, to which so many arguments are added: what never changes is packed once."""
+        """Return the beginning of an EVALSHA command, to which the caller adds `more` packed arguments."""
         words = 3 + len(keys) + len(args) + more
-        return f"*{words}\r\n{self._call}{packed(len(keys), *keys, *args)}"
+        return f"*{words}\r\n{self._evalsha}{packed(len(keys), *keys, *args)}"
 
-    def teach(self, call: bytes) -> bytes:
-        """Return the same as a call, in the words that make the server remember the script."""
-        return call.replace(self._by_sha, self._by_text, 1)
+    def as_eval(self, call: bytes) -> bytes:
+        """Return the same call as EVAL, with the script's text, for a server that may not know its digest."""
+        return call.replace(self._digest_words, self._text_words, 1)
 
 
 def packed(*words: str | int) -> str:
-    """Return words as Redis wants them."""
+    """Return words in Redis's protocol."""
     return "".join([f"${len(str(word).encode())}\r\n{word}\r\n" for word in words])
 
 
-def ms(ttl: float) -> int:
-    """Return what a server counts: one ms more than asked for, as the first is over when it begins to."""
+def ttl_ms(ttl: float) -> int:
+    """Return the ttl for the server: one ms more, as its clock may be just before the next ms when it starts to count."""
     return ceil(ttl * 1000) + 1
 
 
 def load(name: str) -> Script:
-    """Read a script and whatever it includes."""
+    """Read a script and the files it includes."""
     return Script(name, _text(f"{name}.lua"))
 
 

@@ -1,4 +1,4 @@
-"""Fenced Redlock. `connect` is what the URL table calls."""
+"""Fenced Redlock. `core/urls.py` calls `connect`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
 from fencelock.core.urls import redact
-from fencelock.engines.redis.dial import RedisConnector, from_url
+from fencelock.engines.redis.connector import RedisConnector, from_url
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.errors import InvalidURL
 
@@ -20,12 +20,12 @@ _log = logging.getLogger("fencelock")
 def connect(runtime: Runtime, url: str, namespace: str) -> RedlockEngine:
     """Open `redlock://[user:password@]host:port,host:port,…[/db][?options]`; `redlocks://` for TLS.
 
-    Every node takes the login of the first unless it has one of its own.
+    A node without a login takes that of the first node. Raise InvalidURL.
     """
     scheme, _, rest = url.partition("://")
     server = "rediss" if scheme.lower().endswith("s") else "redis"
-    place, question, options = rest.partition("?")
-    hosts, slash, database = place.partition("/")
+    location, question, options = rest.partition("?")
+    hosts, slash, database = location.partition("/")
     tail = f"/{database}{question}{options}" if slash or question else ""
     if "," in database:
         raise InvalidURL(f"{redact(url)!r}: the database stands once, behind all nodes, as in redlock://h1,h2,h3/0")

@@ -1,8 +1,8 @@
-"""Fenced Redlock: several Redis nodes that know nothing of each other; whoever has a majority of them holds the lock.
+"""Fenced Redlock: several Redis nodes that do not know of each other. A claim that has a majority of them holds the lock.
 
-One round: the client proposes a token; each node takes it only if it is free and has seen nothing as high. A grant is a
-majority of acknowledgements of one proposal, and the proposal is the token. Two majorities share a node, and there the
-later one is higher: tokens are unique and rise strictly, whatever clocks and delays do. `tests/redlock` checks it.
+One round: the client proposes a token; each node accepts it only if it is free and has not seen a proposal as high. A
+majority of acknowledgements of one proposal is a grant, and the proposal is its token. Two majorities share a node, and there
+the later proposal is higher: tokens are unique and rise strictly, whatever clocks and delays do. `tests/redlock` checks it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from urllib.parse import quote
 from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, limit_of
 from fencelock.core.runtime import NO_REPLY, Command, Runtime
-from fencelock.engines.redis.dial import RedisConnector
-from fencelock.engines.redis.link import Link
-from fencelock.engines.redis.links import literally
-from fencelock.engines.redis.scripts import load, ms, packed
-from fencelock.engines.redlock.node import DIAL_SECONDS
-from fencelock.engines.redlock.nodes import Nodes, at_once, is_answer, never, reply_timeout
-from fencelock.engines.redlock.seats import Seat
+from fencelock.engines.redis.connection import RedisConnection
+from fencelock.engines.redis.connector import RedisConnector
+from fencelock.engines.redis.pool import escape_pattern
+from fencelock.engines.redis.scripts import load, packed, ttl_ms
+from fencelock.engines.redlock.cluster import Cluster, Connections, at_once, is_reply, never, reply_timeout
+from fencelock.engines.redlock.node import CONNECT_TIMEOUT
+from fencelock.engines.redlock.queued import QueuedClaim
 from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
@@ -52,19 +52,18 @@ TRAITS = Traits(
     limit=False,
 )
 
-SHORTEST, LONGEST = 0.2, DIAL_SECONDS
-"""Seconds that a node has for its answer: a fifth of the ttl, within these bounds."""
-AGAIN_FIRST, AGAIN_LAST = 0.02, 2.0
-"""Seconds between attempts, at random up to these: twice as many each time. A hint of the nodes comes sooner."""
-UNDO_DIAL_SECONDS = 0.5
-"""How long connecting may take for an undo."""
-ROUNDS = 4
-"""Proposals in a row, each above what the nodes said that they had seen."""
+MIN_TIMEOUT, MAX_TIMEOUT = 0.2, CONNECT_TIMEOUT
+"""Seconds that a node has for its reply: a fifth of the ttl, within these bounds."""
+FIRST_PAUSE, MAX_PAUSE = 0.02, 2.0
+"""Seconds between the attempts of a waiter: a random part of a pause that doubles. A notification of the nodes ends it."""
+ABANDON_CONNECT_TIMEOUT = 0.5
+MAX_ROUNDS = 4
+"""Proposals in a row, each above what the nodes have seen."""
 BATCH = 500
-CLAIMS_KEPT = 10_000
-FORMS_KEPT = 1000
+MAX_CLAIMS = 10_000
+MAX_PACKED_COMMANDS = 1000
 ACKNOWLEDGED = [1]
-"""What a node answers that takes a proposal."""
+"""The reply of a node that accepts a proposal."""
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
@@ -72,7 +71,7 @@ CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
 
 
 class RedlockEngine:
-    """`fencelock.core.engine.Backend` on a majority of Redis nodes."""
+    """`fencelock.core.engine.Engine` on a majority of Redis nodes."""
 
     traits = TRAITS
     url: str | None = None
@@ -83,326 +82,353 @@ class RedlockEngine:
         self._runtime = runtime
         self._wall = wall
         self._prefix = f"{quote(namespace, safe='')}:redlock"
-        self._base = (self._prefix,)
-        self._nodes = Nodes(runtime, connectors, self._prefix)
-        self._form = lru_cache(FORMS_KEPT)(self._make_form)
+        self._keys = (self._prefix,)
+        self._cluster = Cluster(runtime, connectors, self._prefix)
+        self._packed_commands = lru_cache(MAX_PACKED_COMMANDS)(self._pack_commands)
         self._highest = 0
-        """The highest proposal seen: ours are never lower, whatever our clock says."""
-        self._tried: dict[str, int] = {}
-        """What each claim has proposed and not undone: asked again, it proposes the same."""
-        self._given_up: dict[str, int] = {}
-        self._seats: dict[str, Seat] = {}
+        """The highest proposal seen: ours are never lower, even if our clock goes back."""
+        self._proposals: dict[str, int] = {}
+        """The proposal of each claim that is not undone: a repeated attempt proposes the same."""
+        self._abandoned: dict[str, int] = {}
+        self._queued: dict[str, QueuedClaim] = {}
 
-    # ------------------------------------------------------------------ the protocol
+    # ------------------------------------------------------------------ the engine protocol
 
     async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
         """Propose a token to all nodes at once."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
-        limit = limit_of(self._runtime.now, patience, met=self._nodes.met)
-        return await self._attempt(claim, queue, self._seats.pop(claim.id, None) if self._seats else None, limit)
+        deadline = limit_of(self._runtime.now, patience, met=self._cluster.started)
+        return await self._attempt(claim, queue, self._queued.pop(claim.id, None), deadline)
 
     async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for a hint, or at random for longer and longer; try again in the end."""
+        """Wait for notifications of the nodes, or for a random, growing pause; then attempt again."""
         claim = waiting.claim
         until = None if patience is None else self._runtime.now() + patience
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
-            seat.tries += 1
-            pause = min(AGAIN_LAST, AGAIN_FIRST * 2 ** min(seat.tries, 10)) * self._runtime.random()
+        queued = self._queued.pop(claim.id, None)
+        if queued is not None:
+            queued.attempts += 1
+            pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(queued.attempts, 10)) * self._runtime.random()
             if waiting.retry_in is not None:
-                pause = min(pause, waiting.retry_in + AGAIN_FIRST * self._runtime.random())
+                pause = min(pause, waiting.retry_in + FIRST_PAUSE * self._runtime.random())
             try:
-                connections = [link.connection for link in seat.links if link is not None and link.connection.open]
-                await self._runtime.wait_for_push(connections, seat.bell, min(timeout, pause))
+                connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
+                await self._runtime.wait_for_push(connections, queued.event, min(timeout, pause))
             except BaseException:
-                self._rise(claim, seat)
+                self._dequeue(claim, queued)
                 raise
         left = None if until is None else until - self._runtime.now()
-        return await self._attempt(claim, True, seat, limit_of(self._runtime.now, left))
+        return await self._attempt(claim, True, queued, limit_of(self._runtime.now, left))
 
-    async def _attempt(self, claim: Claim, queue: bool, seat: Seat | None, limit: Deadline) -> Grant | Waiting:
-        patience = _patience(claim.ttl)
-        links: list[Link | None] = []
+    async def _attempt(
+        self, claim: Claim, queue: bool, queued: QueuedClaim | None, deadline: Deadline
+    ) -> Grant | Waiting:
+        timeout = _reply_timeout(claim.ttl)
+        connections: Connections = []
         outcome: Grant | Waiting | None = None
         try:
-            if seat is None:
-                links = await self._nodes.take(patience, limit)
+            if queued is None:
+                connections = await self._cluster.get(timeout, deadline)
             else:
-                links = seat.links
-                await self._nodes.refresh(links, patience, limit)
-            outcome = await self._propose(claim, links, seat, queue, patience, limit)
+                connections = queued.connections
+                await self._cluster.replace_broken(connections, timeout, deadline)
+            outcome = await self._propose(claim, connections, queued, queue, timeout, deadline)
         finally:
             if isinstance(outcome, Waiting) and queue:
-                self._sit(claim, seat, links, outcome.handle)
-            elif seat is not None:
-                self._rise(claim, seat)
+                self._enqueue(claim, queued, connections, outcome.handle)
+            elif queued is not None:
+                self._dequeue(claim, queued)
             else:
-                self._nodes.give(links)
+                self._cluster.put_back(connections)
         return outcome
 
     async def abandon(self, claim: Claim) -> None:
-        """Undo the claim's last proposal everywhere."""
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
-            self._rise(claim, seat)
-        # In this order: whoever is asking for it in another thread right now sees that it is given up, or we see what it
-        # has proposed. And never the same again once it is undone: the undo could arrive last.
-        _keep(self._given_up, claim.id, 0)
-        undo = self._undo(claim, self._tried.get(claim.id, 0))
-        # Not for long: whoever was refused waits for this, and what is not undone is owed.
-        limit = Deadline(self._runtime.now, UNDO_DIAL_SECONDS if self._nodes.met else FIRST_CONNECT_TIMEOUT)
-        await self._nodes.most(UNDO, undo, _patience(claim.ttl), owe=True, limit=limit)
-        self._tried.pop(claim.id, None)
+        """Undo the claim's last proposal on all nodes, and remove it from their queues. Safe to repeat."""
+        queued = self._queued.pop(claim.id, None)
+        if queued is not None:
+            self._dequeue(claim, queued)
+        # In this order: either another thread that is attempting sees that the claim is abandoned, or we see its proposal.
+        # And an abandoned claim never proposes again: its undo could arrive after that.
+        _remember(self._abandoned, claim.id, 0)
+        undo = self._undo_call(claim, self._proposals.get(claim.id, 0))
+        # Not long: a refused caller waits for this. Nodes that cannot be reached get the undo later.
+        deadline = Deadline(
+            self._runtime.now, ABANDON_CONNECT_TIMEOUT if self._cluster.started else FIRST_CONNECT_TIMEOUT
+        )
+        await self._cluster.request_majority(UNDO, undo, _reply_timeout(claim.ttl), is_undo=True, deadline=deadline)
+        self._proposals.pop(claim.id, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Renew on every node; where a lease is missing and a majority has it, put it back."""
+        """Renew on every node. Where a lease is missing although a majority has it, put it back."""
         ttl = min(grant.claim.ttl for grant in grants)
-        patience = _patience(ttl)
-        links = await self._nodes.take(patience, Deadline(self._runtime.now, ttl / 3))
-        # No longer for a node that hangs, however short the ttl is; but twice as long as a majority took last.
-        pace = sorted(link.connection.pace for link in links if link is not None)[: self._nodes.majority]
-        within = min(patience, max([ttl / 5, *(2 * seconds for seconds in pace)]))
-        silent: list[Link | None] = [None] * len(links)
+        max_timeout = _reply_timeout(ttl)
+        connections = await self._cluster.get(max_timeout, Deadline(self._runtime.now, ttl / 3))
+        # A node that hangs must not take too much of a short ttl; but give slow nodes twice their last latency.
+        latencies = sorted(conn.raw.pace for conn in connections if conn is not None)[: self._cluster.majority]
+        timeout = min(max_timeout, max([ttl / 5, *(2 * seconds for seconds in latencies)]))
+        silent: Connections = [None] * len(connections)
         try:
-            answers: list[Renewal] = []
+            outcome: list[Renewal] = []
             for start in range(0, len(grants), BATCH):
-                answers += await self._renew(grants[start : start + BATCH], links, silent, within)
+                outcome += await self._renew(grants[start : start + BATCH], connections, silent, timeout)
         finally:
-            self._nodes.give(links)
-            self._nodes.give(silent)
-        return answers
+            self._cluster.put_back(connections)
+            self._cluster.put_back(silent)
+        return outcome
 
     async def release(self, grant: Grant) -> bool:
-        """Give the nodes back; a majority of them decides whether it was still ours."""
+        """Release the nodes. A majority of them decides whether this grant still held the lock."""
         claim = grant.claim
-        undo = self._undo(claim, grant.token)
-        answers = await self._nodes.most(UNDO, undo, _patience(claim.ttl), self._had, owe=True, certain=True)
-        self._tried.pop(claim.id, None)
+        undo = self._undo_call(claim, grant.token)
+        replies = await self._cluster.request_majority(
+            UNDO, undo, _reply_timeout(claim.ttl), self._majority_held, is_undo=True, repeated_zero_counts=False
+        )
+        self._proposals.pop(claim.id, None)
         self._highest = max(self._highest, grant.token + 1)
-        if self._had(answers):
+        if self._majority_held(replies):
             return True
-        if answers.count(1) + sum(not is_answer(answer) for answer in answers) >= self._nodes.majority:
+        if replies.count(1) + sum(not is_reply(reply) for reply in replies) >= self._cluster.majority:
             raise OutcomeUnknown(f"{claim.name!r}: too few Redlock nodes said whether it was still held", claim.name)
         return False
 
     async def inspect(self, name: str) -> Snapshot:
-        """Ask all nodes; whoever has a majority of them holds the name."""
-        answers = await self._nodes.most(INSPECT, INSPECT.call(self._base, (name,)), LONGEST)
-        there = [answer for answer in answers if isinstance(answer, list)]
-        held = Counter((holder[0], holder[1]) for holder, _ in there if holder)
+        """Return the holder that a majority of the nodes has, and the waiters that a majority has."""
+        replies = await self._cluster.request_majority(INSPECT, INSPECT.call(self._keys, (name,)), MAX_TIMEOUT)
+        found = [reply for reply in replies if isinstance(reply, list)]
+        held = Counter((holder[0], holder[1]) for holder, _ in found if holder)
         holders = []
         for attempt, nodes in held.items():
-            if nodes >= self._nodes.majority:
-                mine = [holder for holder, _ in there if holder and (holder[0], holder[1]) == attempt]
-                left = sorted((holder[2] for holder in mine), reverse=True)[self._nodes.majority - 1]
+            if nodes >= self._cluster.majority:
+                mine = [holder for holder, _ in found if holder and (holder[0], holder[1]) == attempt]
+                left = sorted((holder[2] for holder in mine), reverse=True)[self._cluster.majority - 1]
                 token = int(attempt[1])
                 holders.append(Holder(mine[0][3].decode(), token, left / 1000, held_for=held_for(token, self._wall())))
         waiting: dict[bytes, list[tuple[float, int, bytes]]] = {}
-        for _, waiters in there:
+        for _, waiters in found:
             for id, ticket, left, owner in waiters:
                 waiting.setdefault(id, []).append((float(ticket), left, owner))
-        queue = sorted(min(places) for places in waiting.values() if len(places) >= self._nodes.majority)
+        queue = sorted(min(places) for places in waiting.values() if len(places) >= self._cluster.majority)
         return Snapshot(name, tuple(holders), tuple(Waiter(owner.decode(), left / 1000) for _, left, owner in queue))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what a majority holds, or somebody waits for."""
+        """Yield the names that a majority of the nodes holds, or that have a waiter on any node."""
         held: Counter[str] = Counter()
         waited: set[str] = set()
-        answers: list[Any] = [NO_REPLY] * len(self._nodes)
-        for place, (node, link) in enumerate(zip(self._nodes, await self._nodes.take(LONGEST), strict=True)):
-            if link is None:
+        replies: list[Any] = [NO_REPLY] * len(self._cluster)
+        connections = await self._cluster.get(MAX_TIMEOUT)
+        for place, (node, connection) in enumerate(zip(self._cluster, connections, strict=True)):
+            if connection is None:
                 continue
-            node.links.give(link)
+            node.pool.put_back(connection)
             try:
                 for kind in ("lock", "queue"):
                     start = f"{self._prefix}:{kind}:"
-                    keys = await node.links.scan(f"{literally(start)}{literally(prefix)}*", LONGEST)
+                    keys = await node.pool.scan(f"{escape_pattern(start)}{escape_pattern(prefix)}*", MAX_TIMEOUT)
                     found = {key.removeprefix(start) for key in keys}
                     if kind == "lock":
                         held.update(found)
                     else:
                         waited |= found
-                answers[place] = True
+                replies[place] = True
             except EngineUnavailable:
                 continue
-        if answers.count(True) < self._nodes.majority:
-            raise self._nodes.too_few(answers.count(True), answers)
-        for name in sorted(waited | {name for name, nodes in held.items() if nodes >= self._nodes.majority}):
+        if replies.count(True) < self._cluster.majority:
+            raise self._cluster.too_few(replies.count(True), replies)
+        for name in sorted(waited | {name for name, nodes in held.items() if nodes >= self._cluster.majority}):
             yield name
 
     async def force_release(self, name: str) -> int:
-        """Free all nodes; whoever had a majority of them was dropped."""
-        await self.inspect(name)  # may be repeated: connections that nodes have closed are replaced here
-        answers = await self._nodes.most(FORCE, FORCE.call(self._base, (name,)), LONGEST, repeat=False)
-        held = Counter(answer for answer in answers if isinstance(answer, bytes))
+        """Release all nodes, whatever claim holds them. Return 1 if a claim had a majority, else 0. It never runs twice."""
+        await self.inspect(name)  # this may be repeated, and replaces connections that nodes have closed
+        call = FORCE.call(self._keys, (name,))
+        replies = await self._cluster.request_majority(FORCE, call, MAX_TIMEOUT, repeat=False)
+        held = Counter(reply for reply in replies if isinstance(reply, bytes))
         most = max(held.values(), default=0)
-        if most >= self._nodes.majority:
+        if most >= self._cluster.majority:
             return 1
-        if most and most + sum(not is_answer(answer) for answer in answers) >= self._nodes.majority:
+        if most and most + sum(not is_reply(reply) for reply in replies) >= self._cluster.majority:
             raise OutcomeUnknown(f"{name!r}: too few Redlock nodes said whether somebody held it", name)
         return 0
 
     async def close(self) -> None:
-        """Close all connections; whoever still waits learns of it."""
-        self._nodes.close()
-        for seat in list(self._seats.values()):
-            seat.bell.set()
+        """Close all connections and wake the waiters."""
+        self._cluster.close()
+        for queued in list(self._queued.values()):
+            queued.event.set()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: the child only has to drop the connections."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and makes its own."""
+        """In the child, drop the parent's connections without sending anything."""
         if child:
-            self._seats.clear()
-            self._tried.clear()
-            self._nodes.forget()
+            self._queued.clear()
+            self._proposals.clear()
+            self._cluster.detach_after_fork()
 
-    # ------------------------------------------------------------------ one round, or a few
+    # ------------------------------------------------------------------ proposals and renewals
 
-    def _had(self, answers: Sequence[Any]) -> bool:
-        return answers.count(1) >= self._nodes.majority
+    def _majority_held(self, replies: Sequence[Any]) -> bool:
+        return replies.count(1) >= self._cluster.majority
 
     async def _propose(
         self,
         claim: Claim,
-        links: list[Link | None],
-        seat: Seat | None,
+        connections: Connections,
+        queued: QueuedClaim | None,
         queue: bool,
-        patience: float,
-        limit: Deadline,
+        timeout: float,
+        deadline: Deadline,
     ) -> Grant | Waiting:
-        needed = self._nodes.majority
-        ticket = 0 if seat is None else seat.ticket
-        sent = self._runtime.now()
+        """Propose tokens until a majority accepts one, or another claim keeps too many nodes. Undo what was not granted."""
+        majority = self._cluster.majority
+        ticket = 0 if queued is None else queued.ticket
+        since = self._runtime.now()
 
-        def decided(answers: Sequence[Any]) -> bool:
-            if answers.count(ACKNOWLEDGED) >= needed:
+        def decided(replies: Sequence[Any]) -> bool:
+            if replies.count(ACKNOWLEDGED) >= majority:
                 return True
-            refused = sum(type(answer) is list and answer != ACKNOWLEDGED for answer in answers)
-            return refused > len(self._nodes) - needed
+            refused = sum(type(reply) is list and reply != ACKNOWLEDGED for reply in replies)
+            return refused > len(self._cluster) - majority
 
-        for _ in range(ROUNDS):
-            proposal = self._tried.get(claim.id) or self._next()
+        for _ in range(MAX_ROUNDS):
+            proposal = self._proposals.get(claim.id) or self._next_proposal()
             ticket = ticket or proposal
-            _keep(self._tried, claim.id, proposal)
-            if claim.id in self._given_up:
+            _remember(self._proposals, claim.id, proposal)
+            if claim.id in self._abandoned:
                 raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
-            if seat is not None:
-                seat.clear()
-            sent = self._runtime.now()
-            call = self._claim(claim, proposal)
-            within = reply_timeout(limit, patience)
-            answers = await self._nodes.fan(CLAIM, [call] * len(links), links, within, decided, limit=limit)
-            if answers.count(ACKNOWLEDGED) >= needed:
-                return Grant(claim, proposal, sent)
-            said = [answer for answer in answers if type(answer) is list]
-            # Undone everywhere, also where no answer came. It is sent, not waited for: the next round follows on the
-            # same wires, and behind it.
-            stays = queue and claim.id not in self._given_up and len(said) >= needed
-            undo = self._undo(claim, proposal)
-            undos = [self._stay(claim, proposal, link, ticket) if stays and link else undo for link in links]
-            await self._nodes.fan(UNDO, undos, links, patience, at_once, undo)
-            if stays and claim.id in self._given_up:
-                await self._nodes.fan(UNDO, [undo] * len(links), links, patience, at_once, undo)
-            self._tried.pop(claim.id, None)
-            # Undone, the nodes have seen one more than was proposed.
-            self._highest = max([self._highest, proposal + 1, *(answer[1] for answer in said if answer[0] == -1)])
-            waiting = sorted(answer[1] for answer in said if answer[0] == 0)
-            if len(said) < needed:
-                raise self._nodes.too_few(len(said), answers)
-            if len(waiting) > len(self._nodes) - needed or not any(answer[0] == -1 for answer in said):
-                return Waiting(claim, sent, max(0, waiting[-1]) / 1000 if waiting else None, ticket)
-            if limit.passed:
+            if queued is not None:
+                queued.clear()
+            since = self._runtime.now()
+            calls = [self._claim_call(claim, proposal)] * len(connections)
+            replies = await self._cluster.run(
+                CLAIM, calls, connections, reply_timeout(deadline, timeout), decided, deadline=deadline
+            )
+            if replies.count(ACKNOWLEDGED) >= majority:
+                return Grant(claim, proposal, since)
+            valid = [reply for reply in replies if type(reply) is list]
+            await self._undo_proposal(
+                claim, proposal, connections, timeout, ticket if queue and len(valid) >= majority else None
+            )
+            # After an undo the nodes have seen one more than the proposal.
+            self._highest = max([self._highest, proposal + 1, *(reply[1] for reply in valid if reply[0] == -1)])
+            if len(valid) < majority:
+                raise self._cluster.too_few(len(valid), replies)
+            held_ms = sorted(reply[1] for reply in valid if reply[0] == 0)
+            if len(held_ms) > len(self._cluster) - majority or not any(reply[0] == -1 for reply in valid):
+                return Waiting(claim, since, max(0, held_ms[-1]) / 1000 if held_ms else None, ticket)
+            if deadline.passed:
                 break
-        return Waiting(claim, sent, None, ticket)
+        return Waiting(claim, since, None, ticket)
+
+    async def _undo_proposal(
+        self, claim: Claim, proposal: int, connections: Connections, timeout: float, ticket: int | None
+    ) -> None:
+        """Undo a proposal on all nodes, also on those without a reply; with a ticket, enqueue the claim there.
+
+        It is sent without waiting for replies: later requests follow over the same connections, so they arrive after it.
+        """
+        undo = self._undo_call(claim, proposal)
+        if ticket is None or claim.id in self._abandoned:
+            await self._cluster.run(UNDO, [undo] * len(connections), connections, timeout, at_once, undo)
+        else:
+            calls = [self._enqueue_call(claim, proposal, conn, ticket) if conn else undo for conn in connections]
+            await self._cluster.run(UNDO, calls, connections, timeout, at_once, undo)
+            if claim.id in self._abandoned:  # meanwhile, by another thread: it may have come before this
+                await self._cluster.run(UNDO, [undo] * len(connections), connections, timeout, at_once, undo)
+        self._proposals.pop(claim.id, None)
 
     async def _renew(
-        self, grants: Sequence[Grant], links: list[Link | None], silent: list[Link | None], patience: float
+        self, grants: Sequence[Grant], connections: Connections, silent: Connections, timeout: float
     ) -> list[Renewal]:
-        """Renew a batch; move the links of nodes that do not answer to `silent`, where nobody waits for them again."""
+        """Renew a batch. Move the connections of silent nodes to `silent`, so that no later batch waits for them."""
         keys = tuple(f"{self._prefix}:lock:{grant.claim.name}" for grant in grants)
-        args: Command = tuple(word for grant in grants for word in (grant.claim.id, grant.token, ms(grant.claim.ttl)))
-        answers = await self._nodes.fan(RENEW, [RENEW.call(keys, args)] * len(links), links, patience, never)
-        there = [answer for answer in answers if type(answer) is list]
-        if len(there) >= self._nodes.majority:
-            for place, answer in enumerate(answers):
-                if answer is NO_REPLY and links[place] is not None:
-                    silent[place], links[place] = links[place], None
+        args: Command = tuple(
+            word for grant in grants for word in (grant.claim.id, grant.token, ttl_ms(grant.claim.ttl))
+        )
+        calls = [RENEW.call(keys, args)] * len(connections)
+        replies = await self._cluster.run(RENEW, calls, connections, timeout, never)
+        valid = [reply for reply in replies if type(reply) is list]
+        if len(valid) >= self._cluster.majority:
+            for place, reply in enumerate(replies):
+                if reply is NO_REPLY and connections[place] is not None:
+                    silent[place], connections[place] = connections[place], None
         outcome = []
-        for place, grant in enumerate(grants):
-            renewed = sum(answer[place] == 1 for answer in there)
-            if renewed >= self._nodes.majority:
+        for index, grant in enumerate(grants):
+            renewed = sum(reply[index] == 1 for reply in valid)
+            if renewed >= self._cluster.majority:
                 outcome.append(Renewal.RENEWED)
-                if renewed < len(there):
+                if renewed < len(valid):
                     missing = [
-                        link if type(answer) is list and answer[place] != 1 else None
-                        for link, answer in zip(links, answers, strict=True)
+                        connection if type(reply) is list and reply[index] != 1 else None
+                        for connection, reply in zip(connections, replies, strict=True)
                     ]
-                    await self._heal(grant, missing, patience)
-            elif len(there) - renewed > len(self._nodes) - self._nodes.majority:
+                    await self._heal(grant, missing, timeout)
+            elif len(valid) - renewed > len(self._cluster) - self._cluster.majority:
                 outcome.append(Renewal.LOST)
             else:
                 outcome.append(Renewal.UNKNOWN)
         return outcome
 
-    async def _heal(self, grant: Grant, links: list[Link | None], patience: float) -> None:
+    async def _heal(self, grant: Grant, connections: Connections, timeout: float) -> None:
+        """Put a lease back on nodes that have lost it."""
         claim = grant.claim
-        call = HEAL.call(self._base, (claim.name, ms(claim.ttl), claim.owner, claim.id, grant.token))
-        await self._nodes.fan(HEAL, [call] * len(links), links, patience, at_once)
+        call = HEAL.call(self._keys, (claim.name, ttl_ms(claim.ttl), claim.owner, claim.id, grant.token))
+        await self._cluster.run(HEAL, [call] * len(connections), connections, timeout, at_once)
 
-    def _next(self) -> int:
+    def _next_proposal(self) -> int:
         self._highest = max(self._wall(), self._highest + 1)
         if self._highest > TOKEN_MAX:
             raise EngineUnavailable(f"the nodes have seen proposals beyond 2^53, the last one near {self._highest}")
         return self._highest
 
-    # ------------------------------------------------------------------ places in line
+    # ------------------------------------------------------------------ queued claims
 
-    def _sit(self, claim: Claim, seat: Seat | None, links: list[Link | None], ticket: int) -> None:
-        if seat is None:
-            seat = Seat(links, self._runtime.push_event(), self._nodes.majority, ticket)
-        for link, hint in zip(seat.links, seat.hints, strict=True):
-            if link is not None:
-                link.bells[claim.id] = hint
-                if link.calls.pop(claim.id, None) is not None:
-                    hint.set()
-        self._seats[claim.id] = seat
+    def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connections: Connections, ticket: int) -> None:
+        """Keep the connections for the claim, which the nodes have put into their queues, until they notify it."""
+        if queued is None:
+            queued = QueuedClaim(connections, self._runtime.push_event(), self._cluster.majority, ticket)
+        for connection, notification in zip(queued.connections, queued.notifications, strict=True):
+            if connection is not None:
+                connection.push_events[claim.id] = notification
+                if connection.notifications.pop(claim.id, None) is not None:
+                    notification.set()
+        self._queued[claim.id] = queued
 
-    def _rise(self, claim: Claim, seat: Seat) -> None:
-        for link in seat.links:
-            if link is not None:
-                link.bells.pop(claim.id, None)
-                link.calls.pop(claim.id, None)
-        self._nodes.give(seat.links)
+    def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
+        """Give back the connections of a claim that no longer waits."""
+        for connection in queued.connections:
+            if connection is not None:
+                connection.push_events.pop(claim.id, None)
+                connection.notifications.pop(claim.id, None)
+        self._cluster.put_back(queued.connections)
 
-    # ------------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------------ commands
 
-    def _claim(self, claim: Claim, proposal: int) -> bytes:
+    def _claim_call(self, claim: Claim, proposal: int) -> bytes:
         name, ttl, owner, _, _, id = claim
-        return f"{self._form(name, ttl, owner)[0]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+        return f"{self._packed_commands(name, ttl, owner)[0]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
 
-    def _undo(self, claim: Claim, proposal: int) -> bytes:
+    def _undo_call(self, claim: Claim, proposal: int) -> bytes:
         name, ttl, owner, _, _, id = claim
-        return f"{self._form(name, ttl, owner)[1]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+        return f"{self._packed_commands(name, ttl, owner)[1]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
 
-    def _stay(self, claim: Claim, proposal: int, link: Link, ticket: int) -> bytes:
-        """Undo, and stay in line."""
+    def _enqueue_call(self, claim: Claim, proposal: int, connection: RedisConnection, ticket: int) -> bytes:
+        """Return the call that undoes a proposal and enqueues the claim."""
         name, ttl, owner, _, _, id = claim
-        return UNDO.call(self._base, (name, id, proposal, ms(ttl), owner, link.channel, ticket))
+        return UNDO.call(self._keys, (name, id, proposal, ttl_ms(ttl), owner, connection.channel, ticket))
 
-    def _make_form(self, name: str, ttl: float, owner: str) -> tuple[str, str]:
-        """Return how claims of a kind begin, and what undoes them: all but the id and the proposal."""
-        return CLAIM.begin(self._base, (name, ms(ttl), owner), 2), UNDO.begin(self._base, (name,), 2)
-
-
-def _keep(memory: dict[str, int], id: str, value: int) -> None:
-    """Remember something of a claim, for as many claims as may be under way at a time."""
-    memory[id] = value
-    if len(memory) > CLAIMS_KEPT:
-        memory.pop(next(iter(memory)), None)
+    def _pack_commands(self, name: str, ttl: float, owner: str) -> tuple[str, str]:
+        """Return the claim and undo commands of all claims that differ in nothing but id and proposal, up to these two."""
+        return CLAIM.begin(self._keys, (name, ttl_ms(ttl), owner), 2), UNDO.begin(self._keys, (name,), 2)
 
 
-def _patience(ttl: float) -> float:
-    return min(LONGEST, max(SHORTEST, ttl / 5))
+def _remember(table: dict[str, int], id: str, value: int) -> None:
+    """Store a claim's number; drop the oldest entry of a full table."""
+    table[id] = value
+    if len(table) > MAX_CLAIMS:
+        table.pop(next(iter(table)), None)
+
+
+def _reply_timeout(ttl: float) -> float:
+    return min(MAX_TIMEOUT, max(MIN_TIMEOUT, ttl / 5))

@@ -1,179 +1,169 @@
-"""One node of a Redlock: how it is reached, and what it still has to undo."""
+"""One node of a Redlock: reconnects in the background, and gets the undos that it missed."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from fencelock.core.clock import Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
-from fencelock.core.runtime import Runtime
-from fencelock.engines.redis.dial import RedisConnector, ServerError
-from fencelock.engines.redis.link import Link
-from fencelock.engines.redis.links import Links
-from fencelock.engines.redis.trouble import ANEW
+from fencelock.core.runtime import NO_REPLY, Runtime
+from fencelock.engines.redis.connection import RedisConnection
+from fencelock.engines.redis.connector import RedisConnector, ServerError
+from fencelock.engines.redis.errors import RECONNECT_KINDS
+from fencelock.engines.redis.pool import RedisPool
 from fencelock.errors import EngineUnavailable, FencelockError
 
-DIAL_SECONDS = 1.0
-"""How long connecting to a node may take: as long as the longest wait for its answer."""
-LOOK_AGAIN = 0.01
-MEND_FIRST, MEND_LAST = 0.5, 10.0
-"""Seconds before a node that could not be reached is dialled again, by the way."""
+CONNECT_TIMEOUT = 1.0
+"""Seconds that reconnecting to a node may take: as long as the longest wait for its reply."""
+FIRST_PAUSE, MAX_PAUSE = 0.5, 10.0
+"""Seconds before a failed node is tried again, doubled after each failure."""
+MAX_PENDING_UNDOS = 1000
 
 _log = logging.getLogger("fencelock")
 
 
 class Node:
-    """One of the servers. While it cannot be reached nobody waits for it; it is dialled again beside the work."""
+    """One of the servers. Nobody waits for a node that cannot be reached: a background task reconnects to it."""
 
     def __init__(self, runtime: Runtime, connector: RedisConnector, prefix: str) -> None:
-        self.links = Links(runtime, connector.telling(self._refused), prefix, FIRST_CONNECT_TIMEOUT)
+        self.pool = RedisPool(runtime, connector.on_error(self._on_error_reply), prefix, FIRST_CONNECT_TIMEOUT)
         self.error: EngineUnavailable | None = None
-        """Why it is out of reach, if it is."""
+        """Why the node cannot be reached; None if it can, as far as is known."""
+        self.connecting_since: float | None = None
+        """When the background task that connects was started; None if there is none."""
+        self.pending_undos: deque[bytes] = deque(maxlen=MAX_PENDING_UNDOS)
+        """Undos that this node missed. A majority has them, so nothing but this node keeps the claim for its ttl."""
+        self._unconfirmed: dict[RedisConnection, deque[bytes]] = {}
+        """Undos that were sent and have no reply yet; they may be lost with their connection."""
         self._runtime = runtime
-        self.failed = -inf
-        """When it was last found to be out of reach."""
-        self._undoing: set[Link] = set()
-        """Over which something was asked to be undone, and not waited for."""
-        self._pay_again = self._anew = 0.0
-        self._pay_pause = MEND_FIRST
-        self._reenter = 0.0
-        self._pause = MEND_FIRST
-        self._mending = False
+        self._failed_at = -inf
+        self._retry_at = -inf
+        self._pause = FIRST_PAUSE
+        self._resend_at = self._replace_at = 0.0
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nobody has tried to connect to it yet."""
-        return self.error is None and not self._mending and not self.links.connected
+    # ------------------------------------------------------------------ connections
 
-    @property
-    def is_dialled(self) -> bool:
-        """Whether it is being connected to, and nobody knows yet whether it can be reached."""
-        return self.error is None and self._mending
-
-    def connect(self, patience: float, within: float = DIAL_SECONDS) -> None:
-        """Connect beside the work."""
-        self._mending = True
-        try:
-            self._runtime.spawn(self._mend(patience, within), "fencelock-mend")
-        except BaseException:  # no more threads
-            self._mending = False
-            raise
-
-    async def take(self, patience: float, dialling: Deadline) -> Link | None:
-        """Return a link, or None while the node cannot be reached; one that is made here is made before that deadline."""
-        if self.is_dialled:
-            return None
+    def get(self, timeout: float) -> RedisConnection | None:
+        """Return a connection, or None if there is none now; then one is opened in the background, when it is time to."""
+        self._collect_lost_undos()
         if self.error is None:
-            link = self.links.idle(patience)
-            if link is None and self.links.stuck:
-                self._down(EngineUnavailable(f"{self.links.address}: no answer within {patience:g} s"))
-            elif link is None and dialling.passed:  # others took all the time there was
-                self.connect(patience)
-                return None
-            elif link is None:
-                try:
-                    link = await self.links.make(dialling.at_most(DIAL_SECONDS))
-                except EngineUnavailable as error:
-                    self._down(error)
-            if link is not None:
-                if self.links.owed:
-                    await self._pay(link)
-                return link
-        if not self._mending and self._runtime.now() >= self._reenter:
-            self.connect(patience)
+            connection = self.pool.get_idle(timeout)
+            if connection is not None:
+                return connection
+            if self.pool.hung:
+                self._set_down(EngineUnavailable(f"{self.pool.address}: no answer within {timeout:g} s"))
+        if self._runtime.now() >= self._retry_at:
+            self._start_connecting(timeout)
         return None
 
-    async def insist(self, patience: float, until: Deadline, limit: Deadline) -> Link | None:
-        """Return a link to a node that is out of reach, if it is back: for when there are too few without it.
+    def reconnect_now(self, timeout: float) -> None:
+        """Reconnect although it is not time yet, as there is no majority without this node."""
+        if self._runtime.now() - self._failed_at >= FIRST_PAUSE:
+            self._start_connecting(timeout)
 
-        Whoever dials it is waited for until then, and it is dialled here within the limit.
-        """
-        while self._mending and not until.passed:
-            await self._runtime.sleep(LOOK_AGAIN)
-        if self.error is None:
-            return await self.take(patience, limit)
-        if self._runtime.now() - self.failed < MEND_FIRST or limit.passed:
-            return None
-        try:
-            link = self.links.idle(patience) or await self.links.make(limit.at_most(DIAL_SECONDS))
-        except EngineUnavailable as error:
-            self._down(error)
-            return None
-        self._up()
-        return link
-
-    def sent_undo(self, link: Link, undo: bytes) -> None:
-        """Remember what was sent and not waited for until it is answered."""
-        link.sent_undo(undo)
-        if link not in self._undoing:
-            self._undoing.difference_update([other for other in list(self._undoing) if not other.connection.open])
-            self._undoing.add(link)
-
-    def answered(self, answer: Any, link: Link) -> bool:
-        """Take note of what it said; return whether the link is to be used again."""
-        if type(answer) is not ServerError:
-            self._pay_pause = MEND_FIRST
-            return True
+    def replied(self, reply: Any, connection: RedisConnection) -> bool:
+        """Note a reply. Return False if its error made the node close the connection."""
         now = self._runtime.now()
-        if answer.kind not in ANEW or now < self._anew:
+        if type(reply) is not ServerError or reply.kind not in RECONNECT_KINDS or now < self._replace_at:
             return True
-        # Not every time: if it is the same server again, dialling would be most of the work.
-        self._anew = now + MEND_FIRST
-        self.links.drop(link)
+        # Another server may have the address by now. If it is still the same, do not reconnect for every reply.
+        self._replace_at = now + FIRST_PAUSE
+        self.pool.discard(connection)
         return False
 
-    def _refused(self, error: ServerError) -> None:
-        """Owe what it may have refused to undo; nothing of that can do harm if it did not."""
-        for link in list(self._undoing):
-            self.links.owed.extend(link.undos)
-            link.undos.clear()
-        self._undoing.clear()
-        now = self._runtime.now()
-        if error.kind != "NOSCRIPT" and now >= self._pay_again:
-            self._pay_again = now + self._pay_pause
-            self._pay_pause = min(self._pay_pause * 2, MEND_LAST)
+    def _start_connecting(self, timeout: float) -> None:
+        if self.connecting_since is not None:
+            return
+        self.connecting_since = self._runtime.now()
+        try:
+            self._runtime.spawn(self._reconnect(timeout), "fencelock-reconnect")
+        except BaseException:  # no more threads
+            self.connecting_since = None
+            raise
 
-    async def _pay(self, link: Link) -> None:
-        if self._runtime.now() < self._pay_again:
-            return  # it refuses whatever it is asked
-        debts = list(self.links.owed)
-        await self.links.pay(link)
-        for debt in debts:
-            self.sent_undo(link, debt)
+    async def _reconnect(self, timeout: float) -> None:
+        try:
+            connection = self.pool.get_idle(timeout) if self.error is not None else None
+            if connection is None:
+                never_connected = self.pool.run_id is None
+                connection = await self.pool.connect(FIRST_CONNECT_TIMEOUT if never_connected else CONNECT_TIMEOUT)
+            try:
+                await self.send_pending_undos(connection)
+            finally:
+                self.pool.put_back(connection)
+            self._set_up()
+        except EngineUnavailable as error:
+            self._set_down(error)
+        except FencelockError:
+            pass  # the client was closed meanwhile
+        finally:
+            self.connecting_since = None
 
-    def forget(self) -> None:
-        """Begin anew in a forked child."""
-        self.links.forget()
-        self._undoing.clear()
-        self.error, self._mending = None, False
-
-    def _up(self) -> None:
+    def _set_up(self) -> None:
         if self.error is not None:
-            _log.warning("the Redlock node %s is back", self.links.address)
-        self.error, self._pause = None, MEND_FIRST
+            _log.warning("the Redlock node %s is back", self.pool.address)
+        self.error, self._pause, self._retry_at = None, FIRST_PAUSE, -inf
 
-    def _down(self, error: EngineUnavailable) -> None:
+    def _set_down(self, error: EngineUnavailable) -> None:
         if self.error is None:
             _log.warning("a Redlock node is out of reach: %s", error)
         self.error = error
-        self.failed = self._runtime.now()
-        self._reenter = self.failed + self._pause * (0.5 + self._runtime.random() / 2)
-        self._pause = min(self._pause * 2, MEND_LAST)
+        self._failed_at = self._runtime.now()
+        self._retry_at = self._failed_at + self._pause * (0.5 + self._runtime.random() / 2)
+        self._pause = min(self._pause * 2, MAX_PAUSE)
 
-    async def _mend(self, patience: float, within: float) -> None:
-        try:
-            link = self.links.idle(patience) or await self.links.make(within)
+    # ------------------------------------------------------------------ undos that this node missed
+
+    def sent_undo(self, connection: RedisConnection, undo: bytes) -> None:
+        """Remember an undo that was sent without waiting for its reply. The server replies in order."""
+        undos = self._unconfirmed.setdefault(connection, deque())
+        undos.append(undo)
+        while len(undos) > len(connection.raw.owed):
+            undos.popleft()
+
+    async def send_pending_undos(self, connection: RedisConnection) -> None:
+        """Send the undos that the node missed. Each may run twice. Those that fail again stay pending."""
+        if not self.pending_undos or self._runtime.now() < self._resend_at:
+            return
+        undos = []
+        while self.pending_undos:
             try:
-                if self.links.owed:
-                    await self._pay(link)
-            finally:
-                self.links.give(link)
-            self._up()
-        except EngineUnavailable as error:
-            self._down(error)
-        except FencelockError:
-            pass  # closed meanwhile
-        finally:
-            self._mending = False
+                undos.append(self.pending_undos.popleft())
+            except IndexError:  # another thread took the last one
+                break
+        try:
+            replies = await self._runtime.request_all(
+                [(connection.raw, undo) for undo in undos], CONNECT_TIMEOUT, lambda _: True
+            )
+        except BaseException:  # cancelled: whether they arrived is unknown
+            self.pending_undos.extend(undos)
+            raise
+        for undo, reply in zip(undos, replies, strict=True):
+            if reply is NO_REPLY and connection.raw.open:
+                self.sent_undo(connection, undo)
+            elif reply is NO_REPLY or isinstance(reply, ServerError):
+                self.pending_undos.append(undo)
+
+    def _collect_lost_undos(self) -> None:
+        self._retry_undos([connection for connection in list(self._unconfirmed) if not connection.raw.open])
+
+    def _on_error_reply(self, error: ServerError) -> None:
+        """Send all unconfirmed undos again: the error may be the reply to any of them, and an undo may run twice."""
+        self._retry_undos(list(self._unconfirmed))
+        now = self._runtime.now()
+        if error.kind != "NOSCRIPT" and now >= self._resend_at:
+            self._resend_at = now + FIRST_PAUSE
+
+    def _retry_undos(self, connections: Sequence[RedisConnection]) -> None:
+        for connection in connections:
+            self.pending_undos.extend(self._unconfirmed.pop(connection, ()))
+
+    def detach_after_fork(self) -> None:
+        """Start again without connections in a forked child."""
+        self.pool.detach_after_fork()
+        self.pending_undos.clear()
+        self._unconfirmed.clear()
+        self.error, self.connecting_since, self._retry_at = None, None, -inf

@@ -1,10 +1,10 @@
--- Leave the queue or give back the lock, whichever it was, and let no straggler of the claim in for one ttl.
+-- Remove the claim from the queue, or release it if it was granted. For one ttl, refuse attempts of this claim that arrive late.
 -- KEYS: base.  ARGV: name, id, ttl.
 local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 -- include queue.lua
 drop(id)
-leave_line(id)
--- A server that is out of memory still lets us go.
+dequeue(id)
+-- pcall: on a server that is out of memory this write may fail, and the claim must still go.
 redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)
-settle()
+advance_queue()
 return 1

@@ -1,13 +1,14 @@
--- Take the lock or a place in line, in one step that also mints the token; count anew what is there already.
--- KEYS: base.  ARGV: name, ttl, mode, owner, id, seat: "channel:round" (none: do not queue).
--- Returns the token; or less than 0 for whoever has to wait: -1, or -2 less the ms until it should look by itself; or a
--- string, the mode that others use the name in and that contradicts this one's.
-local BASE, NAME, ttl, mode, owner, id, seat = KEYS[1], unpack(ARGV)
+-- Acquire the lock or enqueue the claim, in one step that also mints the token. An attempt of a claim that already holds the
+-- lock or waits restarts its ttl.
+-- KEYS: base.  ARGV: name, ttl, mode, owner, id, address: "channel:attempt_no" (empty: do not enqueue).
+-- Returns the token; or a number below 0 if the claim has to wait: -1, or -2 minus the ms after which it should attempt
+-- again; or a string: the mode in which others use the name, if it conflicts with this claim's mode.
+local BASE, NAME, ttl, mode, owner, id, address = KEYS[1], unpack(ARGV)
 -- include queue.lua
-local mine = token_of(id)
-if mine then -- the answer to an earlier attempt was lost
-  hold(id, mine, ttl, mode, owner)
-  return tonumber(mine)
+local held_token = token_of(id)
+if held_token then -- the reply to an earlier attempt was lost
+  hold(id, held_token, ttl, mode, owner)
+  return tonumber(held_token)
 end
 if redis.call('EXISTS', BASE .. ':gone:' .. id) == 1 then return -1 end
 local queued = redis.call('HEXISTS', WAITERS, id) == 1
@@ -21,20 +22,20 @@ if mode ~= 'x' and not queued then
     if theirs ~= 'x' and theirs ~= mode and tonumber(ends) > now then return theirs end
   end
 end
-local function enqueue() line_up(id, ttl, mode, seat == '' and ':0' or seat, owner) end
-if queued then enqueue() end -- a sign of life
-local token, first = settle(id)
+local function enqueue_me() enqueue(id, ttl, mode, address == '' and ':0' or address, owner) end
+if queued then enqueue_me() end -- restart its ttl
+local token, first = advance_queue(id)
 if not token and not queued and not first and fits(mode) then
   token = mint()
   hold(id, token, ttl, mode, owner)
 end
 if token then return tonumber(token) end
-if seat == '' then
-  leave_line(id) -- a wait that ends in one last try leaves nothing behind
+if address == '' then
+  dequeue(id) -- the last attempt of a wait leaves nothing behind
   return -1
 end
-if not queued then enqueue() end
--- The first in line watches the holders, everybody else the one ahead: one death wakes one waiter.
+if not queued then enqueue_me() end
+-- The first waiter watches the holders, every other one the waiter ahead of it: so one death wakes one waiter.
 local ends
 local is_first = not exclusive and (not first or first == id)
 local place = is_first and 0 or redis.call('LPOS', QUEUE, id, 'RANK', -1)
@@ -44,7 +45,7 @@ while place > 0 and not ends do
   if theirs and theirs > now then
     ends = theirs
   else
-    -- It died. Whoever stayed behind it would look again and again, for as long as the lock is held.
+    -- The waiter ahead has expired. Remove it, or this one would attempt again and again while the lock is held.
     redis.call('HDEL', WAITERS, ahead)
     redis.call('LREM', QUEUE, 1, ahead)
     place = place - 1

@@ -1,4 +1,4 @@
--- Drop whoever holds the name, raise the token past theirs, hand over. Returns how many were dropped.
+-- Drop all holders of the name, mint a token above theirs, and admit the next waiters. Returns how many were dropped.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 -- include queue.lua
@@ -9,5 +9,5 @@ end
 mint()
 redis.call('DEL', LOCK, HOLDERS)
 exclusive, sharing = false, {}
-settle()
+advance_queue()
 return dropped

@@ -1,5 +1,5 @@
--- Look, and change nothing. Returns the holders and the waiters that are alive: {ms left, token, mode, owner} of each
--- holder, {ms left, mode, owner} of each waiter, in order; and the clock in µs, to tell how long ago a token was minted.
+-- Read only. Returns the holders and waiters that have not expired: {ms left, token, mode, owner} of each holder, {ms left,
+-- mode, owner} of each waiter in queue order; and the server's clock in µs, from which the age of a token follows.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 -- include queue.lua

@@ -1,4 +1,5 @@
--- `clock` is this server's time in µs. Tokens rise even if all data is lost, as long as the clock does.
+-- Mint a token: the server's clock in µs, or the last token + 1. So tokens rise even after a loss of all data, as long as the
+-- clock does not go back.
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)
 local function mint()

@@ -1,13 +1,13 @@
--- The rule of admission (model.py: `admit` and `settle`), restated: who holds the name, and who is next.
+-- The admission rule (model.py: `admit` and `advance_queue`), restated: who holds the name, and who is next.
 --
--- base            string  the bucket's last token: all that stays of a name when nobody is there
--- base:lock:N     string  "id:token:ttl:owner"                 whoever holds N exclusively, for its ttl
--- base:holders:N  hash    id -> "ends:token:ttl:mode:owner"    whoever shares it
--- base:queue:N    list    ids                                  whoever waits, in order
--- base:waiters:N  hash    id -> "ends:ttl:mode:channel:round:owner"  the same, in full; a call names the round, so that
---                         one for an earlier place in line, which has run out since, is not taken for one for this
--- base:gone:ID    string  this claim was abandoned: its stragglers come too late
--- Times are in ms by this server's clock; a ttl is one more than what its client counts on. mode: x (exclusive), s (shared), or a number
+-- base            string  the last token of the bucket; the only key that outlives a name's holders and waiters
+-- base:lock:N     string  "id:token:ttl:owner"               the exclusive holder of N; the key expires with its ttl
+-- base:holders:N  hash    id -> "ends:token:ttl:mode:owner"  the shared holders
+-- base:queue:N    list    ids of the waiters, in order
+-- base:waiters:N  hash    id -> "ends:ttl:mode:channel:attempt_no:owner"  the waiters; a notification repeats the attempt_no,
+--                         so that the client ignores one for an earlier queue entry, which has expired since
+-- base:gone:ID    string  this claim was abandoned: an attempt of it that arrives later is refused
+-- Times are ms on this server's clock. A ttl is 1 ms longer than the client's. mode: x (exclusive), s (shared), or a number
 -- (one of so many permits). All keys of a name share the hash tag in `base`.
 local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
 local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
@@ -15,10 +15,10 @@ local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
 -- include mint.lua
 local now = tonumber(string.sub(clock, 1, -4))
 
--- Who holds the name: one claim alone, or some that share it, {id, text, id, text, …}.
+-- The holders: an exclusive one, or those that share the name, {id, text, id, text, …}.
 local exclusive = redis.call('GET', LOCK)
 local sharing = exclusive and {} or redis.call('HGETALL', HOLDERS)
-local held, soonest -- how many share it, and when the first of them runs out: known after `settle`
+local held, soonest -- the number of shared holders, and when the first of them expires; set by advance_queue
 
 -- Return the token of a claim that holds the name.
 local function token_of(id)
@@ -41,8 +41,8 @@ local function hold(id, token, ttl, mode, owner)
   end
 end
 
--- End a claim's hold. Returns whether it held the name until now. Deleting is the first write of a script that releases: a server
--- that is out of memory allows that, and then whatever else the same script writes.
+-- Remove a claim from the holders. Returns whether it held the name until now. DEL has to be the first write of a script: a
+-- server that is out of memory allows it, and then also the later writes of the same script.
 local function drop(id)
   local ours = token_of(id) ~= nil
   if not exclusive then
@@ -55,39 +55,40 @@ local function drop(id)
   return ours
 end
 
--- Take a place in line, or show a sign of life there.
-local function line_up(id, ttl, mode, seat, owner)
-  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. seat .. ':' .. owner) == 1 then
+-- Add a claim to the queue, or restart its ttl there.
+local function enqueue(id, ttl, mode, address, owner)
+  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. address .. ':' .. owner) == 1 then
     redis.call('RPUSH', QUEUE, id)
   end
   if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
-    -- Twice as long as needed, so that this is seldom.
+    -- Twice as long as needed, so that most attempts can skip this.
     redis.call('PEXPIRE', WAITERS, ttl * 2)
     redis.call('PEXPIRE', QUEUE, ttl * 2)
   end
 end
 
-local function leave_line(id)
+local function dequeue(id)
   if redis.call('HDEL', WAITERS, id) == 1 then redis.call('LREM', QUEUE, 1, id) end
 end
 
--- A waiter whose connection is gone is passed over and keeps its place: if it was killed, nobody waits for its ttl. Asked before
--- it is called, and not by calling: what is published goes to the replicas too, whoever hears it here. A waiter on a master that
--- was replaced a moment ago, and is a replica now, would take it for its turn. Nor do those count who listen to everything.
--- A question that is forbidden says nothing about who listens; that waiter looks by itself in the end.
-local function listens(channel)
-  local there = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return there.err or there[2] > 0, not there.err
+-- Return whether a waiter's connection is subscribed, and whether this server may answer that. A waiter without a connection is
+-- skipped and keeps its place: the others need not wait for the ttl of a waiter that was killed. The result of PUBLISH would not
+-- do: Redis publishes to replicas too, so a waiter connected to a former master would take the lock for its own; and it counts
+-- pattern subscribers. Without permission for PUBSUB, the waiter is taken for connected and attempts again by itself.
+local function is_subscribed(channel)
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return reply.err or reply[2] > 0, not reply.err
 end
 
--- The rule itself: whether a claim of this mode may hold the name beside those who do. Call `settle` before.
+-- The rule itself: whether a claim of this mode may hold the name beside the current holders. Call advance_queue before.
 local function fits(mode)
   return not exclusive and (held == 0 or mode == 's' or (mode ~= 'x' and held < tonumber(mode)))
 end
 
--- Drop the dead and hand the lock over, token and all, to those who are next. `me` is whoever asks: it need not be called.
--- Returns the token of `me` if it was admitted now, and the first who has to wait for those who share the name.
-local function settle(me)
+-- Remove expired holders and waiters, and grant the lock to the next waiters: mint their tokens and notify them. `me` is the claim
+-- that attempts: it gets its token with the reply. Returns the token of `me` if it was granted now, and the id of the first
+-- waiter that the shared holders keep waiting.
+local function advance_queue(me)
   local token
   held = 0
   for i = 1, #sharing, 2 do
@@ -103,7 +104,7 @@ local function settle(me)
   while not exclusive do
     local id = redis.call('LINDEX', QUEUE, place)
     if not id then return token, nil end
-    local ends, ttl, mode, channel, round, owner =
+    local ends, ttl, mode, channel, attempt_no, owner =
       string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(%d+):(.*)$')
     if not ends or tonumber(ends) <= now then
       redis.call('HDEL', WAITERS, id)
@@ -111,13 +112,13 @@ local function settle(me)
     elseif not fits(mode) then
       return token, id
     else
-      local there, known = true, false
-      if id ~= me then there, known = listens(channel) end
-      if there then
+      local subscribed, notify = true, false
+      if id ~= me then subscribed, notify = is_subscribed(channel) end
+      if subscribed then
         local minted = mint()
         if id == me then token = minted end
-        if known then redis.pcall('PUBLISH', channel, id .. ':' .. minted .. ':' .. round) end
-        leave_line(id)
+        if notify then redis.pcall('PUBLISH', channel, id .. ':' .. minted .. ':' .. attempt_no) end
+        dequeue(id)
         hold(id, minted, ttl, mode, owner)
         held = held + 1
         soonest = math.min(soonest or now + ttl, now + ttl)

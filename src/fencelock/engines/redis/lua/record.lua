@@ -1,7 +1,7 @@
--- Read a record, or write it unless somebody with a higher token has, or it is not the version that was expected.
--- KEYS: base.  ARGV: key; to write: value (none: forget it), token, ttl, version that must be there (0: none may be; or empty).
--- base:record:KEY  string  "token:version:value"; without a value it is forgotten, and only its token counts
--- Returns {1 if it was written, {token, version, value, ms left} or nothing}.
+-- Read a record, or write it. A write fails if a higher token has written, or if the version is not the expected one.
+-- KEYS: base.  ARGV: key; to write: value (empty: delete it), token, ttl, expected version (0: no record; empty: any).
+-- base:record:KEY  string  "token:version:value"; without a value it is deleted, and only its token counts
+-- Returns {1 if it was written, else 0; {token, version, value, ms left} or {}}.
 local BASE, key, value, token, ttl, expect = KEYS[1], unpack(ARGV)
 local RECORD = BASE .. ':record:' .. key
 local theirs, version, text = string.match(redis.call('GET', RECORD) or '', '^(%d+):(%d+):(.*)$')

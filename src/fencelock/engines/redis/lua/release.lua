@@ -3,5 +3,5 @@
 local BASE, NAME, id = KEYS[1], ARGV[1], ARGV[2]
 -- include queue.lua
 local held = drop(id)
-settle()
+advance_queue()
 return held and 1 or 0

@@ -1,20 +1,20 @@
--- Take this node for an attempt, if it is free and the proposal is above all that it has seen.
+-- Accept a proposal, if this node is free and has seen no proposal as high.
 -- KEYS: base.  ARGV: name, ttl, owner, id, proposal.
--- Returns {1}: acknowledged; {0, ms}: somebody else has it, for so long; {-1, last}: the proposal is too low.
+-- Returns {1}: acknowledged; {0, ms}: another claim holds this node, for that long; {-1, last}: the proposal is too low.
 -- include redlock/node.lua
 local _, ttl, owner, id, proposal = unpack(ARGV)
 -- include redlock/last.lua
 local least = math.max(last, tonumber(born))
 local above = tonumber(proposal) > least
 local mine = id .. ':' .. proposal .. ':' .. owner
--- First what is most likely: nobody has it, and this node has seen nothing as high.
+-- The usual case first: the node is free and the proposal is high enough.
 if not (above and redis.call('SET', LOCK, mine, 'PX', ttl, 'NX')) then
   local holder, held = string.match(redis.call('GET', LOCK) or '', '^([^:]*):(%d+):')
   if holder == id and held == proposal then
-    redis.call('PEXPIRE', LOCK, ttl) -- asked again, as an answer was lost
+    redis.call('PEXPIRE', LOCK, ttl) -- repeated, because a reply was lost
     return {1}
   end
-  -- An earlier attempt of the same claim was given up by whoever asks now.
+  -- A lower proposal of the same claim is obsolete: its client makes this one instead.
   if holder and (holder ~= id or tonumber(held) > tonumber(proposal)) then return {0, redis.call('PTTL', LOCK)} end
   if not above then return {-1, least} end
   redis.call('SET', LOCK, mine, 'PX', ttl)

@@ -1,5 +1,5 @@
--- Give a lease that a majority of the nodes still has back to this one, which forgot it or never knew it: only if nobody
--- else has been here since. Returns 1 if it did.
+-- Put back a lease that a majority of the nodes has and this one lost or never got, unless this node has seen a higher proposal
+-- since. Returns 1 if it did, else 0.
 -- KEYS: base.  ARGV: name, ttl, owner, id, proposal.
 -- include redlock/node.lua
 local _, ttl, owner, id, proposal = unpack(ARGV)

@@ -1,15 +1,15 @@
--- Look, and change nothing. Returns {id, proposal, ms left, owner} of whoever has this node, or nothing; and
--- {id, ticket, ms left, owner} of each who waits.
+-- Read only. Returns {id, proposal, ms left, owner} of this node's holder, or {}; and {id, ticket, ms left, owner} of each
+-- waiter.
 -- KEYS: base.  ARGV: name.
 -- include redlock/node.lua
--- include redlock/line.lua
+-- include redlock/queue.lua
 local holder, waiters = {}, {}
 local id, proposal, owner = string.match(redis.call('GET', LOCK) or '', '^([^:]*):(%d+):(.*)$')
 if id then holder = {id, proposal, redis.call('PTTL', LOCK), owner} end
 local queue = redis.call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
 for i = 1, #queue, 2 do
   local ends, channel, who = string.match(redis.call('HGET', WAITERS, queue[i]) or '', '^(%d+):([^:]*):(.*)$')
-  -- Whoever does not listen any more has not left in order.
+  -- A waiter that is no longer subscribed was killed.
   if ends and tonumber(ends) > now and redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
     waiters[#waiters + 1] = {queue[i], queue[i + 1], ends - now, who}
   end

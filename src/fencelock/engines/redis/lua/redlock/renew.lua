@@ -1,12 +1,12 @@
--- Count the ttl of each lease anew, where this node still has it. Returns 1 or 0 for each.
+-- Restart the ttl of each lease that this node still has. Returns 1 or 0 for each.
 -- KEYS: lock of each.  ARGV: id, proposal and ttl of each.
-local answers = {}
+local replies = {}
 for i, lock in ipairs(KEYS) do
   local id, proposal, ttl = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
   local holder, held = string.match(redis.call('GET', lock) or '', '^([^:]*):(%d+):')
-  answers[i] = 0
+  replies[i] = 0
   if holder == id and held == proposal then
-    answers[i] = redis.call('PEXPIRE', lock, ttl)
+    replies[i] = redis.call('PEXPIRE', lock, ttl)
   end
 end
-return answers
+return replies

@@ -1,18 +1,18 @@
--- Give this node back, if it is this very attempt's, and see to it that the attempt can no longer take it: it may still be
--- on its way here. Returns 1 if the attempt had the node.
--- KEYS: base.  ARGV: name, id, proposal (0: none was made); and for who stays in line: ttl, owner, channel, ticket.
+-- Release this node if this proposal holds it, and refuse the proposal if it arrives later. Returns 1 if the proposal held the
+-- node, else 0.
+-- KEYS: base.  ARGV: name, id, proposal (0: none was made); and to enqueue the claim: ttl, owner, channel, ticket.
 -- include redlock/node.lua
 local _, id, proposal, ttl, owner, channel, ticket = unpack(ARGV)
 local mine = id .. ':' .. proposal .. ':'
 local holder = redis.call('GET', LOCK)
-local had = holder and string.sub(holder, 1, #mine) == mine and redis.call('DEL', LOCK) or 0
+local released = holder and string.sub(holder, 1, #mine) == mine and redis.call('DEL', LOCK) or 0
 if ticket or redis.call('EXISTS', BASE .. ':queue:' .. NAME) == 1 then
-  -- include redlock/line.lua
-  if ticket then line_up(id, ttl, owner, channel, ticket) else leave_line(id) end
-  if had == 1 or not holder then call_next() end
+  -- include redlock/queue.lua
+  if ticket then enqueue(id, ttl, owner, channel, ticket) else dequeue(id) end
+  if released == 1 or not holder then notify_next() end
 end
 if tonumber(proposal) > 0 then
-  -- One above it: a heal that is still on its way, too, comes too late.
+  -- One above the proposal: so a heal that arrives later is refused, too.
   local above = string.format('%.0f', proposal + 1)
   local seen, highest = unpack(redis.call('HMGET', SEEN, NAME, '\0high'))
   if seen == proposal then
@@ -22,4 +22,4 @@ if tonumber(proposal) > 0 then
     if tonumber(above) > last then raise(above) end
   end
 end
-return had
+return released

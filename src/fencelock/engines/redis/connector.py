@@ -1,4 +1,4 @@
-"""How to reach a server: redis-py connects, encrypts and logs in; from there on the wire speaks to the server directly."""
+"""Connects to a server: redis-py resolves the URL, connects, does TLS and logs in; the runtime then takes over the socket."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fencelock.core.runtime import NO_REPLY, Command, Parser
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable, InvalidType, InvalidURL
 
-DIAL_SECONDS = 5.0
-"""How long connecting and logging in may take, unless the URL says otherwise."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for connecting, and for logging in, unless the URL sets them."""
 HINTS = {
     "unknown command 'HELLO'": "; fencelock needs Redis 6.2 or later",
     "unknown command `HELLO`": "; fencelock needs Redis 6.2 or later",
@@ -28,22 +28,22 @@ HINTS = {
     "invalid username-password pair": "; check the user and the password in the URL",
     "No master found": "; are the Sentinels up, and is that what they call the service?",
 }
-"""What to do about what redis-py says when it cannot connect."""
-OF_SENTINEL = "sentinel_"
-"""Options of a URL that are for the Sentinels begin so."""
+"""Advice for the errors that redis-py reports when it cannot connect."""
+SENTINEL_PREFIX = "sentinel_"
+"""The prefix of URL options that are for the Sentinels."""
 
 
 class ServerError(Exception):
-    """An error that a server answered with: returned as any other answer, never raised by a wire."""
+    """An error reply of a server. A connection returns it like any other reply and never raises it."""
 
     @property
     def kind(self) -> str:
-        """Its first word, by which Redis tells errors apart."""
+        """The first word of the error, its code."""
         return str(self).partition(" ")[0]
 
 
 class RedisConnector:
-    """`fencelock.core.runtime.Dialer` for one Redis server, or for whichever one Sentinel says is the master."""
+    """`fencelock.core.runtime.Connector` for one Redis server, or for the current master of a Sentinel service."""
 
     pushes = PushNotification
 
@@ -52,42 +52,42 @@ class RedisConnector:
         address: str,
         blocking: Callable[[], Any],
         aio: Callable[[], Any],
-        seconds: float = inf,
-        error: Callable[[str], ServerError] = ServerError,
+        timeout: float = inf,
+        make_error: Callable[[str], ServerError] = ServerError,
     ) -> None:
         self.address = address
         self._blocking = blocking
         self._aio = aio
-        self._seconds = seconds
-        self._error = error
+        self._timeout = timeout
+        self._make_error = make_error
 
-    def within(self, seconds: float) -> RedisConnector:
-        """Return one that takes no longer than this for either of connecting and logging in."""
-        if seconds >= self._seconds:
+    def with_timeout(self, timeout: float) -> RedisConnector:
+        """Return a connector that gives connecting and logging in this many seconds each."""
+        if timeout >= self._timeout:
             return self
-        return RedisConnector(self.address, self._blocking, self._aio, seconds, self._error)
+        return RedisConnector(self.address, self._blocking, self._aio, timeout, self._make_error)
 
-    def telling(self, refused: Callable[[ServerError], None]) -> RedisConnector:
-        """Return one that tells of each error that a server answers with, also when nobody waits for the answer any more."""
+    def on_error(self, callback: Callable[[ServerError], None]) -> RedisConnector:
+        """Return a connector whose connections report every error reply, also one that no caller waits for any more."""
 
-        def error(text: str) -> ServerError:
-            refused(it := ServerError(text))
-            return it
+        def make_error(text: str) -> ServerError:
+            callback(error := ServerError(text))
+            return error
 
-        return RedisConnector(self.address, self._blocking, self._aio, self._seconds, error)
+        return RedisConnector(self.address, self._blocking, self._aio, self._timeout, make_error)
 
-    def _hurry(self, connection: Any) -> Any:
-        if self._seconds < inf:
-            for patience in ("socket_connect_timeout", "socket_timeout"):
-                setattr(connection, patience, min(getattr(connection, patience), self._seconds))
+    def _limit_timeouts(self, connection: Any) -> Any:
+        if self._timeout < inf:
+            for timeout in ("socket_connect_timeout", "socket_timeout"):
+                setattr(connection, timeout, min(getattr(connection, timeout), self._timeout))
         return connection
 
     def connect(self, open_stream: object = None) -> Any:  # noqa: ARG002
-        """Connect with redis-py and take its socket."""
-        connection = self._hurry(self._blocking())
+        """Connect with redis-py and return its socket."""
+        connection = self._limit_timeouts(self._blocking())
         try:
             connection.connect()
-        except (redis.RedisError, OSError, ValueError) as error:  # the last for a host that cannot be one
+        except (redis.RedisError, OSError, ValueError) as error:  # ValueError: an impossible host name
             raise self._unreachable(connection, error) from error
         finally:
             for helper in getattr(connection, "helpers", ()):
@@ -97,12 +97,14 @@ class RedisConnector:
         return sock
 
     async def aconnect(self, open_stream: object = None) -> tuple[Any, object]:  # noqa: ARG002
-        """Connect with redis-py and take its transport; the stream objects would close it if they were dropped."""
-        connection = self._hurry(self._aio())
+        """Connect with redis-py. Return its transport, and the streams: collected, they would close the transport."""
+        connection = self._limit_timeouts(self._aio())
         try:
             await connection.connect()
         except BaseException as error:
-            await connection.disconnect(nowait=True)  # cancelled, it would leave that to the garbage collector
+            await connection.disconnect(
+                nowait=True
+            )  # redis-py leaves this to the garbage collector when it is cancelled
             if isinstance(error, redis.RedisError | OSError | ValueError):
                 raise self._unreachable(connection, error) from error
             raise
@@ -114,7 +116,7 @@ class RedisConnector:
         return streams[1].transport, streams
 
     def pack(self, command: Command) -> bytes:
-        """Return the command as Redis wants it. hiredis could, but an interrupt at the wrong moment crashes its packer."""
+        """Return the command in Redis's protocol. hiredis has a packer, but it crashes when a signal interrupts it."""
         text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, command)])
         if text.isascii():
             return f"*{len(command)}\r\n{text}".encode()
@@ -122,13 +124,13 @@ class RedisConnector:
         return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
     def parser(self) -> Parser:
-        """Return a parser of Redis's answers."""
-        return hiredis.Reader(protocolError=ValueError, replyError=self._error, notEnoughData=NO_REPLY)
+        """Return a parser of replies."""
+        return hiredis.Reader(protocolError=ValueError, replyError=self._make_error, notEnoughData=NO_REPLY)
 
     def _unreachable(self, connection: Any, error: Exception) -> EngineUnavailable:
         words = str(error) or type(error).__name__
         if words.startswith("No master found"):
-            words = words.partition(" : ")[0]  # behind that is what redis-py knows of each Sentinel's client
+            words = words.partition(" : ")[0]  # the rest lists redis-py's clients of the Sentinels
         tls = isinstance(connection, redis.SSLConnection | redis.asyncio.SSLConnection)
         return EngineUnavailable(f"cannot reach Redis at {self.address}: {words}{_hint(words, tls)}")
 
@@ -144,31 +146,30 @@ def _hint(words: str, tls: bool) -> str:
     return ""
 
 
-# Ours to decide, whatever a URL or a client says: the acquire loop repeats what has to be repeated, and waiters are called
-# by pushes, which need protocol 3.
-_OURS: dict[str, Any] = {"protocol": 3, "health_check_interval": 0}
+# These override the URL and the client: the acquire loop repeats failed requests itself, and pushes need protocol 3.
+_FIXED_OPTIONS: dict[str, Any] = {"protocol": 3, "health_check_interval": 0}
 try:
     from redis.driver_info import DriverInfo
 
-    # Else every connection would read redis-py's own package data anew, which takes longer than all the rest.
-    _OURS["driver_info"] = DriverInfo()
+    # Without it, redis-py reads its package metadata for every connection, which takes longer than connecting.
+    _FIXED_OPTIONS["driver_info"] = DriverInfo()
 except ImportError:  # redis-py before 7
     pass
 
 
-def _settings(given: Mapping[str, Any], retry: Any, seconds: float = DIAL_SECONDS) -> dict[str, Any]:
-    # Without redis-py's maintenance notifications: only its own connections know what to do about them.
+def _settings(given: Mapping[str, Any], retry: Any, timeout: float = CONNECT_TIMEOUT) -> dict[str, Any]:
+    # Without redis-py's maintenance notifications: only redis-py's own connections can handle them.
     settings = {name: value for name, value in given.items() if "maint_notifications" not in name}
-    settings |= {**_OURS, "retry": retry, "retry_on_error": []}
+    settings |= {**_FIXED_OPTIONS, "retry": retry, "retry_on_error": []}
     for name in ("socket_connect_timeout", "socket_timeout"):
         if settings.get(name) is None:
-            settings[name] = seconds
+            settings[name] = timeout
     return settings
 
 
-def _making(pool: Any, retry: Any, seconds: float = DIAL_SECONDS) -> Callable[[], Any]:
-    """Return what makes a connection as the pool would."""
-    settings = _settings(pool.connection_kwargs, retry, seconds)
+def _factory(pool: Any, retry: Any, timeout: float = CONNECT_TIMEOUT) -> Callable[[], Any]:
+    """Return a function that makes a connection as the pool does."""
+    settings = _settings(pool.connection_kwargs, retry, timeout)
 
     def make() -> Any:
         return pool.connection_class(**settings)
@@ -176,29 +177,29 @@ def _making(pool: Any, retry: Any, seconds: float = DIAL_SECONDS) -> Callable[[]
     return make
 
 
-def _never(blocking: bool) -> Any:
+def _no_retry(blocking: bool) -> Any:
     return (redis.retry.Retry if blocking else redis.asyncio.retry.Retry)(NoBackoff(), 0)
 
 
-def from_url(url: str, seconds: float = DIAL_SECONDS, shown: str | None = None) -> RedisConnector:
-    """Return the dialer for `redis://`, `rediss://` or `unix://`, with redis-py's own meaning of every part.
+def from_url(url: str, timeout: float = CONNECT_TIMEOUT, shown: str | None = None) -> RedisConnector:
+    """Return the connector for `redis://`, `rediss://` or `unix://`. redis-py defines what each part means.
 
-    `shown` is what its user has written, for errors, if that is not this.
+    `shown` is the URL that errors quote, if it is another one. Raise InvalidURL.
     """
     shown = redact(url) if shown is None else shown
     _check(url, shown)
     try:
         blocking = redis.ConnectionPool.from_url(url)
         aio = redis.asyncio.ConnectionPool.from_url(url)
-        making = _making(blocking, _never(True), seconds), _making(aio, _never(False), seconds)
-        making[0]()
+        factories = _factory(blocking, _no_retry(True), timeout), _factory(aio, _no_retry(False), timeout)
+        factories[0]()
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
         raise InvalidURL(f"{shown!r} is not a Redis URL: {error}") from error
-    return RedisConnector(_address(blocking.connection_kwargs), *making)
+    return RedisConnector(_address(blocking.connection_kwargs), *factories)
 
 
 def _check(url: str, shown: str) -> None:
-    """Refuse what others would quote in their errors: half a password taken for a port, as it was not escaped."""
+    """Refuse a URL with an unescaped password: redis-py would take half of it for a port, and quote it in its error."""
     several = "," in url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     try:
         parts = urlsplit(url)
@@ -213,14 +214,14 @@ def _check(url: str, shown: str) -> None:
             f"written %2F, %3F, %23 and %40{advice}"
         ) from None
     if is_path and parts.netloc.rpartition("@")[2]:
-        # It would be dropped, and another socket tried.
+        # redis-py would ignore this part and try another socket.
         raise InvalidURL(f"{shown!r}: a socket's path begins with a slash of its own, as in unix:///run/redis.sock")
     if not is_path and not (parts.path.strip("/") or "0").isdecimal():
         raise InvalidURL(f"{shown!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
 
 
 def from_client(client: Any, *, aio: bool) -> RedisConnector:
-    """Return the dialer that connects as the user's own client does, over connections of ours."""
+    """Return the connector that connects as the application's client does. Raise InvalidType for the wrong kind of client."""
     if isinstance(client, redis.asyncio.Redis) is not aio or not isinstance(client, redis.Redis | redis.asyncio.Redis):
         wanted, there = (
             ("redis.asyncio.Redis", "fencelock.connect") if aio else ("redis.Redis", "fencelock.aio.connect")
@@ -233,10 +234,10 @@ def from_client(client: Any, *, aio: bool) -> RedisConnector:
     pool = client.connection_pool
     if any(kind.__module__.partition(".")[0] == "fakeredis" for kind in (type(client), *pool.connection_class.__mro__)):
         raise InvalidType("fakeredis has no server behind it that could hold locks; in tests, use memory://")
-    making = _making(pool, _never(not aio))
-    by_sentinel = getattr(pool, "service_name", None)
-    address = _address(pool.connection_kwargs) if by_sentinel is None else f"{by_sentinel} (by Sentinel)"
-    return RedisConnector(address, making, making)
+    factory = _factory(pool, _no_retry(not aio))
+    service = getattr(pool, "service_name", None)
+    address = _address(pool.connection_kwargs) if service is None else f"{service} (by Sentinel)"
+    return RedisConnector(address, factory, factory)
 
 
 def _address(settings: Mapping[str, Any]) -> str:
@@ -248,7 +249,7 @@ def _address(settings: Mapping[str, Any]) -> str:
 
 
 def from_sentinel(url: str) -> RedisConnector:
-    """Return the dialer for `redis+sentinel://[user:password@]host:port,host:port/service[/db][?options]`.
+    """Return the connector for `redis+sentinel://[user:password@]host:port,host:port/service[/db][?options]`.
 
     Options that begin with `sentinel_`, such as `sentinel_password`, are for the Sentinels; the rest is for the servers.
     """
@@ -261,15 +262,17 @@ def from_sentinel(url: str) -> RedisConnector:
     tls = parts.scheme.startswith("rediss")
     scheme = "rediss" if tls else "redis"
     options = parse_qsl(parts.query, keep_blank_values=True)
-    for_sentinels = [(name.removeprefix(OF_SENTINEL), value) for name, value in options if name.startswith(OF_SENTINEL)]
-    for_servers = [(name, value) for name, value in options if not name.startswith(OF_SENTINEL)]
+    for_sentinels = [
+        (name.removeprefix(SENTINEL_PREFIX), value) for name, value in options if name.startswith(SENTINEL_PREFIX)
+    ]
+    for_servers = [(name, value) for name, value in options if not name.startswith(SENTINEL_PREFIX)]
 
     def make(sentinels: Any, blocking: bool) -> Any:
-        never = _never(blocking)
-        sentinel = sentinels.Sentinel(nodes, sentinel_kwargs={**watch, "retry": never})
+        no_retry = _no_retry(blocking)
+        sentinel = sentinels.Sentinel(nodes, sentinel_kwargs={**watch, "retry": no_retry})
         pool = sentinels.SentinelConnectionPool(service, sentinel, ssl=tls, **settings)
-        connection = pool.connection_class(**_settings(pool.connection_kwargs, never))
-        connection.kept = pool  # it refers to its pool weakly
+        connection = pool.connection_class(**_settings(pool.connection_kwargs, no_retry))
+        connection.kept = pool  # the connection itself has only a weak reference to it
         connection.helpers = sentinel.sentinels
         return connection
 
@@ -290,13 +293,13 @@ def from_sentinel(url: str) -> RedisConnector:
 
 
 def _options(url: str, options: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return what redis-py makes of a URL, but for the address."""
+    """Return the options that redis-py reads from a URL, without the address."""
     settings = redis.connection.parse_url(f"{url}?{urlencode(options)}")
     return {name: value for name, value in settings.items() if name not in ("host", "port", "connection_class")}
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    """Take a Sentinel's address apart; errors do not quote it, as it may be half a password."""
+    """Split a Sentinel's address. Errors do not quote it: it may be half a password."""
     try:
         parts = urlsplit(f"//{text}")
         if parts.hostname:

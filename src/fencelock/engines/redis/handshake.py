@@ -1,0 +1,56 @@
+"""The first commands on a connection: subscribe to its channel, and check that this release can use the server."""
+
+from __future__ import annotations
+
+import logging
+
+from fencelock.core.runtime import Command, Runtime
+from fencelock.engines.redis.connection import RedisConnection, all_replied
+from fencelock.engines.redis.errors import HINTS, raise_for_error
+from fencelock.errors import EngineUnavailable
+
+LAYOUT = "1"
+"""The version of the stored data. Releases with different versions must not share a namespace."""
+
+
+async def shake_hands(
+    runtime: Runtime, connection: RedisConnection, address: str, namespace: str, timeout: float
+) -> dict[bytes, bytes]:
+    """Return the server's INFO. Raise EngineUnavailable for a cluster node, an unknown layout, or a missing permission."""
+    layout = f"{namespace}:layout"
+    commands: list[Command] = [("SUBSCRIBE", connection.channel), ("INFO",), ("GET", layout)]
+    replies = await runtime.request_all([(connection.raw, command) for command in commands], timeout, all_replied)
+    _, info_reply, stored = replies
+    raise_for_error(info_reply, address)
+    info = dict(line.split(b":", 1) for line in info_reply.splitlines() if b":" in line)
+    # Check this before the other replies: a cluster node would refuse GET with MOVED, which says less. Valkey reports
+    # server_mode instead of redis_mode.
+    if b"cluster" in (info.get(b"redis_mode"), info.get(b"server_mode")):
+        raise EngineUnavailable(f"{address}: {HINTS['MOVED']}")
+    for reply in replies:
+        raise_for_error(reply, address)
+    if stored is None:
+        raise_for_error(await connection.raw.request(("SET", layout, LAYOUT, "NX"), timeout), address)
+    elif stored != LAYOUT.encode():
+        raise EngineUnavailable(
+            f"{address}: the namespace {namespace!r} was written by another release of fencelock (layout "
+            f"{stored.decode(errors='replace')}, this one has {LAYOUT}); use another namespace, or upgrade"
+        )
+    return info
+
+
+def warn_about_server(info: dict[bytes, bytes], previous_run_id: bytes | None, address: str) -> bytes:
+    """Log a risky eviction policy on the first connection, and a restarted server later. Return the server's run id."""
+    log = logging.getLogger("fencelock")
+    run_id = info.get(b"run_id", b"")
+    if previous_run_id is None:
+        policy = info.get(b"maxmemory_policy", b"noeviction").decode()
+        if policy != "noeviction" and info.get(b"maxmemory", b"0") != b"0":
+            log.warning(
+                "%s may drop locks when its memory is full: maxmemory-policy is %s, and should be noeviction",
+                address,
+                policy,
+            )
+    elif previous_run_id != run_id:
+        log.warning("%s is not the server it was: what it had not saved is gone, locks too", address)
+    return run_id

@@ -1,0 +1,285 @@
+"""The connections to one server: returns one that works, runs scripts over it, and replaces one that is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from os import urandom
+from typing import Any
+
+from fencelock.core.connect_once import ConnectOnce
+from fencelock.core.runtime import Command, Runtime
+from fencelock.engines.redis.connection import RedisConnection, all_replied
+from fencelock.engines.redis.connector import CONNECT_TIMEOUT, RedisConnector, ServerError
+from fencelock.engines.redis.errors import RECONNECT_KINDS, raise_for_error
+from fencelock.engines.redis.handshake import shake_hands, warn_about_server
+from fencelock.engines.redis.scripts import Script
+from fencelock.errors import ClientClosed, OutcomeUnknown
+
+CHECK_AFTER_IDLE = 1.0
+"""Seconds after which an unused connection is checked before use: servers close idle connections."""
+MAX_IDLE_CONNECTIONS = 8
+
+
+class RedisPool:
+    """All connections to one server: a single one where the runtime shares connections, else one for each caller."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        connector: RedisConnector,
+        namespace: str,
+        handshake_timeout: float = CONNECT_TIMEOUT,
+    ) -> None:
+        self.address = connector.address
+        self.run_id: bytes | None = None
+        """The run id of the server that answered last; None before the first connection."""
+        self.hung = False
+        """Whether the last connection was given up because a reply was overdue."""
+        self._handshake_timeout = handshake_timeout
+        self._runtime = runtime
+        self._shared = runtime.shares_connections
+        self._now = runtime.now
+        self._connector = connector
+        self._namespace = namespace
+        self._idle: list[RedisConnection] = []
+        self._all: set[RedisConnection] = set()
+        self._connect_once = ConnectOnce(runtime, f"Redis at {self.address}", self._connect)
+        self._closed = False
+
+    # ------------------------------------------------------------------ connections
+
+    async def connect(self, timeout: float = inf) -> RedisConnection:
+        """Return a new connection; where connections are shared, wait for one that another task is opening."""
+        if not self._shared:
+            return await self._connect(timeout)
+        return await self._connect_once.once(self._shared_connection, self._set_shared_connection, timeout)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, idle or in use."""
+        return bool(self._all)
+
+    def get_idle(self, timeout: float) -> RedisConnection | None:
+        """Return an open connection that works, or None. The caller puts it back. Raise ClientClosed after `close`."""
+        while True:
+            try:
+                connection = self._idle[-1] if self._shared else self._idle.pop()
+            except IndexError:
+                break
+            if self.usable(connection, timeout):
+                return connection
+            self.discard(connection)
+        if self._closed:
+            raise ClientClosed("this client is closed; connect again")
+        return None
+
+    def usable(self, connection: RedisConnection, timeout: float) -> bool:
+        """Return whether a connection is open and has no reply that is overdue by more than the timeout.
+
+        A connection whose replies were always this slow stays usable: a new one would be no faster, and callers with a
+        longer timeout can still use it.
+        """
+        raw, now = connection.raw, self._now()
+        since = raw.oldest_pending_since
+        if since is not None and now - since >= max(timeout, 2 * raw.pace):
+            # The reply may be in the socket's buffer: a caller that needs no more replies does not read the rest.
+            if not raw.alive():
+                return False
+            since = raw.oldest_pending_since
+            if since is not None and now - since >= max(timeout, 2 * raw.pace):
+                self.hung = True
+                return False
+        idle, connection.last_used = now - connection.last_used, now
+        return raw.open if idle < CHECK_AFTER_IDLE else raw.alive()
+
+    def put_back(self, connection: RedisConnection) -> None:
+        """Return a connection to the pool; close it if it is broken or there are enough."""
+        if self._shared:
+            return
+        if connection.raw.open and len(self._idle) < MAX_IDLE_CONNECTIONS:
+            if connection.notifications:
+                connection.notifications.clear()
+            self._idle.append(connection)
+            return
+        if not connection.raw.open:
+            # The same outage may have broken all of them: check each before it is used.
+            for other in list(self._idle):
+                other.last_used = -inf
+        self.discard(connection)
+
+    def discard(self, connection: RedisConnection) -> None:
+        """Close a connection and remove it from the pool."""
+        self._all.discard(connection)
+        if self._shared and connection in self._idle:
+            self._idle.remove(connection)
+        connection.raw.close()
+
+    def _shared_connection(self) -> RedisConnection | None:
+        return self._idle[-1] if self._idle and self._idle[-1].raw.open else None
+
+    def _set_shared_connection(self, connection: RedisConnection) -> None:
+        self._idle[:] = [connection]
+
+    async def _connect(self, timeout: float = inf) -> RedisConnection:
+        """Connect, subscribe and check the server. Connecting and the handshake may each take that long."""
+        connection = RedisConnection(f"{self._namespace.replace(':', '/')}/call/{urandom(12).hex()}")
+        connector = self._connector.with_timeout(timeout)
+        connection.raw = await self._runtime.connect(connector, connection.on_push, connection.on_end)
+        self._all.add(connection)
+        try:
+            timeout = min(self._handshake_timeout, timeout)
+            info = await shake_hands(self._runtime, connection, self.address, self._namespace, timeout)
+            self.run_id = warn_about_server(info, self.run_id, self.address)
+            if self._closed:
+                raise ClientClosed("this client is closed; connect again")
+        except BaseException:
+            self.discard(connection)
+            raise
+        connection.last_used = self._now()
+        self.hung = False
+        return connection
+
+    # ------------------------------------------------------------------ requests
+
+    async def run(self, script: Script, command: bytes, timeout: float, connect_timeout: float | None = None) -> Any:
+        """Run a script that may run twice. If its connection is broken, repeat it over another, twice at most.
+
+        With `connect_timeout`, a server whose replies have been overdue for that long gets no more than that for this one.
+        """
+        repeats = 2
+        while True:
+            connection = self.get_idle(timeout) or await self.connect(
+                inf if connect_timeout is None else connect_timeout
+            )
+            since = connection.raw.oldest_pending_since
+            if connect_timeout is not None and since is not None and self._now() - since >= connect_timeout:
+                timeout = min(timeout, connect_timeout)
+            try:
+                return await self.request(connection, script, command, timeout)
+            except OutcomeUnknown:
+                if not repeats or connection.raw.open:
+                    raise
+                repeats -= 1  # the server closed an idle connection
+            finally:
+                self.put_back(connection)
+
+    async def run_once(self, script: Script, command: bytes, timeout: float) -> Any:
+        """Run a script that must not run twice. Raise OutcomeUnknown if its reply is lost."""
+        connection = self.get_idle(timeout)
+        if connection is not None and not connection.raw.alive():  # nothing was sent: another connection is safe
+            self.discard(connection)
+            connection = None
+        connection = connection or await self.connect()
+        try:
+            return await self.request(connection, script, command, timeout)
+        finally:
+            self.put_back(connection)
+
+    async def run_many(
+        self, script: Script, commands: Sequence[bytes], timeout: float, connect_timeout: float
+    ) -> list[Any]:
+        """Run a script several times, all commands sent together; otherwise like `run`."""
+        if len(commands) == 1:
+            return [await self.run(script, commands[0], timeout, connect_timeout)]
+        repeat = True
+        while True:
+            connection = self.get_idle(timeout) or await self.connect(connect_timeout)
+            try:
+                return await self._run_many_on(connection, script, commands, timeout)
+            except OutcomeUnknown:
+                if not repeat or connection.raw.open:
+                    raise
+                repeat = False  # the server closed an idle connection
+            finally:
+                self.put_back(connection)
+
+    async def request(self, connection: RedisConnection, script: Script, command: bytes, timeout: float) -> Any:
+        """Run a script over this connection; send its text if the server does not know it. Raise the server's error."""
+        try:
+            reply = await connection.raw.request(command, timeout)
+            if type(reply) is ServerError:
+                if reply.kind == "NOSCRIPT":  # the script did not run
+                    reply = await connection.raw.request(script.as_eval(command), timeout)
+                self.check(reply, connection)
+            return reply
+        except OutcomeUnknown:
+            # Connections that were last used before this one went silent are likely to be broken, too.
+            self._discard_idle([other for other in self._idle if other.last_used < connection.last_used])
+            raise
+
+    async def _run_many_on(
+        self, connection: RedisConnection, script: Script, commands: Sequence[bytes], timeout: float
+    ) -> list[Any]:
+        requests = [(connection.raw, command) for command in commands]
+        replies = await self._runtime.request_all(requests, timeout, all_replied)
+        for index, reply in enumerate(replies):
+            if type(reply) is ServerError and reply.kind == "NOSCRIPT":
+                replies[index] = reply = await connection.raw.request(script.as_eval(commands[index]), timeout)
+            self.check(reply, connection)
+        return replies
+
+    async def scan(self, pattern: str, timeout: float) -> set[str]:
+        """Return all keys that match a pattern."""
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            next_cursor, keys = await self._run_command(command, timeout)
+            found.update(key.decode() for key in keys)
+            cursor = int(next_cursor)
+            if not cursor:
+                return found
+
+    async def _run_command(self, command: Command, timeout: float) -> Any:
+        """Run a command that may run twice. If its connection is broken, repeat it once over another."""
+        repeat = True
+        while True:
+            connection = self.get_idle(timeout) or await self.connect()
+            try:
+                reply = await connection.raw.request(command, timeout)
+                self.check(reply, connection)
+                return reply
+            except OutcomeUnknown:
+                if not repeat or connection.raw.open:
+                    raise
+                repeat = False
+            finally:
+                self.put_back(connection)
+
+    def check(self, reply: Any, connection: RedisConnection) -> None:
+        """Raise the error that a reply stands for; close the connections if another server may be there by now."""
+        if isinstance(reply, ServerError) and reply.kind in RECONNECT_KINDS:
+            self.discard(connection)
+            self._discard_idle(list(self._idle))  # they lead to the same server
+        raise_for_error(reply, self.address)
+
+    def _discard_idle(self, connections: list[RedisConnection]) -> None:
+        for connection in connections:
+            with suppress(ValueError):  # another thread took it at this moment, and checks it itself
+                self._idle.remove(connection)
+                self.discard(connection)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close all connections. Waiters on them are woken."""
+        self._closed = True
+        for connection in list(self._all):
+            connection.raw.close()
+        self._all.clear()
+        self._idle.clear()
+
+    def detach_after_fork(self) -> None:
+        """In a forked child, drop the parent's connections without sending anything over them."""
+        for connection in self._all:
+            connection.raw.forget()
+        self._all = set()
+        self._idle.clear()
+        self._connect_once.forget()
+
+
+def escape_pattern(text: str) -> str:
+    """Return a pattern that matches the text and nothing else."""
+    return "".join(f"\\{character}" if character in "*?[]\\^-" else character for character in text)
