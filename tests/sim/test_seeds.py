@@ -61,10 +61,10 @@ def test_the_same_seed_is_the_same_history_in_another_process() -> None:
 
 def test_a_failing_seed_prints_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     """A failure comes with the one command that replays it, and with its history; the command fails the same way."""
-    arguments = ["--scenario", "calm", "--variant", "tests.sim.variants:nobody_rings"]
+    arguments = ["--scenario", "calm", "--variant", "tests.sim.variants:nobody_is_woken"]
     assert main(["--seeds", "1", "--start", "1", "--jobs", "1", *arguments]) == 1
     printed = capsys.readouterr().out
-    command = "python -m fencelock.sim --seed 1 --scenario calm --variant tests.sim.variants:nobody_rings"
+    command = "python -m fencelock.sim --seed 1 --scenario calm --variant tests.sim.variants:nobody_is_woken"
     assert command in printed
     assert "asks to acquire 'x'" in printed
     assert "BROKEN wake-ups of 'x'" in printed
