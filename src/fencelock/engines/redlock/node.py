@@ -80,10 +80,7 @@ class Node:
         self.connecting_since = self._runtime.now()
         try:
             self._runtime.spawn(self._reconnect(timeout), "fencelock-reconnect")
-        except RuntimeError as error:  # no more threads
-            self.connecting_since = None
-            self._set_down(EngineUnavailable(f"{self.pool.address}: cannot start a thread to connect: {error}"))
-        except BaseException:
+        except BaseException:  # no more threads
             self.connecting_since = None
             raise
 
