@@ -1,6 +1,6 @@
-"""ASGI middleware for the `Idempotency-Key` header, as draft-ietf-httpapi-idempotency-key-header has it.
+"""ASGI middleware for the `Idempotency-Key` header (draft-ietf-httpapi-idempotency-key-header).
 
-A request that is sent again under its key gets the first one's response, and the application does not see it.
+A request that is sent again with its key gets the response of the first one, and does not reach the application.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from fencelock.aio.lockfree.idempotency import IdempotencyKey, ResultTooLarge, Run
 from fencelock.errors import FencelockError, InvalidType, KeyInProgress, KeyReused
-from fencelock.lockfree.colour import world_of
-from fencelock.lockfree.idempotency import DAY, ResultTooLarge, Run, idempotent
-from fencelock.lockfree.idempotency_locks import is_client
-from fencelock.lockfree.idempotency_sql import kept
-from fencelock.sqlio import link
+from fencelock.lockfree.idempotency import DAY
+from fencelock.lockfree.idempotency_records import client_of, is_client
+from fencelock.lockfree.idempotency_sql import is_stored
+from fencelock.runtime.half import ASYNCIO
+from fencelock.sqlio import adapt
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -28,26 +29,26 @@ Store = Callable[[], AbstractAsyncContextManager[Any]]
 
 HEADER = b"idempotency-key"
 KEY_MAX = 255
-LATER = frozenset({408, 425, 429})
-"""Responses that are about the moment and not about the request: timeout, too early, too many."""
+TRY_LATER = frozenset({408, 425, 429})
+"""Statuses that depend on the time and not on the request: timeout, too early, too many requests."""
 DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
 
 class Response(NamedTuple):
-    """A whole response."""
+    """A complete response."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
     def to_json(self) -> Any:
-        """Return it as a result can carry it."""
+        """Return it as a value for JSON."""
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self.headers]
         return {"status": self.status, "headers": headers, "body": b64encode(self.body).decode()}
 
     @classmethod
     def from_json(cls, form: Any) -> Response:
-        """Return what `to_json` gave."""
+        """Return the response that `to_json` wrote."""
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in form["headers"]]
         return cls(form["status"], headers, b64decode(form["body"]))
 
@@ -58,38 +59,39 @@ class Response(NamedTuple):
 
 
 class _RollBack(Exception):
-    """The application answered with an error of its own: nothing of it is to be kept."""
+    """The application responded with an error: store nothing, and roll back."""
 
 
-class _Gone(Exception):
-    """The client has left before its request was complete."""
+class _Disconnected(Exception):
+    """The client disconnected before its request was complete."""
 
 
 class IdempotencyMiddleware:
-    """Answers a request that was answered before under the same `Idempotency-Key` with the same response.
+    """Responds to a repeated request with the same `Idempotency-Key` with the response of the first one.
 
-    `store`: what gives a connection inside a transaction and commits when it ends, for example `pool.connection` of psycopg's
-    AsyncConnectionPool or `engine.begin` (not `engine.connect`) of SQLAlchemy's AsyncEngine; or a client of
-    `fencelock.aio.connect`, which keeps the key by a lock and a record. One that does not commit is noticed at the first
-    response that is to be kept, which is then not sent. The application finds the connection in
-    `scope["state"]["idempotency"].connection`: what it writes over that is committed together with its response. What it
-    writes elsewhere is not: if the process dies between the two, the request is carried out again.
+    `store`: a function that gives a connection of asyncio inside a transaction and commits at its end, such as
+    `pool.connection` of psycopg's AsyncConnectionPool or `engine.begin` (not `engine.connect`) of SQLAlchemy's
+    AsyncEngine; or a client of `fencelock.aio.connect`, which stores the key with a lock and a record. The middleware
+    notices a store that does not commit at the first response to be stored, and does not send that response. The
+    application finds the connection in `scope["state"]["idempotency"].connection`: what it writes there is committed
+    together with its response. What it writes elsewhere is not: if the process dies between the two, the request is
+    executed again.
 
-    `caller`: tells who sends the request (a user, a tenant), from its scope. Keys of different callers have nothing to do
-    with each other; without that one could read another's response by guessing its key.
+    `caller`: returns the user or tenant of a request, from its scope. Keys of different callers are independent;
+    otherwise one caller could read another's response by guessing its key.
 
-    `methods`: which requests have a key. `required`: whether one without it is refused (400). 409: the first one is still
-    being worked on. 422: the key was used for something else. Responses from 500 on, and those that say to come back later
-    (408, 425, 429), are not kept: a repetition is carried out.
+    `methods`: the requests that have a key. `required`: whether a request without it is refused (400). 409: the first
+    request is still in progress. 422: the key was used for another request. Responses from 500 on, and 408, 425 and 429,
+    are not stored: a repetition is executed.
 
-    `body_max`: bytes that a request may have; a larger one is refused (413). It is read into memory before the application
-    is called. A response may have any size with a connection as the store. With a client, one above about 190 KiB is sent
-    but not stored, and a repetition gets 410.
+    `body_max`: the largest request body in bytes; a larger one is refused (413). The middleware reads it into memory
+    before it calls the application. A response may have any size with a connection as the store. With a client, one above
+    about 190 KiB is sent but not stored, and a repetition gets 410.
 
-    A response is held back until it is complete: then it is committed, and only then sent. One that never ends has no place
-    here. What the application does afterwards, such as Starlette's background tasks, it does after that, outside the
-    transaction, and not at all if the commit fails. That its client has left is not told to the application: the client will
-    ask for the response again.
+    The middleware buffers a response until it is complete, then commits it, and only then sends it. It does not support
+    endless responses. What the application does afterwards, such as Starlette's background tasks, runs after that,
+    outside the transaction, and not at all if the commit fails. The application does not see that its client has
+    disconnected: the client will ask for the response again.
 
     >>> async def app(scope, receive, send):
     ...     print("charging", (await receive())["body"])
@@ -130,19 +132,21 @@ class IdempotencyMiddleware:
                 "store must be a client of fencelock.aio.connect, or a function that gives a connection in a transaction, "
                 f"such as engine.begin or pool.connection, not {type(store).__name__}"
             )
+        if is_client(store):
+            client_of(store, ASYNCIO)  # refuses one of fencelock.connect
         self._app = app
         self._store = store
-        self._commits = False  # until it was seen
+        self._commits = False  # until the first stored response was found again
         self._caller = caller
         if isinstance(methods, str):
-            raise InvalidType(f"methods are several, as in [{methods!r}]: the letters of one would let everything pass")
+            raise InvalidType(f"methods are a list, as in [{methods!r}], not one str")
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._ttl = ttl
         self._body_max = body_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         if scope["type"] != "http" or scope["method"].upper() not in self._methods:
             return await self._app(scope, receive, send)
         sent = [value for name, value in scope["headers"] if name.lower() == HEADER]
@@ -157,16 +161,16 @@ class IdempotencyMiddleware:
 
         try:
             response = await self._answer(scope, receive, tracked, sent)
-        except _Gone:
+        except _Disconnected:
             return None
         except (KeyInProgress, KeyReused) as error:
-            if responding:  # the error is of something that the application does after its response
+            if responding:  # raised by what the application does after its response
                 raise
             response = _refusal(error)
         return None if response is None else await response.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, sent: list[bytes]) -> Response | None:
-        """Return the response to a request that the application does not see; have the application answer any other."""
+        """Return the response to a request that must not reach the application; let the application respond to any other."""
         key = _key_of(sent)
         if key is None:
             title = "Idempotency-Key is missing" if not sent else "Idempotency-Key is not valid"
@@ -184,49 +188,49 @@ class IdempotencyMiddleware:
             connection = None if is_client(self._store) else await transaction.enter_async_context(self._store())
             where = self._store if connection is None else connection
             run = await transaction.enter_async_context(
-                idempotent(where, name, payload=payload, ttl=self._ttl, wait=False)
+                IdempotencyKey(where, name, payload=payload, ttl=self._ttl, wait=False)
             )
-            if run.repeated:
+            if run.replayed:
                 return _replay(run)
 
             async def commit_and_respond(response: Response) -> None:
                 try:
                     async with transaction.pop_all():
-                        if response.status >= 500 or response.status in LATER:
+                        if response.status >= 500 or response.status in TRY_LATER:
                             raise _RollBack
                         run.result = response.to_json()
                 except _RollBack:
                     pass
                 else:
                     if connection is not None and not self._commits:
-                        await self._check_kept(name)
+                        await self._check_stored(name)
                 await response.send(send)
 
             state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
-            # No extensions: a response by another way, such as a file's path, could not be kept.
+            # No extensions: a response in another form, such as the path of a file, could not be stored.
             inner = {**scope, "state": state, "extensions": {}}
             await _call(self._app, inner, body, commit_and_respond, send)
         return None
 
-    async def _check_kept(self, name: str) -> None:
-        """Raise unless the first response that was to be kept is there: before it is sent, as otherwise nothing was done."""
+    async def _check_stored(self, name: str) -> None:
+        """Raise unless the first response is stored. This comes before it is sent, as otherwise nothing was committed."""
         async with self._store() as connection:
-            self._commits = await kept(link(connection), name)
+            self._commits = await is_stored(adapt(connection, "lockfree", awaited=True), name)
         if not self._commits:
             raise FencelockError(
-                f"nothing of the request {name!r} is there: the store of IdempotencyMiddleware rolled it back at its end "
-                "instead of committing it. Give one that commits, such as engine.begin (not engine.connect), "
+                f"the request {name!r} was not stored: the store of IdempotencyMiddleware rolled back instead of committing. "
+                "Use one that commits, such as engine.begin (not engine.connect), "
                 "async_sessionmaker(engine).begin (not async_sessionmaker(engine)), or psycopg's pool.connection",
                 name,
             )
 
 
 class Work(NamedTuple):
-    """What the application finds in `scope["state"]["idempotency"]`."""
+    """The value of `scope["state"]["idempotency"]`, for the application."""
 
     run: Run
     connection: Any
-    """In the transaction that keeps the response; None if a lock and a record keep it.
+    """In the transaction that stores the response; None if a lock and a record store it.
 
     The transaction ends with the response: background tasks need a connection of their own.
     """
@@ -236,7 +240,7 @@ def _refusal(error: KeyInProgress | KeyReused) -> Response:
     if isinstance(error, KeyReused):
         detail = "This Idempotency-Key was used for another request. Use a new one for a new request."
         return problem(422, "Idempotency-Key is already used", detail)
-    detail = "A request with the same Idempotency-Key is being worked on. Send it again in a while."
+    detail = "A request with the same Idempotency-Key is in progress. Send it again in a while."
     response = problem(409, "A request is outstanding for this Idempotency-Key", detail)
     response.headers.append((b"retry-after", b"1"))
     return response
@@ -248,7 +252,7 @@ def _replay(run: Run) -> Response:
         response = Response.from_json(run.result)
     except ResultTooLarge:
         detail = (
-            "This request was carried out before. Its response was too large to be stored. Do not send the request again "
+            "This request was executed before. Its response was too large to be stored. Do not send the request again "
             "under a new key: read what it has changed."
         )
         return problem(410, "The response was not stored", detail)
@@ -257,14 +261,14 @@ def _replay(run: Run) -> Response:
 
 
 def problem(status: int, title: str, detail: str) -> Response:
-    """Return a response that says what is wrong, as RFC 9457 has it."""
+    """Return a response that describes a problem, as RFC 9457 defines it."""
     body = json.dumps({"type": DRAFT, "title": title, "status": status, "detail": detail}).encode()
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     return Response(status, [*headers, (b"cache-control", b"no-store")], body)
 
 
 def _key_of(sent: list[bytes]) -> str | None:
-    """Return the key: a string in quotes, as the draft has it, or bare, as many clients send it. None: it is none.
+    """Return the key: a quoted string, as in the draft, or unquoted, as many clients send it. None: it is malformed.
 
     >>> _key_of([b'"a key"']), _key_of([b"8e03978e"]), _key_of([b'"a']), _key_of([b""]), _key_of([b"a", b"b"])
     ('a key', '8e03978e', None, None, None)
@@ -283,13 +287,13 @@ def _key_of(sent: list[bytes]) -> str | None:
     return text if text.isprintable() and 1 <= len(text) <= KEY_MAX else None
 
 
-async def _body(receive: Receive, most: int) -> bytes | None:
+async def _body(receive: Receive, max_bytes: int) -> bytes | None:
     parts: list[bytes] = []
-    left = most
+    left = max_bytes
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise _Disconnected
         parts.append(message.get("body", b""))
         left -= len(parts[-1])
         if left < 0:
@@ -301,20 +305,20 @@ async def _body(receive: Receive, most: int) -> bytes | None:
 async def _call(
     app: App, scope: Scope, body: bytes, respond: Callable[[Response], Awaitable[None]], send: Send
 ) -> None:
-    """Run the application on a request that was read already. When its response is complete, give it to `respond`.
+    """Run the application on a request that was read already. When its response is complete, pass it to `respond`.
 
-    The application's last `send` returns when `respond` does, as with a server: what follows comes after the response.
+    The application's last `send` returns when `respond` does, as with a server: what follows runs after the response.
     """
     start: Message | None = None
     parts: list[bytes] = []
     given = complete = False
-    responded = world_of(awaited=True).event()
+    responded = ASYNCIO.runtime().event()
 
-    async def again() -> Message:
+    async def receive_stored() -> Message:
         nonlocal given
         if given:
-            # Not when the client leaves: half a response could not be kept, and the client would find nothing. Nor before
-            # the commit: an application that streams breaks off its last `send` when it hears of it.
+            # Report the disconnect only after the commit: an application that streams would stop in the middle of its
+            # response, which could not be stored then.
             await responded.wait(None)
             return {"type": "http.disconnect"}
         given = True
@@ -323,7 +327,7 @@ async def _call(
     async def take(message: Message) -> None:
         nonlocal start, complete
         if complete:
-            await send(message)  # the application's own error page, if the commit has failed
+            await send(message)  # the application's error page after a failed commit
         elif message["type"] == "http.response.start":
             start = message
         elif message["type"] == "http.response.body":
@@ -334,6 +338,6 @@ async def _call(
                 await respond(Response(start["status"], headers, b"".join(parts)))
                 responded.set()
 
-    await app(scope, again, take)
+    await app(scope, receive_stored, take)
     if not complete:
-        raise FencelockError("the application ended before its response was complete: nothing of it is kept")
+        raise FencelockError("the application ended before its response was complete: nothing of it is stored")
