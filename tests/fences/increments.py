@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fencelock
-from tests.fences.stocks import SqlStock, close, open_stock
+from tests.fences.counters import SqlCounter, close, open_counter
 
 ROOT = Path(__file__).parents[2]
 TTL = 0.4
@@ -32,7 +32,7 @@ def work(kind: str, address: str, url: str, goal: int) -> None:
     locks = fencelock.connect(url, ttl=TTL)
     chance = random.Random()
     while True:
-        stock = open_stock(kind, address)
+        stock = open_counter(kind, address)
         try:
             while True:
                 lease = locks.lock("stock").acquire()
@@ -143,7 +143,7 @@ def increments(
     """Have the workers reach the goal, and check that every increment counts once."""
     director = Director(kind, address, folder, goal, seed)
     director.run(limit, pause, hits)
-    stock = open_stock(kind, address, fenced=False)
+    stock = open_counter(kind, address, fenced=False)
     log = stock.accepted()
     final = stock.read(None)
     close(stock)
@@ -167,8 +167,8 @@ def main() -> None:
             "redis": redis.url,
         }
         for kind, address in places.items():
-            stock = open_stock(kind, address, fenced=False)
-            if isinstance(stock, SqlStock):
+            stock = open_counter(kind, address, fenced=False)
+            if isinstance(stock, SqlCounter):
                 stock.prepare(stock.connection)
             close(stock)
             (folder / kind).mkdir()

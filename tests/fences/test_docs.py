@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines.postgres_server import connected, empty
-from tests.fences.places import object_store
+from tests.fences.counter_servers import object_store
 from tests.servers.postgres import Postgres
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "fences").glob("*.md"))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fences.counter_servers import counter_kinds
 from tests.fences.increments import mistakes
-from tests.fences.places import kinds
 
 GOAL = 100
 
 
-@pytest.mark.parametrize("kind", kinds("postgres", "mariadb", "sqlite", "redis"))
+@pytest.mark.parametrize("kind", counter_kinds("postgres", "mariadb", "sqlite", "redis"))
 def test_not_one_is_lost_and_none_is_done_twice(kind: str, address: str, tmp_path: Path) -> None:
     """Every increment that the resource has accepted was made from the one before it."""
     command = [sys.executable, "-m", "tests.fences.increments", kind, address, str(tmp_path), str(GOAL), "1"]

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from fencelock import aio
-from fencelock.lockfree.asgi import IdempotencyMiddleware
+from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
 
@@ -45,7 +45,7 @@ class Till:
         await send({"type": "http.response.body", "body": body})
 
 
-def caller(scope: Any) -> str:
+def open_connection(scope: Any) -> str:
     """Return who it is: whoever the header says."""
     return str(dict(scope["headers"]).get(b"x-user", b""))
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from fencelock import FencelockError, aio
-from fencelock.lockfree.asgi import IdempotencyMiddleware
+from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
 SCOPE = {"type": "http", "method": "POST", "path": "/pay", "headers": [(b"idempotency-key", b"k")]}

@@ -10,15 +10,15 @@ import pytest
 
 import fencelock
 from fencelock import GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
-from fencelock.lockfree.idempotency import ResultTooLarge, idempotent, idempotent_by
+from fencelock.lockfree.idempotency import IdempotencyKey, ResultTooLarge, idempotent
 from tests.lockfree.databases import children
 from tests.servers.redis import Redis
 
 CRASH = """
 import fencelock
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 with fencelock.connect(args[0], ttl=1) as locks:
-    with idempotent(locks, args[1], payload="pay"):
+    with IdempotencyKey(locks, args[1], payload="pay"):
         print(0, flush=True)
         sys.stdin.readline()
 """
@@ -26,10 +26,10 @@ with fencelock.connect(args[0], ttl=1) as locks:
 
 def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) -> tuple[bool, Any]:
     """Do it once."""
-    with idempotent(locks, key, payload=payload, **options) as run:
-        if not run.repeated:
+    with IdempotencyKey(locks, key, payload=payload, **options) as run:
+        if not run.replayed:
             run.result = {"charged": 10}
-    return run.repeated, run.result
+    return run.replayed, run.result
 
 
 def test_once(redis_node: Redis, key: str) -> None:
@@ -39,7 +39,7 @@ def test_once(redis_node: Redis, key: str) -> None:
         assert pay(others, key) == (True, {"charged": 10})
         with pytest.raises(KeyReused):
             pay(others, key, "something else")
-        with pytest.raises(ZeroDivisionError), idempotent(locks, key + "!", payload=1):
+        with pytest.raises(ZeroDivisionError), IdempotencyKey(locks, key + "!", payload=1):
             raise ZeroDivisionError
         assert pay(others, key + "!", payload=1) == (False, {"charged": 10})
         assert list(locks.names(prefix="idempotency:")) == []
@@ -49,7 +49,7 @@ async def test_once_awaited(redis_node: Redis, key: str) -> None:
     """The same in asyncio, and by the decorator."""
     calls = 0
 
-    @idempotent_by("{name}", connection="locks")
+    @idempotent("{name}", connection="locks")
     async def charge(locks: aio.Locks, name: str) -> int:
         nonlocal calls
         calls += 1
@@ -58,14 +58,14 @@ async def test_once_awaited(redis_node: Redis, key: str) -> None:
     async with aio.connect(redis_node.url) as locks:
         assert [await charge(locks, key), await charge(locks, key)] == [10, 10]
         with pytest.raises(TypeError, match="async with"):
-            with idempotent(locks, key):
+            with IdempotencyKey(locks, key):
                 pass
     assert calls == 1
 
 
 def test_told_instead_of_waiting() -> None:
     """Who does not want to wait is told."""
-    with fencelock.connect("memory://busy") as locks, idempotent(locks, "x"):
+    with fencelock.connect("memory://busy") as locks, IdempotencyKey(locks, "x"):
         for wait in (False, 0.01):
             with pytest.raises(KeyInProgress):
                 pay(locks, "x", wait=wait)
@@ -87,12 +87,12 @@ def test_late_result_is_refused() -> None:
     """A run that lost its lease to another does not write over its result."""
     with fencelock.connect("memory://late") as locks:
         with pytest.raises(StaleToken, match="taken over by a holder with token"):
-            with idempotent(locks, "x") as slow:
+            with IdempotencyKey(locks, "x") as slow:
                 locks.force_release("idempotency:x", reason="a test")
-                with idempotent(locks, "x") as quick:
+                with IdempotencyKey(locks, "x") as quick:
                     quick.result = "quick"
                 slow.result = "slow"
-        with idempotent(locks, "x") as run:
+        with IdempotencyKey(locks, "x") as run:
             assert run.result == "quick"
 
 
@@ -106,7 +106,7 @@ def test_engine_without_records() -> None:
 def test_result_is_json() -> None:
     """What JSON cannot carry is refused at the end of the block, and the next one does the work."""
     with fencelock.connect("memory://json") as locks:
-        with pytest.raises(TypeError), idempotent(locks, "x") as run:
+        with pytest.raises(TypeError), IdempotencyKey(locks, "x") as run:
             run.result = object()
         assert pay(locks, "x", None) == (False, json.loads('{"charged": 10}'))
 
@@ -119,16 +119,16 @@ def test_result_too_large_to_store_is_not_computed_again(
     url = {"redis": redis_node.url, "sqlite": f"sqlite:{tmp_path}/locks.db"}.get(url, url)
     large = "x" * 256 * 1024
     with fencelock.connect(url) as locks:
-        with idempotent(locks, key, payload=1) as run:
+        with IdempotencyKey(locks, key, payload=1) as run:
             run.result = large
-        assert (run.repeated, run.result) == (False, large)
+        assert (run.replayed, run.result) == (False, large)
         assert f"the result of {key!r} has 262" in caplog.text
-        with idempotent(locks, key, payload=1, wait=False) as run:
-            assert run.repeated
+        with IdempotencyKey(locks, key, payload=1, wait=False) as run:
+            assert run.replayed
         with pytest.raises(ResultTooLarge, match="do not do it again") as caught:
             print(run.result)
         assert caught.value.name == key
-        with pytest.raises(KeyReused), idempotent(locks, key, payload=2):
+        with pytest.raises(KeyReused), IdempotencyKey(locks, key, payload=2):
             pytest.fail("this is another payload")
 
 
@@ -136,7 +136,7 @@ async def test_decorated_function_with_a_result_too_large_runs_once(key: str) ->
     """The first call returns the result, and the second one raises instead of running again."""
     calls = 0
 
-    @idempotent_by("{name}", connection="locks")
+    @idempotent("{name}", connection="locks")
     async def report(locks: aio.Locks, name: str) -> str:
         nonlocal calls
         calls += 1

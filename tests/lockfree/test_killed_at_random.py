@@ -14,7 +14,7 @@ KEYS = 30
 WORK = """
 import random
 from fencelock import KeyInProgress
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 from fencelock.lockfree.outbox import Outbox
 
 prefix, seed, keys = args
@@ -24,8 +24,8 @@ print(0, flush=True)
 while left:
     key = chance.choice(left)
     try:
-        with idempotent(connection, key, wait=chance.choice([True, False, 0.05])) as run:
-            if not run.repeated:
+        with IdempotencyKey(connection, key, wait=chance.choice([True, False, 0.05])) as run:
+            if not run.replayed:
                 connection.cursor().execute(f"INSERT INTO charge VALUES ('{key}', 1)")
                 outbox.append(connection, key, 1)
                 if chance.random() < 0.3:

@@ -38,7 +38,7 @@ def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception
         raise error
 
     with pytest.raises(type(error)) as caught:
-        account.modify(change, timeout=2)
+        account.update(change, timeout=2)
     assert caught.value is error
     assert calls == 1
     assert account.read().value == {"balance": 100}
@@ -47,7 +47,7 @@ def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception
 def test_no_version(account: SqlRow) -> None:
     """A row whose version is NULL could never be written: that is said, and not tried for half a minute."""
     row = SqlRow(account._connection, "account", {"id": 8}, ["balance"])
-    for work in (row.read, lambda: row.modify(lambda value: value)):
+    for work in (row.read, lambda: row.update(lambda value: value)):
         with pytest.raises(FencelockError, match="version is NULL"):
             work()
 
@@ -60,10 +60,10 @@ def test_attempts(account: SqlRow) -> None:
         return row
 
     with pytest.raises(VersionConflict, match="each of the 1 times"):
-        account.modify(raced, attempts=1)
+        account.update(raced, attempts=1)
     for attempts in (0, -1):
         with pytest.raises(ValueError, match="attempts"):
-            account.modify(raced, attempts=attempts)
+            account.update(raced, attempts=attempts)
 
 
 def test_row_deleted_meanwhile(database: Database, key: str) -> None:
@@ -82,7 +82,7 @@ def test_row_deleted_meanwhile(database: Database, key: str) -> None:
             return {"n": 2}
 
         with pytest.raises(FencelockError, match="is 0 rows"):
-            row.modify(change)
+            row.update(change)
 
 
 def test_the_first_error_comes_out(database: Database) -> None:
@@ -99,7 +99,7 @@ def test_the_first_error_comes_out(database: Database) -> None:
 
     try:
         with pytest.raises(RuntimeError, match="mine"):
-            row.modify(change)
+            row.update(change)
     finally:
         database.ask("DELETE FROM piece WHERE name = 'lost'")
 
@@ -117,11 +117,11 @@ def test_a_record_under_an_old_lease() -> None:
         old = locks.lock("counter").acquire()
         old.release()
         with locks.lock("counter") as new:
-            assert RecordKey(locks, "counter", lease=old).modify(plus_one) == b"1"
-            assert RecordKey(locks, "counter", lease=new).modify(plus_one) == b"2"
+            assert RecordKey(locks, "counter", lease=old).update(plus_one) == b"1"
+            assert RecordKey(locks, "counter", lease=new).update(plus_one) == b"2"
             for stale in (old, None):
                 with pytest.raises(StaleToken) as caught:
-                    RecordKey(locks, "counter", lease=stale).modify(plus_one)
+                    RecordKey(locks, "counter", lease=stale).update(plus_one)
                 assert caught.value.seen == new.token
             assert RecordKey(locks, "counter").read().value == b"2"
     assert calls == 4

@@ -17,10 +17,10 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, LockTimeout, StaleToken, aio
-from fencelock.lockfree.colour import settled
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.halves import half_of, resolve
 from tests.servers.waiting import eventually
 
 RELAY = """
@@ -67,24 +67,37 @@ def running(relay: Relay) -> Iterator[None]:
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
     """What is committed is delivered, and what is rolled back is not, from and over any connection."""
-    outbox = Outbox(key)
     make = KINDS[on, kind]
     async with make(database) as connection:
-        await settled(outbox.append(connection, "ä", {"n": 1}))
-        await settled(outbox.append(connection, "ä", {"n": 2}))
-        await settled(connection.commit())
-        await settled(outbox.append(connection, "ä", {"n": 3}))
-        await settled(connection.rollback())
-        assert await settled(outbox.pending(connection)) == 2
-        await settled(connection.rollback())
+        half = half_of(connection)
+        outbox = half.outbox.Outbox(key)
+        await half.sql.begin()
+        await resolve(outbox.append(connection, "ä", {"n": 1}))
+        await resolve(outbox.append(connection, "ä", {"n": 2}))
+        await half.sql.commit()
+        await half.sql.begin()
+        await resolve(outbox.append(connection, "ä", {"n": 3}))
+        await half.sql.rollback()
+        await half.sql.begin()
+        assert await resolve(outbox.pending(connection)) == 2
+        await half.sql.rollback()
     got: list[Message] = []
-    async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
 
-        async def connect() -> Any:
-            return connection
+    async def deliver(message: Message) -> None:
+        got.append(message)
 
-        assert await Relay(outbox, connect, got.append, locks).drain() == 2
-        assert await Relay(outbox, database.connect, got.append, locks).drain() == 0
+    if half.sql.awaited:
+        async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
+
+            async def connect() -> Any:
+                return connection
+
+            assert await half.relay.Relay(outbox, connect, deliver, locks).drain() == 2
+    else:
+        with fencelock.connect("memory://outbox-kinds-blocking") as blocking_locks:
+            async with make(database) as connection:
+                assert half.relay.Relay(outbox, lambda: connection, got.append, blocking_locks).drain() == 2
+    assert pending(database, Outbox(key)) == 0
     assert [(message.key, message.payload["n"]) for message in got] == [("ä", 1), ("ä", 2)]
 
 

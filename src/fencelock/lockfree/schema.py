@@ -10,6 +10,8 @@ from fencelock.fences.sql import schema as fence_schema
 from fencelock.runtime.blocking import run_sync
 from fencelock.sqlio import BlockingConnection, ConnectionAdapter, adapt, is_missing_table
 
+__all__ = ["create_tables", "schema_text"]
+
 
 def schema_text(dialect: str) -> str:
     """Return the statements that create the tables in `postgresql`, `mysql` or `sqlite`, for a migration of yours.

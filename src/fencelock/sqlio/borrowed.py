@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from inspect import iscoroutine
 from typing import Any
 
@@ -34,33 +34,31 @@ async def borrowed_connection(connect: Callable[[], Any], package: str, *, await
     Raise InvalidType for a connection of the other half.
     """
     given = connect()
-    if not awaited and (iscoroutine(given) or (hasattr(given, "__aenter__") and not hasattr(given, "__enter__"))):
+    if iscoroutine(given) and awaited:
+        given = await given
+    elif hasattr(given, "__aenter__") and awaited:
+        async with given as connection:
+            yield connection
+        return
+    elif iscoroutine(given) or (hasattr(given, "__aenter__") and not hasattr(given, "__enter__")):
         if iscoroutine(given):
             given.close()
         raise other_half(given, package, awaited=False)
-    if not _is_connection(given):
-        if hasattr(given, "__aenter__") and awaited:
-            async with given as connection:
-                yield connection
-            return
-        if hasattr(given, "__enter__"):
-            if awaited:
-                raise other_half(given, package, awaited=True)
-            with given as connection:
-                yield connection
-            return
-    if awaited and hasattr(given, "__await__"):
-        given = await given
+    elif hasattr(given, "__enter__") and not awaited and not _is_connection(given):
+        with given as connection:
+            yield connection
+        return
     try:
         adapt(given, package, awaited=awaited)
         yield given
     finally:
         # A pool of psycopg expects its connection back: close() returns it only if the pool was configured so.
         pool: Any = getattr(given, "_pool", None)
-        if hasattr(pool, "putconn"):
-            await resolve(pool.putconn(given))
-        elif hasattr(given, "close"):
-            await resolve(given.close())
+        with suppress(Exception):  # it must not hide the error of the block
+            if hasattr(pool, "putconn"):
+                await resolve(pool.putconn(given))
+            elif hasattr(given, "close"):
+                await resolve(given.close())
 
 
 def _is_connection(given: Any) -> bool:

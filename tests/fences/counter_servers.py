@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fences.stocks import close, open_stock
+from tests.fences.counters import close, open_counter
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,13 +79,13 @@ def empty(kind: str, engines: Any, folder: Path, stack: ExitStack) -> str:
     elif kind == "object":
         address = stack.enter_context(object_store())
     elif kind == "http":
-        web = Process("tests.fences.web", str(folder))
+        web = Process("tests.fences.wsgi_app", str(folder))
         stack.callback(web.close)
         address = f"http://127.0.0.1:{web.first}"
     else:
         engine = engines.get(kind)
         address = {"postgres": engine.url, "redis": f"redis://{engine.address}/9997"}.get(kind, engine.address)
-    stock = open_stock(kind, address, fenced=False)
+    stock = open_counter(kind, address, fenced=False)
     if kind in ("postgres", "mariadb", "sqlite"):
         type(stock).prepare(stock.connection)
         stock.connection.close()
@@ -104,6 +104,6 @@ def empty(kind: str, engines: Any, folder: Path, stack: ExitStack) -> str:
     return address
 
 
-def kinds(*names: str) -> list[Any]:
+def counter_kinds(*names: str) -> list[Any]:
     servers = {"postgres", "mariadb", "redis", "etcd", "zookeeper"}
     return [pytest.param(name, marks=[pytest.mark.engine(name)] if name in servers else []) for name in names]

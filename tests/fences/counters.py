@@ -17,7 +17,7 @@ from fencelock.fences import Fenced
 ANYBODY = SimpleNamespace(token=0, id="anybody")
 
 
-class Stock(Protocol):
+class Counter(Protocol):
     """A value that holders change."""
 
     def read(self, lease: Fenced) -> int: ...
@@ -27,7 +27,7 @@ class Stock(Protocol):
         ...
 
 
-class SqlStock:
+class SqlCounter:
     """A row and a log, each change of both in one transaction."""
 
     placeholder = "%s"
@@ -37,7 +37,7 @@ class SqlStock:
 
         self.connection = connection
         # Short, so that a holder that is stopped inside its transaction does not hold up a test for 30 s.
-        self.fence = SqlFence(bound_idle=1) if fenced else None
+        self.fence = SqlFence(idle_timeout=1) if fenced else None
 
     @classmethod
     def prepare(cls, connection: Any) -> None:
@@ -90,21 +90,21 @@ class SqlStock:
             cursor.close()
 
 
-class PostgresStock(SqlStock):
+class PostgresCounter(SqlCounter):
     serial = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
 
     @classmethod
-    def open(cls, address: str, fenced: bool) -> PostgresStock:
+    def open(cls, address: str, fenced: bool) -> PostgresCounter:
         import psycopg
 
         return cls(psycopg.connect(address), fenced)
 
 
-class MariaStock(SqlStock):
+class MariaCounter(SqlCounter):
     serial = "BIGINT AUTO_INCREMENT PRIMARY KEY"
 
     @classmethod
-    def open(cls, address: str, fenced: bool) -> MariaStock:
+    def open(cls, address: str, fenced: bool) -> MariaCounter:
         import pymysql
 
         host, _, port = address.partition(":")
@@ -112,16 +112,16 @@ class MariaStock(SqlStock):
         return cls(pymysql.connect(user="root", ssl_disabled=True, **where), fenced)
 
 
-class SqliteStock(SqlStock):
+class SqliteCounter(SqlCounter):
     serial = "INTEGER PRIMARY KEY"
     placeholder = "?"
 
     @classmethod
-    def open(cls, address: str, fenced: bool) -> SqliteStock:
+    def open(cls, address: str, fenced: bool) -> SqliteCounter:
         return cls(sqlite3.connect(address, timeout=60, isolation_level="IMMEDIATE"), fenced)
 
 
-class RedisStock:
+class RedisCounter:
     """A key and a list, changed by one script."""
 
     WRITE = "redis.call('SET', KEYS[1], ARGV[3]) redis.call('RPUSH', KEYS[2], table.concat(ARGV, ' ')) return 1"
@@ -168,7 +168,7 @@ class Document:
         return json.dumps({"value": value, "log": [*cls.log(text), (lease.token, saw, value)]})
 
 
-class FileStock:
+class FileCounter:
     """A file, replaced as a whole."""
 
     def __init__(self, address: str, fenced: bool) -> None:
@@ -196,7 +196,7 @@ class FileStock:
         return Document.log(self._text())
 
 
-class EtcdStock:
+class EtcdCounter:
     """A key of etcd's."""
 
     def __init__(self, address: str, fenced: bool) -> None:
@@ -223,7 +223,7 @@ class EtcdStock:
         text = Document.changed(self._text(), lease, saw, value)
         if self.fence is not None:
             put = {"request_put": {"key": coded("stock"), "value": coded(text)}}
-            self.fence.transaction({"success": [put]}, lease, "stock")
+            self.fence.transaction(lease, {"success": [put]}, "stock")
         else:
             self.client.put("stock", text)
 
@@ -231,7 +231,7 @@ class EtcdStock:
         return Document.log(self._text())
 
 
-class ZooKeeperStock:
+class ZooKeeperCounter:
     """A node of ZooKeeper's."""
 
     def __init__(self, address: str, fenced: bool) -> None:
@@ -254,7 +254,7 @@ class ZooKeeperStock:
         if self.fence is not None:
             transaction = self.client.transaction()
             transaction.set_data("/stock", text)
-            self.fence.commit(transaction, lease, "stock")
+            self.fence.commit(lease, transaction, "stock")
         else:
             self.client.set("/stock", text)
 
@@ -262,7 +262,7 @@ class ZooKeeperStock:
         return Document.log(self.client.get("/stock")[0])
 
 
-class ObjectStock:
+class ObjectCounter:
     """An object in a bucket."""
 
     def __init__(self, address: str, fenced: bool) -> None:
@@ -300,8 +300,8 @@ class ObjectStock:
         return Document.log(self._text())
 
 
-class HttpStock:
-    """A resource behind the middleware of `tests.fences.web`."""
+class HttpCounter:
+    """A resource behind the middleware of `tests.fences.wsgi_app`."""
 
     def __init__(self, address: str, fenced: bool) -> None:
         import httpx
@@ -316,9 +316,9 @@ class HttpStock:
         self._send("PUT", lease, saw=saw, value=value)
 
     def _send(self, method: str, lease: Fenced, **fields: int) -> Any:
-        from fencelock.fences.http import TokenAuth, raise_for_stale
+        from fencelock.fences.http import FencingTokenAuth, raise_for_stale
 
-        answer = self.client.request(method, self.place, json=fields, auth=TokenAuth(lease))
+        answer = self.client.request(method, self.place, json=fields, auth=FencingTokenAuth(lease))
         raise_for_stale(answer)
         return answer.raise_for_status()
 
@@ -331,22 +331,22 @@ def _entry(line: str) -> tuple[int, int, int]:
     return token, saw, value
 
 
-STOCKS: dict[str, Any] = {
-    "postgres": PostgresStock.open,
-    "mariadb": MariaStock.open,
-    "sqlite": SqliteStock.open,
-    "redis": RedisStock,
-    "file": FileStock,
-    "etcd": EtcdStock,
-    "zookeeper": ZooKeeperStock,
-    "object": ObjectStock,
-    "http": HttpStock,
+COUNTERS: dict[str, Any] = {
+    "postgres": PostgresCounter.open,
+    "mariadb": MariaCounter.open,
+    "sqlite": SqliteCounter.open,
+    "redis": RedisCounter,
+    "file": FileCounter,
+    "etcd": EtcdCounter,
+    "zookeeper": ZooKeeperCounter,
+    "object": ObjectCounter,
+    "http": HttpCounter,
 }
 
 
-def open_stock(kind: str, address: str, *, fenced: bool = True) -> Any:
+def open_counter(kind: str, address: str, *, fenced: bool = True) -> Any:
     """Return the stock of a kind; the address is the kind's own."""
-    return STOCKS[kind](address, fenced)
+    return COUNTERS[kind](address, fenced)
 
 
 def close(stock: Any) -> None:

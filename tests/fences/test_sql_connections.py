@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fencelock import FencelockError, StaleToken
+from fencelock.aio.fences import sql as aio_sql
 from fencelock.fences.sql import FenceColumn, SqlFence
 
 OLD, NEW = SimpleNamespace(token=33, id="a"), SimpleNamespace(token=34, id="b")
@@ -28,7 +29,7 @@ def test_row_factory(factory: Any) -> None:
     database.row_factory = factory
     with database:
         SqlFence().check(database, NEW, "r")
-    with pytest.raises(StaleToken, match="token 34 has been here"), database:
+    with pytest.raises(StaleToken, match="it has accepted token 34"), database:
         SqlFence().check(database, OLD, "r")
     database.close()
 
@@ -59,9 +60,9 @@ def test_each_way_to_say_autocommit(options: dict[str, Any]) -> None:
     async def use() -> None:
         async with aiosqlite.connect(":memory:", **options) as connection:
             with pytest.raises(FencelockError, match="needs a transaction"):
-                await SqlFence().check(connection, NEW, "r")
+                await aio_sql.SqlFence().check(connection, NEW, "r")
             await connection.execute("BEGIN IMMEDIATE")
-            await SqlFence().check(connection, NEW, "r")
+            await aio_sql.SqlFence().check(connection, NEW, "r")
             assert connection.in_transaction
 
     asyncio.run(use())
@@ -76,29 +77,29 @@ def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
     """Where a driver cannot say how many rows an UPDATE found, nobody is let in on that."""
     column = FenceColumn(paramstyle="qmark")
     with pytest.raises(StaleToken):
-        column.check(0, NEW, "r")
-    column.check(1, NEW, "r")
+        column.check(NEW, 0, "r")
+    column.check(NEW, 1, "r")
     with pytest.raises(FencelockError, match="does not say how many rows"):
-        column.check(rowcount, NEW, "r")
+        column.check(NEW, rowcount, "r")
 
 
 @pytest.mark.parametrize("rowcount", ["0", "1", True, 1.0, [], SimpleNamespace(rowcount=0)], ids=repr)
 def test_what_is_no_count_is_no_pass(rowcount: Any) -> None:
     """A cursor in place of its count, or anything else that is no int, is refused with a word on what is wanted."""
     with pytest.raises(TypeError, match=r"rowcount"):
-        FenceColumn(paramstyle="qmark").check(rowcount, NEW, "r")
+        FenceColumn(paramstyle="qmark").check(NEW, rowcount, "r")
 
 
 def test_several_rows_are_no_pass() -> None:
     """An UPDATE of several rows may have left out some that a newer holder has written, so it passes for none."""
     with pytest.raises(FencelockError, match=r"found 2 rows of 'r'.*one row"):
-        FenceColumn(paramstyle="qmark").check(2, NEW, "r")
+        FenceColumn(paramstyle="qmark").check(NEW, 2, "r")
 
 
 def test_a_missing_row_is_not_called_a_newer_holder() -> None:
-    """Where the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
+    """Databases the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
     with pytest.raises(StaleToken, match=r"found no row.*missing.*FOUND_ROWS"):
-        FenceColumn(paramstyle="qmark").check(0, NEW, "r")
+        FenceColumn(paramstyle="qmark").check(NEW, 0, "r")
 
 
 def test_columns_that_were_added_later() -> None:
@@ -111,7 +112,7 @@ def test_columns_that_were_added_later() -> None:
     def enter(lease: Any) -> None:
         mine = column.clause(lease)
         statement = f"UPDATE stock SET {mine.set} WHERE sku = 'apple' AND {mine.where}"
-        column.check(database.execute(statement, mine.named).rowcount, lease, "apple")
+        column.check(lease, database.execute(statement, mine.named).rowcount, "apple")
 
     enter(NEW)
     enter(NEW)

@@ -1,4 +1,4 @@
-"""A web application with and without the middleware, in a process: `python -m tests.fences.web FOLDER`."""
+"""A web application with and without the middleware, in a process: `python -m tests.fences.wsgi_app FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from fencelock.fences import Credentials
-from fencelock.fences.http import FencedWsgi, parse
-from tests.fences.stocks import Document
+from fencelock.fences import TokenPair
+from fencelock.fences.http import WsgiFencingMiddleware, parse
+from tests.fences.counters import Document
 
 texts: dict[str, str] = {}
 
@@ -23,7 +23,7 @@ def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]
     place = environ["PATH_INFO"]
     if environ["REQUEST_METHOD"] == "PUT":
         fields = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-        mine: Credentials = environ.get("fencelock") or parse(environ["HTTP_FENCING_TOKEN"])
+        mine: TokenPair = environ.get("fencelock") or parse(environ["HTTP_FENCING_TOKEN"])
         texts[place] = Document.changed(texts.get(place), mine, fields["saw"], fields["value"])
     start_response("200 OK", [("Content-Type", "application/json")])
     return [texts.get(place, "").encode()]
@@ -44,7 +44,7 @@ class Quiet(WSGIRequestHandler):
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    fenced = FencedWsgi(
+    fenced = WsgiFencingMiddleware(
         application,
         lambda: sqlite3.connect(folder / "fences.db"),
         resource=lambda environ: None if environ["PATH_INFO"] == "/bare" else environ["PATH_INFO"],

@@ -29,7 +29,7 @@ def stock(connection: Any) -> int:
     return int(n)
 
 
-class Beside:
+class InThread:
     """Something that goes on in a thread."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
