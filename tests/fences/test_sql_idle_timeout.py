@@ -23,9 +23,7 @@ def idle_timeout(connection: Any) -> int:
 
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("server", ["mariadb"])
-def test_standalone_fence_resets_the_limit_for_a_pool(
-    connect: Connect, where: Databases
-) -> None:
+def test_standalone_fence_resets_the_limit_for_a_pool(connect: Connect, where: Databases) -> None:
     """A connection goes back to its pool with its own idle timeout, also after a refusal."""
     import sqlalchemy
 

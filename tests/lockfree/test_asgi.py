@@ -45,8 +45,8 @@ class Till:
         await send({"type": "http.response.body", "body": body})
 
 
-def open_connection(scope: Any) -> str:
-    """Return who it is: whoever the header says."""
+def caller(scope: Any) -> str:
+    """Return the user that the header names."""
     return str(dict(scope["headers"]).get(b"x-user", b""))
 
 

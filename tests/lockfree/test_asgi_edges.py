@@ -208,6 +208,6 @@ async def test_response_too_large_to_store_is_sent_and_not_computed_again(key: s
         assert (await ask(safe, **keyed)).body == b"x" * 300_000
         again = await ask(safe, **keyed)
         assert again.status == 410
-        assert b"carried out before" in again.body
+        assert b"executed before" in again.body
         assert (await ask(safe, b"another body", **keyed)).status == 422
     assert calls == 1

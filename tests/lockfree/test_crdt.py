@@ -195,7 +195,7 @@ def test_merge_with_another_kind() -> None:
     """Values of different kinds do not merge, and the error names both."""
     with pytest.raises(TypeError, match="'GCounter' and 'PNCounter'"):
         GCounter() | PNCounter()  # type: ignore[operator]
-    with pytest.raises(TypeError, match="ORSet merges with its like, not with GCounter"):
+    with pytest.raises(TypeError, match="ORSet merges with another one, not with GCounter"):
         ORSet().merge(GCounter())  # type: ignore[arg-type]
 
 

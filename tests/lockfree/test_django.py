@@ -70,6 +70,6 @@ def test_versions(database: Database, connection: Any, on: str, key: str) -> Non
         row.write({"balance": 80}, seen.version)
         with pytest.raises(VersionConflict):
             row.write({"balance": 70}, seen.version)
-        with pytest.raises(FencelockError, match="has one that is open"):
+        with pytest.raises(FencelockError, match="has an open one"):
             row.update(lambda now: now)
     assert row.read() == ({"balance": 80}, 3)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, KeyInProgress, KeyReused
+from fencelock import FencelockError, InvalidType, KeyInProgress, KeyReused
+from fencelock.aio.lockfree import idempotency as aio_idempotency
 from fencelock.lockfree.idempotency import IdempotencyKey, idempotent, prune
 from tests.lockfree.databases import KINDS, Child, Database
 from tests.lockfree.halves import half_of, resolve
@@ -70,15 +71,15 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-async def test_wrong_colour(database: Database, on: str, key: str) -> None:
-    """`with` on a connection that has to be awaited says `async with`, and the other way round."""
+async def test_the_other_half_refuses_the_connection(database: Database, on: str, key: str) -> None:
+    """A connection of asyncio in the blocking half, and the reverse, is an error that names the other module."""
     async with KINDS[on, "aiosqlite"](database) as connection:
-        with pytest.raises(TypeError, match="write `async with`"):
+        with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
             with IdempotencyKey(connection, key):
                 pass
     with database.connected() as connection:
-        with pytest.raises(TypeError, match="would block the event loop: write `with`"):
-            async with IdempotencyKey(connection, key):
+        with pytest.raises(InvalidType, match=r"would block the event loop: use fencelock\.lockfree"):
+            async with aio_idempotency.IdempotencyKey(connection, key):
                 pass
     with pytest.raises(TypeError, match="a connection or a cursor is needed"):
         with IdempotencyKey(object(), key):
@@ -133,7 +134,7 @@ def test_told_instead_of_waiting(database: Database, key: str, wait: float | boo
         if database.name == "sqlite":
             impatient.execute("PRAGMA busy_timeout = 50")
         with IdempotencyKey(connection, key):
-            with pytest.raises(KeyInProgress, match="somebody else"):
+            with pytest.raises(KeyInProgress, match="another run"):
                 with IdempotencyKey(impatient, key, wait=wait):
                     pytest.fail("both are at it")
             if database.name != "sqlite":  # which has one writer at a time, whatever the key
@@ -156,12 +157,12 @@ def test_waited_for_long_enough(database: Database, key: str) -> None:
         assert waiting.result(60) == (True, "mine")
 
 
-def test_run_out_and_collected(database: Database, key: str) -> None:
-    """A result whose time is over is as good as none, and is removed by `collect`."""
+def test_expired_results_are_pruned(database: Database, key: str) -> None:
+    """A result whose time is over counts as none, and `prune` removes it."""
     keys = [f"{key}{number}" for number in range(3)]
     for each in keys:
         assert pay(database, each) == (False, {"charged": 10})
-    database.ask("UPDATE fencelock_idempotency SET ends = 1 WHERE name IN (?, ?)", *_names(database, keys[:2]))
+    database.ask("UPDATE fencelock_idempotency SET expires_at = 1 WHERE name IN (?, ?)", *_names(database, keys[:2]))
     assert pay(database, keys[0], amount=20) == (False, {"charged": 20})
     with database.transaction() as connection:
         assert prune(connection) >= 1
@@ -253,7 +254,7 @@ def test_decorator(database: Database, key: str) -> None:
 async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
     """The decorator works for `async def`, and an error of the function comes out."""
 
-    @idempotent("{name}", connection="where")
+    @aio_idempotency.idempotent("{name}", connection="where")
     async def charge(where: Any, name: str) -> int:
         await where.execute("INSERT INTO charge VALUES (?, 10)", (name,))
         if name.endswith("!"):

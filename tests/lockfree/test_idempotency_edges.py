@@ -196,9 +196,7 @@ def test_payload_of_a_decorated_function() -> None:
     assert [shop.pay(database, 7, Decimal("1.5"), mailer) for mailer in (None, object())] == [["1.5"], ["1.5"]]
     with pytest.raises(KeyReused):
         shop.pay(database, 7, Decimal("1.6"))
-    with pytest.raises(
-        TypeError, match=r"'plain:7' is what Shop\.plain was called with, and .*JSON.* by payload=lambda"
-    ):
+    with pytest.raises(TypeError, match=r"'plain:7' is the arguments of Shop\.plain, and .*JSON.* pass payload=lambda"):
         shop.plain(database, 7, Decimal("1.5"))
     database.close()
 

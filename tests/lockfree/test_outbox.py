@@ -17,6 +17,8 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, LockTimeout, StaleToken, aio
+from fencelock.aio.lockfree import outbox as aio_outbox
+from fencelock.aio.lockfree import relay as aio_relay
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import KINDS, Child, Database
@@ -285,7 +287,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
 
             return await aiosqlite.connect(database.path())
 
-        relay = Relay(outbox, connect, deliver, locks, poll=0.01, ttl=1)
+        relay = aio_relay.Relay(aio_outbox.Outbox(key), connect, deliver, locks, poll=0.01, ttl=1)
         task = asyncio.create_task(relay.run())
         await interrupted.wait()
         assert await asyncio.to_thread(eventually, lambda: pending(database, outbox) == 0)
@@ -320,16 +322,16 @@ def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
 
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("on", ["mariadb"])
-def test_idle_keys_are_collected(database: Database, key: str) -> None:
+def test_idle_keys_are_pruned(database: Database, key: str) -> None:
     """On MariaDB the rows that keep the order are removed once nobody uses them, and those of other outboxes stay."""
     outbox, other = Outbox(key), Outbox(f"{key} other")
     put(database, outbox, ("old", 1), ("new", 2))
     put(database, other, ("old", 1))
-    database.ask("UPDATE fencelock_outbox_turn SET used = 1 WHERE name = ?", b"old")
+    database.ask("UPDATE fencelock_outbox_key SET used = 1 WHERE name = ?", b"old")
     with database.transaction() as connection:
-        assert outbox.collect(connection) == 1
+        assert outbox.prune(connection) == 1
     for each, names in ((outbox, [(b"new",)]), (other, [(b"old",)])):
-        rows = database.ask("SELECT name FROM fencelock_outbox_turn WHERE outbox = ?", each.name.encode())
+        rows = database.ask("SELECT name FROM fencelock_outbox_key WHERE outbox = ?", each.name.encode())
         assert rows == names
     assert pending(database, outbox) == 2
 
@@ -364,5 +366,5 @@ def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str
 
 def test_a_relay_without_a_way_to_connect() -> None:
     """A relay is not made with what gives no connection."""
-    with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that gives"):
+    with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that opens"):
         Relay(Outbox(), "postgresql://localhost/shop", lambda message: None, locks)  # type: ignore[arg-type]
