@@ -42,6 +42,13 @@ class NotHeld(FencelockError):
     """This client does not hold the lock, or not in the mode that the caller needs."""
 
 
+class WouldDeadlock(FencelockError, RuntimeError):
+    """The thread or task would wait for itself: it is inside a `with` block that holds this name.
+
+    Leave the block first, or use `reentrant=True` in both places if they need the same mode.
+    """
+
+
 class StaleToken(FencelockError):
     """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
 
