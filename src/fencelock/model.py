@@ -107,6 +107,10 @@ class Grant(NamedTuple):
         """When the holder must stop, by its own clock: always before the engine grants the lock to another claim."""
         return self.since + self.claim.ttl - clock_margin(self.claim.ttl)
 
+    def downgraded(self, since: float) -> Grant:
+        """Return the shared grant that a downgrade, sent at `since`, made of this one."""
+        return self._replace(claim=self.claim._replace(mode=Mode.SHARED), since=since)
+
 
 class Waiting(NamedTuple):
     """A claim that has to wait.
@@ -239,8 +243,8 @@ class Snapshot(NamedTuple):
     @property
     def limits(self) -> tuple[int, ...]:
         """The limits that holders and waiters of a semaphore use, in order; more than one means that they disagree."""
-        limits = {entry.limit for entry in (*self.holders, *self.waiters) if entry.limit is not None}
-        return tuple(sorted(limits))
+        limits = [holder.limit for holder in self.holders] + [waiter.limit for waiter in self.waiters]
+        return tuple(sorted({limit for limit in limits if limit is not None}))
 
 
 class Until(Enum):
@@ -289,9 +293,9 @@ ADMITTED = Admitted()
 def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
     """Decide whether `me` may hold the name, given the claims that came before it, oldest first.
 
-    Only earlier claims count, so no claim overtakes another. An exclusive claim waits for all earlier ones, a reader for
-    the exclusive ones, a permit until fewer than its own `limit` are ahead. `by` is chosen so that one departure wakes
-    one waiter; only a permit is woken by each departure ahead of it.
+    Only earlier claims count, and no claim overtakes a blocked one. An exclusive claim waits for all earlier ones, a reader
+    for the exclusive ones, a permit until fewer than its own `limit` are ahead. `by` is chosen so that one departure wakes
+    one waiter; only behind permits, each departure wakes all that are blocked.
 
     >>> a, b = Claim("n", 30), Claim("n", 30)
     >>> admit([a, b], a)
@@ -311,7 +315,8 @@ def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
     for entry in reversed(ahead):
         if not entry.shared:
             return Blocked((entry.id,), Until.ALL)
-    if me.limit is None or len(ahead) < me.limit:
+    # Only readers and permits are ahead. A permit with fewer claims ahead of it than its limit holds the name.
+    if all(entry.limit is None or place < entry.limit for place, entry in enumerate([*ahead, me])):
         return ADMITTED
     return Blocked(tuple(entry.id for entry in ahead), Until.ANY)
 

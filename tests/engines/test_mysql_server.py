@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable, InvalidURL
-from fencelock.core.clock import PATIENT
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.mysql.pool import MySQLPool
 from fencelock.engines.mysql.url import MySQLUrl, parse
 from fencelock.model import Claim, Grant, LossReason, Waiting
@@ -104,7 +104,7 @@ async def test_connects_between_grant_and_reserve(mariadb: MariaDB, clients: Cli
         await reserve(*args)
 
     pool.reserve = late
-    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=PATIENT)
+    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     assert await engine.release(grant) is True
 
@@ -243,19 +243,19 @@ async def test_lost_reply(mariadb: MariaDB, proxy: Callable[..., Proxy], clients
     way = proxy(mariadb)
     near = way.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]
     engine, other = clients.on(near).engine(), clients.on(direct).engine()
-    warm = await engine.attempt(Claim("warm", 3), enqueue=False, deadline=PATIENT)
+    warm = await engine.attempt(Claim("warm", 3), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(warm, Grant)
     await engine.release(warm)
     claim = Claim("x", 3)
     way.drop("to_client")
     with pytest.raises(EngineUnavailable):
-        await engine.attempt(claim, enqueue=True, deadline=PATIENT)
-    assert isinstance(await other.attempt(Claim("x", 60), enqueue=False, deadline=PATIENT), Waiting), (
+        await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    assert isinstance(await other.attempt(Claim("x", 60), enqueue=False, deadline=NO_DEADLINE), Waiting), (
         "it was granted without a reply"
     )
     way.heal()
     await engine.abandon(claim)
-    got = await other.attempt(Claim("x", 60), enqueue=False, deadline=PATIENT)
+    got = await other.attempt(Claim("x", 60), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(got, Grant)
     await other.release(got)
 

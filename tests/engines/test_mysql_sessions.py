@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from fencelock import LossReason
-from fencelock.core.clock import PATIENT
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.subject import SOON, background, eventually, is_free, nobody, take, waiting
@@ -114,7 +114,7 @@ async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: 
     """The server ends a session that was silent for its ttl, although its connection is open."""
     url = own_database(mariadb)
     # The engine alone: a client would abandon the expired claim itself.
-    grant = await clients.on(url).engine().attempt(Claim("x", 1), enqueue=False, deadline=PATIENT)
+    grant = await clients.on(url).engine().attempt(Claim("x", 1), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     session = holder_of(mariadb, url, "x")
     async with clients.connect(url).lock("x", timeout=SOON) as successor:
@@ -160,22 +160,22 @@ async def test_position_in_queue_is_kept(mariadb: MariaDB, clients: Clients) -> 
     """Repeated calls of wait() and attempt() keep the same GET_LOCK, and so the position in the queue."""
     url = own_database(mariadb)
     engine, other = clients.on(url).engine(), clients.on(url).engine()
-    held = await other.attempt(Claim("x", 30), enqueue=True, deadline=PATIENT)
+    held = await other.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(held, Grant)
     first, second = Claim("x", 9), Claim("x", 9)
-    waits = [await engine.attempt(claim, enqueue=True, deadline=PATIENT) for claim in (first, second)]
+    waits = [await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
         for claim, waiter in zip((first, second), waits, strict=True):
             assert isinstance(waiter, Waiting)
             assert await engine.wait(waiter, 0.1) is None
-            assert isinstance(await engine.attempt(claim, enqueue=True, deadline=PATIENT), Waiting)
+            assert isinstance(await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE), Waiting)
     assert waiters_of(mariadb, url, "x") == before
     assert await other.release(held)
     waiter = waits[0]
     assert isinstance(waiter, Waiting)
     assert await engine.wait(waiter, 3) is None
-    got = await engine.attempt(first, enqueue=True, deadline=PATIENT)
+    got = await engine.attempt(first, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(got, Grant)
     assert await engine.renew([got]) == [Renewal.RENEWED]
     for claim in (first, second):
@@ -204,7 +204,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
     async with forwarding(mariadb) as path:
         engine = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).engine()
         claims = [Claim("kept", 60), Claim("ended", 3)]
-        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=PATIENT)) for claim in claims]
+        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE)) for claim in claims]
         held = [grant for grant in grants if isinstance(grant, Grant)]
         assert len(held) == 2
         path.freeze()
@@ -299,7 +299,7 @@ async def test_renewal_on_another_session_is_lost(mariadb: MariaDB, clients: Cli
     """A renewal that reaches another session than the holder's (behind a proxy) reports LOST."""
     url = own_database(mariadb)
     engine = clients.on(url).engine()
-    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=PATIENT)
+    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     grant.engine_state.connection.id += 1_000_000  # as if a proxy had opened another session
     assert await engine.renew([grant]) == [Renewal.LOST]

@@ -16,7 +16,7 @@ import pytest
 import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
-from fencelock.core.clock import PATIENT
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import client_of
@@ -177,9 +177,9 @@ def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
             assert run_sync(ended.wait(SOON))
 
         monkeypatch.setattr(runtime, "spawn", spawn_after_a_break)
-        run_sync(listener.open(SOON, PATIENT))
+        run_sync(listener.open(SOON, NO_DEADLINE))
         assert listener.channel is None
-        run_sync(listener.open(SOON, PATIENT))
+        run_sync(listener.open(SOON, NO_DEADLINE))
         assert listener.channel is not None
         assert listener._connection.open
 
@@ -236,7 +236,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: 
     async with forwarding(postgres) as path:
         engine: Any = clients.on(advisory(path)).engine()
         claims = [Claim("kept", 60), Claim("ended", 3)]
-        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=PATIENT)) for claim in claims]
+        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE)) for claim in claims]
         kept, ended = (engine._sessions[claim.id].connection for claim in claims)
         path.freeze()
         ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)

@@ -13,7 +13,14 @@ from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MIN_REPLY_TIMEOUT, Configured, Engine, LossNotifier, never_repeated
+from fencelock.core.engine import (
+    FIRST_CONNECT_TIMEOUT,
+    MIN_REPLY_TIMEOUT,
+    Configured,
+    Engine,
+    LossNotifier,
+    never_repeated,
+)
 from fencelock.core.fork import FORKED, Forked
 from fencelock.core.lease import BaseLease
 from fencelock.core.log import ERROR, WARNING, log
