@@ -114,7 +114,7 @@ async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:
     url = own_database(mariadb)
     await take(clients.connect(url), "x")
     mariadb.query(f"UPDATE {url.rpartition('/')[2]}.fencelock_layout SET version = 7")
-    with pytest.raises(EngineUnavailable, match=r"layout 7, this one has 2"):
+    with pytest.raises(EngineUnavailable, match=r"layout 7, this one has 3"):
         await take(clients.connect(url), "x")
 
 

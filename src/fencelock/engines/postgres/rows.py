@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
@@ -15,14 +16,14 @@ from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
 from fencelock.engines.postgres.url import PostgresUrl
-from fencelock.errors import NotHeld
+from fencelock.errors import EngineUnavailable, NotHeld
 from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
 SHORTEST_REPLY_TIMEOUT = 0.5
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
-"""Seconds between two polls of a waiter behind a pooler, which cannot be notified: the first in the queue, and others."""
+"""Seconds between two polls of a waiter without a listener, as behind a pooler: the first in the queue, and others."""
 
 ATTEMPT = Statement("fl_attempt", "SELECT * FROM fencelock.attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)")
 RELEASE = Statement("fl_release", "SELECT fencelock.release($1, $2, $3)")
@@ -93,23 +94,23 @@ class RowsEngine:
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait for the notification, which contains the token."""
-        claim, listener = waiting.claim, self._listener
+        claim, listener, until = waiting.claim, self._listener, self._runtime.now() + timeout
         queued = listener.queued.get(claim.id)
         if queued is None:
             # Nobody listened when the claim was enqueued: the next attempt stores the channel.
             deadline = Deadline(self._runtime.now, timeout + MIN_REPLY_TIMEOUT)
-            await listener.open(timeout, deadline)
-            return await self._poll(waiting, timeout, deadline) if listener.behind_pooler else None
+            with suppress(EngineUnavailable):  # there may be no other connection
+                await listener.open(timeout, deadline)
+            return None if listener.channel is not None else await self._poll(waiting, until, deadline)
         await queued.woken.wait(timeout)
         if queued.token is None:
             return None
         listener.dequeue(claim.id)
         return Grant(claim, queued.token, waiting.since)
 
-    async def _poll(self, waiting: Waiting, timeout: float, deadline: Deadline) -> Grant | None:
-        """Read repeatedly whether the claim was granted; return None after the timeout."""
+    async def _poll(self, waiting: Waiting, until: float, deadline: Deadline) -> Grant | None:
+        """Read repeatedly whether the claim was granted; return None when the time is over."""
         claim = waiting.claim
-        until = self._runtime.now() + timeout
         is_first = waiting.engine_state
         pause = POLL_FIRST if is_first else POLL_OTHERS
         while (left := until - self._runtime.now()) > 0:
