@@ -12,7 +12,7 @@ from fencelock.engines.postgres.errors import MISSING, RETRYABLE, ServerError, t
 from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.errors import EngineUnavailable
 
-LAYOUT = 1
+LAYOUT = 2
 APPLY_TIMEOUT = 60.0
 MAX_TRIES = 20
 """How often a handshake runs that fails because of others', as happens if the default isolation is serializable."""
