@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_multi import Group, MultiLock
+    from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
         ClientClosed,
         DifferentLoop,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         MissingDependency,
         NotHeld,
         OutcomeUnknown,
+        RateLimited,
         ReleaseFailed,
         StaleToken,
         VersionConflict,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     )
     from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
     from fencelock.primitives.election import Candidate, Leader
+    from fencelock.primitives.rate_limit import RateState
 
 __version__ = "0.1.0"
 
@@ -73,6 +76,9 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "RWLock",
+    "RateLimit",
+    "RateLimited",
+    "RateState",
     "ReleaseFailed",
     "Snapshot",
     "StaleToken",
@@ -90,7 +96,9 @@ PUBLIC_MODULES = (
     "fencelock.api.sync",
     "fencelock.api.sync_multi",
     "fencelock.api.sync_election",
+    "fencelock.api.sync_rate_limit",
     "fencelock.primitives.election",
+    "fencelock.primitives.rate_limit",
 )
 
 if not TYPE_CHECKING:  # a type checker would take any name for a public one

@@ -49,6 +49,14 @@ class WouldDeadlock(FencelockError, RuntimeError):
     """
 
 
+class RateLimited(FencelockError):
+    """The call would exceed a rate limit, and was not charged. It may go in `retry_after` seconds."""
+
+    def __init__(self, message: str, name: str | None = None, *, retry_after: float = 0.0) -> None:
+        super().__init__(message, name)
+        self.retry_after = retry_after
+
+
 class StaleToken(FencelockError):
     """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
 
