@@ -12,9 +12,12 @@ True
 `fencelock.aio.fences` and `fencelock.aio.lockfree` are imported when they are used.
 """
 
-from fencelock.api.aio import Lease, Lock, Locks, Lost, connect
+from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
+from fencelock.api.aio_election import Election
+from fencelock.api.aio_multi import Group, MultiLock
+from fencelock.api.aio_rate_limit import RateLimit
 
-__all__ = ["Lease", "Lock", "Locks", "Lost", "connect"]
+__all__ = ["Election", "Group", "Lease", "Lock", "Locks", "Lost", "MultiLock", "RWLock", "RateLimit", "connect"]
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if not TYPE_CHECKING:  # a type checker would take any name for a public one
