@@ -129,6 +129,21 @@ def test_record_refuses_a_read_lease() -> None:
         RecordKey(locks, "x", lease=SimpleNamespace(token=34, id="a", mode="shared"))
 
 
+def test_leases_of_a_rwlock_and_a_semaphore() -> None:
+    """A fence refuses real read leases, permits and downgraded leases, and accepts a write lease."""
+    fence = MemoryFence()
+    with fencelock.connect("memory://modes") as locks:
+        with locks.rwlock("x").read() as lease, pytest.raises(InvalidArgument, match="a read lease"):
+            fence.enter(lease)
+        with locks.semaphore("y", 3) as permit, pytest.raises(InvalidArgument, match="a permit"):
+            fence.enter(permit)
+        with locks.rwlock("z").write() as writer:
+            fence.enter(writer)
+            writer.downgrade()
+            with pytest.raises(InvalidArgument, match="a read lease"):
+                fence.enter(writer)
+
+
 def test_exclusive_leases_are_accepted() -> None:
     """A lease with the mode "exclusive", and one without a mode, are accepted."""
     fence = MemoryFence()

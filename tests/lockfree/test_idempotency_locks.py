@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,17 @@ def test_crashed_is_taken_over(redis_node: Redis, databases: Any, key: str) -> N
 
 def test_late_result_is_refused() -> None:
     """A run that lost its lease to another does not write over its result."""
+
+    def finish(locks: fencelock.Locks) -> None:
+        with IdempotencyKey(locks, "x") as quick:
+            quick.result = "quick"
+
     with fencelock.connect("memory://late") as locks:
         with pytest.raises(StaleToken, match="another run with token"):
             with IdempotencyKey(locks, "x") as slow:
                 locks.force_release("idempotency:x", reason="a test")
-                with IdempotencyKey(locks, "x") as quick:
-                    quick.result = "quick"
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(finish, locks).result()
                 slow.result = "slow"
         with IdempotencyKey(locks, "x") as run:
             assert run.result == "quick"

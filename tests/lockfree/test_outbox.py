@@ -19,6 +19,7 @@ import fencelock
 from fencelock import FencelockError, LockTimeout, StaleToken, aio
 from fencelock.aio.lockfree import outbox as aio_outbox
 from fencelock.aio.lockfree import relay as aio_relay
+from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import KINDS, Child, Database
@@ -165,10 +166,14 @@ def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
         relay = Relay(outbox, database.connect, lambda message: None, locks)
         name = f"outbox:{key}"
 
+        def replace() -> None:
+            with locks.lock(name) as newer, database.transaction() as connection:
+                SqlFence().check(connection, newer, name)
+
         def deliver(message: Message) -> None:
             locks.force_release(name, reason="a test")
-            with locks.lock(name) as newer, database.transaction() as connection:
-                fencelock.fences.sql.SqlFence().check(connection, newer, name)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(replace).result()
 
         with pytest.raises((StaleToken, fencelock.LeaseLost)):
             Relay(outbox, database.connect, deliver, locks).drain()
@@ -213,8 +218,10 @@ def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key:
         with pytest.raises(ZeroDivisionError):
             relay.drain()
         assert pending(database, outbox) == 1
-        with locks.lock(f"outbox:{key}"), pytest.raises(LockTimeout):
+        lease = locks.lock(f"outbox:{key}").acquire()
+        with pytest.raises(LockTimeout):
             Relay(outbox, database.connect, deliver, locks).drain(timeout=0.01)
+        lease.release()
 
 
 def test_database_that_hangs_up(database: Database, key: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from fencelock.core.client import Client
 from fencelock.core.lease import BaseLease
 from fencelock.core.records import VALUE_MAX_BYTES, Records
-from fencelock.errors import GuaranteeUnavailable, InvalidType, LockTimeout, StaleToken
+from fencelock.errors import GuaranteeUnavailable, InvalidType, LockTimeout, StaleToken, WouldDeadlock
 from fencelock.lockfree.idempotency_sql import Done, in_progress
 from fencelock.primitives.lock import LockFactory
 from fencelock.runtime.half import Half
@@ -68,7 +68,7 @@ class LockStore:
         mutex = LockFactory(self._client, PREFIX + self._key, timeout=timeout)
         try:
             lease = self._lease = await mutex.acquire()
-        except LockTimeout as error:
+        except (LockTimeout, WouldDeadlock) as error:
             # The run may have finished meanwhile, and others that waited for it hold the lock for a moment.
             if (done := _done(await self._read())) is not None:
                 return done
