@@ -10,6 +10,7 @@ COMMANDS = {
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and who waits for it",
     "release": "take a lock away from its holder",
+    "rebase": "move the fences of an application to a token",
     "schema": "print or make what an engine or a fence needs in a database",
 }
 

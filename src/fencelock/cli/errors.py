@@ -91,3 +91,14 @@ def explain(error: Exception, outcome: str = "") -> int:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def log_to_stderr() -> None:
+    """Write the log of the library to stderr, one line for each message."""
+    import logging
+
+    class StderrHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            write_error(record.getMessage())
+
+    logging.basicConfig(handlers=[StderrHandler()])

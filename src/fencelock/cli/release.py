@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
-from fencelock.cli.errors import write_error, write_output
+from fencelock.cli.errors import log_to_stderr, write_error, write_output
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import describe, dump, holder_json, printable
 
@@ -39,15 +39,9 @@ def main(argv: list[str]) -> int:
     if not (options.reason or "").strip():
         write_error(f"a forced release of {options.name!r} needs --reason TEXT, for those who find out later")
         return USAGE
-    import logging
-
     from fencelock.api.sync import connect
 
-    class StderrHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            write_error(record.getMessage())
-
-    logging.basicConfig(handlers=[StderrHandler()])
+    log_to_stderr()
     with connect(engine_url(options), namespace=options.namespace, owner=options.owner) as locks:
         holders = locks.inspect(options.name).holders
         dropped = locks.force_release(options.name, reason=options.reason)
