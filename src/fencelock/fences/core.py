@@ -7,9 +7,12 @@ any token.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fencelock.errors import InvalidArgument, InvalidType, StaleToken
+
+if TYPE_CHECKING:
+    import logging
 
 TOKEN_MAX = 2**53 - 1
 RESOURCE_MAX = 1024
@@ -221,24 +224,21 @@ def not_entered(resource: str, pair: TokenPair) -> StaleToken:
 
 def log_rebase(resource: str, before: int | None, to: int, reason: str) -> None:
     """Log that a fence was moved on purpose."""
-    import logging  # not for those who only read tokens from the environment
-
     where = "no token" if before is None else f"token {before}"
-    log = logging.getLogger("fencelock.fences")
-    log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
+    _log().warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
 
 
 def log_rebase_all(count: int, to: int, reason: str) -> None:
     """Log that all marks of a fence were moved on purpose."""
-    import logging
-
-    log = logging.getLogger("fencelock.fences")
-    log.warning("the fences of %d resources were moved to token %d: %s", count, to, reason)
+    _log().warning("the fences of %d resources were moved to token %d: %s", count, to, reason)
 
 
 def log_prune(count: int, min_token: int) -> None:
     """Log that marks were removed; `min_token` is the one in force, which may be higher than the one asked for."""
-    import logging
+    _log().info("the marks of %d resources were removed; tokens below %d are refused from now on", count, min_token)
 
-    log = logging.getLogger("fencelock.fences")
-    log.info("the marks of %d resources were removed; tokens below %d are refused from now on", count, min_token)
+
+def _log() -> logging.Logger:
+    import logging  # not for those who only read tokens from the environment
+
+    return logging.getLogger("fencelock.fences")

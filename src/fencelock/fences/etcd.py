@@ -12,22 +12,8 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from fencelock.errors import InvalidArgument
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    admit,
-    check_reason,
-    check_resource,
-    check_token,
-    credentials_of,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    named_credentials,
-    not_entered,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 from fencelock.runtime.half import BLOCKING, Half, blocking
 from fencelock.sqlio import other_half
 
@@ -57,7 +43,7 @@ class BaseEtcdFence:
         >>> compare["target"], compare["result"]
         ('VALUE', 'EQUAL')
         """
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         return _compare_mark(self.key(name), pair)
 
     def key(self, resource: str) -> str:
@@ -68,7 +54,7 @@ class BaseEtcdFence:
         'fencelock-fence/stock%2Fapples'
         """
         # No slash after the prefix: a key with one belongs to a fence whose prefix begins with this one.
-        return self._prefix + check_resource(resource).replace("%", "%25").replace("/", "%2F")
+        return self._prefix + core.check_resource(resource).replace("%", "%25").replace("/", "%2F")
 
     def value(self, lease: Fenced) -> str:
         """Return the value that the mark must have for this lease to be accepted.
@@ -77,15 +63,15 @@ class BaseEtcdFence:
         >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
         '34 b'
         """
-        return HighWaterMark.of(credentials_of(lease)).text
+        return HighWaterMark.of(core.credentials_of(lease)).text
 
     async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         key = self.key(name)
         while True:
             (mark, revision), (minimum, min_revision) = await self._get(key, self._prefix)
-            admit(name, pair, mark or minimum)
+            core.admit(name, pair, mark or minimum)
             if mark is not None and mark.is_of(pair):
                 return
             unchanged = [_compare_revision(key, revision), _compare_revision(self._prefix, min_revision)]
@@ -97,7 +83,7 @@ class BaseEtcdFence:
 
         If `succeeded` is missing or False in the reply, one of your own compares failed.
         """
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         key = self.key(name)
         fenced = {
             "compare": [*request.get("compare", ()), _compare_mark(key, pair)],
@@ -109,32 +95,32 @@ class BaseEtcdFence:
             return reply
         (mark, _), (minimum, _) = (_mark_in(response) for response in reply["responses"][-2:])
         if mark is None or not mark.is_of(pair):
-            admit(name, pair, mark or minimum)
-            raise not_entered(name, pair)
+            core.admit(name, pair, mark or minimum)
+            raise core.not_entered(name, pair)
         return {**reply, "responses": reply["responses"][:-2]}
 
     async def _token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
         (mark, _), (minimum, _) = await self._get(self.key(resource), self._prefix)
-        return token_of(mark or minimum)
+        return core.token_of(mark or minimum)
 
     async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
-        to, why, key = check_token(token), check_reason(reason), self.key(resource)
+        to, why, key = core.check_token(token), core.check_reason(reason), self.key(resource)
         ((before, _),) = await self._get(key)
         await self._put([], key, HighWaterMark(to, ""))
-        log_rebase(resource, token_of(before), to, why)
+        core.log_rebase(resource, core.token_of(before), to, why)
 
     async def _rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
-        to, why = check_token(token), check_reason(reason)
+        to, why = core.check_token(token), core.check_reason(reason)
         ((minimum, _),) = await self._get(self._prefix)
         if minimum is not None:
             await self._put([], self._prefix, HighWaterMark(to, ""))
         marks = await self._marks()
         for key, _, _ in marks:
             await self._put([], key, HighWaterMark(to, ""))
-        log_rebase_all(len(marks), to, why)
+        core.log_rebase_all(len(marks), to, why)
         return len(marks)
 
     async def _prune(self, min_token: int) -> int:
@@ -142,7 +128,7 @@ class BaseEtcdFence:
 
         From then on, a resource without a mark refuses tokens below `min_token`.
         """
-        in_force = check_token(min_token)
+        in_force = core.check_token(min_token)
         while True:
             ((before, revision),) = await self._get(self._prefix)
             if before is not None and before.token >= min_token:
@@ -156,7 +142,7 @@ class BaseEtcdFence:
                 delete = {"request_delete_range": {"key": coded(key)}}
                 request = {"compare": [_compare_revision(key, revision)], "success": [delete]}
                 count += bool((await self._send(request)).get("succeeded"))
-        log_prune(count, in_force)
+        core.log_prune(count, in_force)
         return count
 
     async def _marks(self) -> list[tuple[str, HighWaterMark, int]]:

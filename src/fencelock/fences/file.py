@@ -15,19 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from fencelock.errors import FencelockError
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    admit,
-    check_reason,
-    check_token,
-    credentials_of,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 Path = str | os.PathLike[str]
 SUFFIX = ".fence"
@@ -55,7 +44,7 @@ class FileFence:
 
     def enter(self, lease: Fenced, path: Path) -> None:
         """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
-        pair, file = credentials_of(lease), _FencedFile.at(path)
+        pair, file = core.credentials_of(lease), _FencedFile.at(path)
         with file.locked():
             file.advance(pair)
 
@@ -73,7 +62,7 @@ class FileFence:
         >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
         ...     _ = file.write(b"done")
         """
-        pair, fenced = credentials_of(lease), _FencedFile.at(path)
+        pair, fenced = core.credentials_of(lease), _FencedFile.at(path)
         with fenced.temporary() as (file, temporary):
             yield file
             _sync(file)
@@ -86,29 +75,29 @@ class FileFence:
 
         >>> FileFence().token("/no/such/file")
         """
-        return token_of(_FencedFile.at(path).mark())
+        return core.token_of(_FencedFile.at(path).mark())
 
     def rebase(self, path: Path, token: int, *, reason: str) -> None:
         """Move the fence of a file on purpose, down or up: it accepts every token from this one on. Logs the reason."""
-        to, why, file = check_token(token), check_reason(reason), _FencedFile.at(path)
+        to, why, file = core.check_token(token), core.check_reason(reason), _FencedFile.at(path)
         with file.locked():
             before = file.mark()
             file.set_mark(HighWaterMark(to, ""))
-        log_rebase(file.path, token_of(before), to, why)
+        core.log_rebase(file.path, core.token_of(before), to, why)
 
     def rebase_all(self, folder: Path, token: int, *, reason: str) -> int:
         """Move the fences of all files in a folder, and its `min_token`, to one token; return the number of files.
 
         Logs the reason.
         """
-        to, why, real = check_token(token), check_reason(reason), os.path.realpath(os.fspath(folder))
+        to, why, real = core.check_token(token), core.check_reason(reason), os.path.realpath(os.fspath(folder))
         names = _marked_files(real)
         minimum = _FencedFile(real, "")
         for file in (minimum, *(_FencedFile(real, name) for name in names)):
             with file.locked():
                 if file.own_mark() is not None:
                     file.set_mark(HighWaterMark(to, ""))
-        log_rebase_all(len(names), to, why)
+        core.log_rebase_all(len(names), to, why)
         return len(names)
 
     def prune(self, folder: Path, min_token: int) -> int:
@@ -126,10 +115,10 @@ class FileFence:
         real = os.path.realpath(os.fspath(folder))
         # First min_token, then the marks: a holder that finds no mark from then on finds min_token.
         with (minimum := _FencedFile(real, "")).locked():
-            in_force = max(check_token(min_token), token_of(minimum.own_mark()) or 0)
+            in_force = max(core.check_token(min_token), core.token_of(minimum.own_mark()) or 0)
             minimum.set_mark(HighWaterMark(in_force, ""))
         count = sum(_FencedFile(real, name).remove_mark(min_token) for name in _marked_files(real))
-        log_prune(count, in_force)
+        core.log_prune(count, in_force)
         return count
 
 
@@ -200,7 +189,7 @@ class _FencedFile:
     def advance(self, pair: TokenPair) -> None:
         """Set the mark to this claim, or raise StaleToken. The caller holds the lock."""
         mark = self.mark()
-        admit(self.path, pair, mark)
+        core.admit(self.path, pair, mark)
         if mark is None or not mark.is_of(pair):
             self.set_mark(HighWaterMark.of(pair))
 

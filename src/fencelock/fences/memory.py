@@ -7,19 +7,8 @@ from contextlib import contextmanager
 from threading import RLock
 
 from fencelock.errors import FencelockError
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    admit,
-    check_reason,
-    check_resource,
-    check_token,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    named_credentials,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark
 
 
 class MemoryFence:
@@ -95,7 +84,7 @@ class MemoryFence:
         >>> MemoryFence().token("report")
         """
         with self._mutex:
-            return token_of(self._marks.get(resource, self._min))
+            return core.token_of(self._marks.get(resource, self._min))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason.
@@ -109,12 +98,12 @@ class MemoryFence:
         >>> fence.rebase("report", 5, reason="another engine")
         >>> fence.enter(SimpleNamespace(token=5, id="new"), "report")
         """
-        mark = HighWaterMark(check_token(token), "")
-        check_resource(resource), check_reason(reason)
+        mark = HighWaterMark(core.check_token(token), "")
+        core.check_resource(resource), core.check_reason(reason)
         with self._mutex:
             before = self._marks.get(resource)
             self._marks[resource] = mark
-        log_rebase(resource, token_of(before), token, reason)
+        core.log_rebase(resource, core.token_of(before), token, reason)
 
     def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
@@ -125,13 +114,13 @@ class MemoryFence:
         >>> fence.rebase_all(5, reason="another engine"), fence.token("report")
         (1, 5)
         """
-        mark = HighWaterMark(check_token(token), "")
-        check_reason(reason)
+        mark = HighWaterMark(core.check_token(token), "")
+        core.check_reason(reason)
         with self._mutex:
             self._marks = dict.fromkeys(self._marks, mark)
             self._min = self._min and mark
             count = len(self._marks)
-        log_rebase_all(count, token, reason)
+        core.log_rebase_all(count, token, reason)
         return count
 
     def prune(self, min_token: int) -> int:
@@ -146,18 +135,18 @@ class MemoryFence:
         (1, 1000)
         """
         with self._mutex:
-            in_force = max(check_token(min_token), token_of(self._min) or 0)
+            in_force = max(core.check_token(min_token), core.token_of(self._min) or 0)
             self._min = HighWaterMark(in_force, "")
             old = [resource for resource, mark in self._marks.items() if mark.token < min_token]
             for resource in old:
                 del self._marks[resource]
-        log_prune(len(old), in_force)
+        core.log_prune(len(old), in_force)
         return len(old)
 
     def _advance(self, lease: Fenced, resource: str | None) -> str:
         """Set the mark of a resource to this lease, or raise StaleToken; return the resource."""
-        pair, name = named_credentials(lease, resource)
-        admit(name, pair, self._marks.get(name, self._min))
+        pair, name = core.named_credentials(lease, resource)
+        core.admit(name, pair, self._marks.get(name, self._min))
         writing = self._writing.get(name)
         if writing and not writing[0].is_of(pair):
             raise FencelockError(

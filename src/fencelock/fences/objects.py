@@ -15,18 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fencelock.errors import FencelockError, GuaranteeUnavailable, VersionConflict
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    admit,
-    check_reason,
-    check_resource,
-    check_token,
-    credentials_of,
-    log_rebase,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 METADATA = "fencelock"
 PUT_ID = "fencelock-put"
@@ -85,14 +75,14 @@ class ObjectFence:
         while True:
             seen = self.read(lease, key)
             body = fn(None if seen.etag is None else seen.body)
-            if self._put(key, credentials_of(lease), body, seen):
+            if self._put(key, core.credentials_of(lease), body, seen):
                 return body
             tried = _pause(key, tried)
 
     def read(self, lease: Fenced, key: str) -> StoredObject:
         """Return an object, or raise StaleToken if a newer holder has written it. A missing object has no ETag."""
-        pair, seen = credentials_of(lease), self._get(check_resource(key))
-        admit(key, pair, seen.mark)
+        pair, seen = core.credentials_of(lease), self._get(core.check_resource(key))
+        core.admit(key, pair, seen.mark)
         return seen
 
     def write(self, lease: Fenced, key: str, body: bytes, seen: StoredObject | None = None) -> bool:
@@ -103,24 +93,24 @@ class ObjectFence:
         if seen is None:
             self.update(lease, key, lambda _: body)
             return True
-        if self._put(key, credentials_of(lease), body, seen):
+        if self._put(key, core.credentials_of(lease), body, seen):
             return True
         self.read(lease, key)
         return False
 
     def token(self, key: str) -> int | None:
         """Return the highest token that has written the object, or None."""
-        return token_of(self._get(check_resource(key)).mark)
+        return core.token_of(self._get(core.check_resource(key)).mark)
 
     def rebase(self, key: str, token: int, *, reason: str) -> None:
         """Move the fence of an object on purpose, down or up: it accepts every token from this one on. Logs the reason.
 
         The mark is stored with the object: a missing object has no fence, and accepts any token.
         """
-        to, why = TokenPair(check_token(token), ""), check_reason(reason)
+        to, why = TokenPair(core.check_token(token), ""), core.check_reason(reason)
         tried = 0
         while True:
-            seen = self._get(check_resource(key))
+            seen = self._get(core.check_resource(key))
             if seen.etag is None:
                 raise FencelockError(
                     f"there is no object {key!r} in {self._bucket!r}, so there is no fence to move: any token is accepted",
@@ -129,7 +119,7 @@ class ObjectFence:
             if self._put(key, to, seen.body, seen):
                 break
             tried = _pause(key, tried)
-        log_rebase(key, token_of(seen.mark), token, why)
+        core.log_rebase(key, core.token_of(seen.mark), token, why)
 
     def _get(self, key: str) -> StoredObject:
         try:

@@ -14,19 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fencelock.errors import InvalidArgument
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    check_reason,
-    check_resource,
-    check_token,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    named_credentials,
-    refusal,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 from fencelock.runtime.half import BLOCKING, Half, blocking
 from fencelock.sqlio import other_half
 
@@ -78,7 +67,7 @@ class BaseRedisFence:
         resource: str | None = None,
     ) -> Any:
         """Run your own Lua script unless the token is old. The script sees only its own KEYS and ARGV."""
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         with _refusals(pair, name):
             return await self._eval(_fenced(script), [*keys, self._key], [*args, name, pair.token, pair.id])
 
@@ -88,30 +77,30 @@ class BaseRedisFence:
         A pipeline is no transaction: Redis executes its other commands even if it refuses a fenced one. Fence every write.
         Execute it in a block of `refusals`, which turns the error of a refused write into StaleToken.
         """
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         return FencedPipeline(pipeline, pair, name, self._key)
 
     async def _token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
-        return _token_in(await self._eval(_script("get_mark"), [self._key], [check_resource(resource)]))
+        return _token_in(await self._eval(_script("get_mark"), [self._key], [core.check_resource(resource)]))
 
     async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
-        to, why = check_token(token), check_reason(reason)
-        before = await self._eval(_script("set_mark"), [self._key], [check_resource(resource), to])
-        log_rebase(resource, _token_in(before), to, why)
+        to, why = core.check_token(token), core.check_reason(reason)
+        before = await self._eval(_script("set_mark"), [self._key], [core.check_resource(resource), to])
+        core.log_rebase(resource, _token_in(before), to, why)
 
     async def _rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
 
         Resources that are entered for the first time meanwhile keep their marks.
         """
-        to, why = check_token(token), check_reason(reason)
+        to, why = core.check_token(token), core.check_reason(reason)
         fields = [field for field, _ in await self._marks()]
         for field in fields:
             await self._eval(_script("set_mark"), [self._key], [field, to])
         count = sum(1 for field in fields if field)  # the empty field is min_token
-        log_rebase_all(count, to, why)
+        core.log_rebase_all(count, to, why)
         return count
 
     async def _prune(self, min_token: int) -> int:
@@ -119,12 +108,12 @@ class BaseRedisFence:
 
         From then on, a resource without a mark refuses tokens below `min_token`.
         """
-        in_force = _token_in(await self._eval(_script("raise_min_token"), [self._key], [check_token(min_token)]))
+        in_force = _token_in(await self._eval(_script("raise_min_token"), [self._key], [core.check_token(min_token)]))
         count = 0
         for resource, mark in await self._marks():
             if int(mark.split()[0]) < min_token:  # never min_token's own field, which has just been raised
                 count += await self._eval(_script("delete_mark"), [self._key], [resource, min_token])
-        log_prune(count, in_force or min_token)
+        core.log_prune(count, in_force or min_token)
         return count
 
     async def _marks(self) -> list[tuple[Any, Any]]:
@@ -272,7 +261,7 @@ def _refusals(pair: TokenPair, resource: str) -> Iterator[None]:
             _, found, rest = str(error).partition(f"{REFUSED} ")
             token, _, id_ = rest.partition(" ")
             if found and token.isdigit():
-                raise refusal(resource, pair, HighWaterMark(int(token), id_)) from error
+                raise core.refusal(resource, pair, HighWaterMark(int(token), id_)) from error
         raise
 
 

@@ -10,21 +10,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    admit,
-    check_reason,
-    check_resource,
-    check_token,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    named_credentials,
-    not_entered,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 RESOURCE = "="
 """The first character of a resource's node. Other children of the root are not marks."""
@@ -50,13 +37,13 @@ class ZooKeeperFence:
 
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         entry = self._entry_path(name, pair)
         while True:
             self._client.ensure_path(self._root)
             minimum, min_version = self._get(self._root)
             mark, version = self._get(self._path(name))
-            admit(name, pair, mark or minimum)
+            core.admit(name, pair, mark or minimum)
             if mark is not None and mark.is_of(pair) and self._client.exists(entry) is not None:
                 return
             if self._replace(self._path(name), HighWaterMark.of(pair), version, min_version, entry):
@@ -64,21 +51,21 @@ class ZooKeeperFence:
 
     def check(self, lease: Fenced, transaction: Any, resource: str | None = None) -> None:
         """Add the check to a transaction of your own: no newer holder has entered since you did."""
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         transaction.check(self._entry_path(name, pair), -1)
 
     def commit(self, lease: Fenced, transaction: Any, resource: str | None = None) -> list[Any]:
         """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
         from kazoo.exceptions import NoNodeError
 
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         self.check(pair, transaction, name)
         # As the first operation: a stale holder gets StaleToken, and not the error of another operation.
         transaction.operations.insert(0, transaction.operations.pop())
         checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
-            admit(name, pair, self._mark(name))
-            raise not_entered(name, pair)
+            core.admit(name, pair, self._mark(name))
+            raise core.not_entered(name, pair)
         for result in (checked, *results):
             if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
@@ -86,23 +73,23 @@ class ZooKeeperFence:
 
     def token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
-        return token_of(self._mark(check_resource(resource)))
+        return core.token_of(self._mark(core.check_resource(resource)))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
-        to, why, path = check_token(token), check_reason(reason), self._path(check_resource(resource))
-        log_rebase(resource, token_of(self._set_mark(path, to)), to, why)
+        to, why, path = core.check_token(token), core.check_reason(reason), self._path(core.check_resource(resource))
+        core.log_rebase(resource, core.token_of(self._set_mark(path, to)), to, why)
 
     def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
-        to, why = check_token(token), check_reason(reason)
+        to, why = core.check_token(token), core.check_reason(reason)
         self._client.ensure_path(self._root)
         if self._get(self._root)[0] is not None:
             self._client.set(self._root, HighWaterMark(to, "").text.encode())
         paths = self._mark_paths()
         for path in paths:
             self._set_mark(path, to)
-        log_rebase_all(len(paths), to, why)
+        core.log_rebase_all(len(paths), to, why)
         return len(paths)
 
     def prune(self, min_token: int) -> int:
@@ -110,7 +97,7 @@ class ZooKeeperFence:
 
         From then on, a resource without a mark refuses tokens below `min_token`.
         """
-        in_force = self._raise_min_token(check_token(min_token))
+        in_force = self._raise_min_token(core.check_token(min_token))
         count = 0
         for path in self._mark_paths():
             mark, version = self._get(path)
@@ -125,7 +112,7 @@ class ZooKeeperFence:
                     transaction.delete(f"{path}/{entry}")
                 transaction.delete(path, version)
                 count += _is_committed(transaction.commit())
-        log_prune(count, in_force)
+        core.log_prune(count, in_force)
         return count
 
     def _raise_min_token(self, min_token: int) -> int:

@@ -7,20 +7,8 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from fencelock.errors import FencelockError, InvalidArgument
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    HighWaterMark,
-    TokenPair,
-    check_reason,
-    check_resource,
-    check_token,
-    log_prune,
-    log_rebase,
-    log_rebase_all,
-    named_credentials,
-    refusal,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 from fencelock.fences.sql.statements import schema, statements
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, Result, adapt, is_missing_table
 from fencelock.sqlio.borrowed import borrowed_connection, check_connect
@@ -65,15 +53,15 @@ class BaseSqlFence(Generic[C]):
         notice that a lease has expired or was released as long as no newer holder has come. It does not notice two resources
         mixed up, writes without a check, or reads before it.
         """
-        pair, name = named_credentials(lease, resource)
+        pair, name = core.named_credentials(lease, resource)
         adapter = self._adapt(connection)
         await _need_transaction(adapter, f"the fence of {name!r}", name)
         if not await _advance(adapter, name, pair, self._idle_seconds(lease)):
-            raise refusal(name, pair, await _get_mark(adapter, name))
+            raise core.refusal(name, pair, await _get_mark(adapter, name))
 
     async def _token(self, connection: C, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
-        return token_of(await _get_mark(self._adapt(connection), check_resource(resource)))
+        return core.token_of(await _get_mark(self._adapt(connection), core.check_resource(resource)))
 
     async def _rebase(self, connection: C, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up, in the caller's transaction. Logs the reason.
@@ -81,20 +69,20 @@ class BaseSqlFence(Generic[C]):
         It accepts every token from this one on. For locks that moved to an engine whose clock is behind. A holder of an older
         lease is accepted, too: make sure that there is none.
         """
-        adapter, to, why = self._adapt(connection), check_token(token), check_reason(reason)
-        before = await _get_mark(adapter, check_resource(resource))
+        adapter, to, why = self._adapt(connection), core.check_token(token), core.check_reason(reason)
+        before = await _get_mark(adapter, core.check_resource(resource))
         await _execute(adapter, "set_mark", resource, {"resource": resource, "token": to})
-        log_rebase(resource, token_of(before), to, why)
+        core.log_rebase(resource, core.token_of(before), to, why)
 
     async def _rebase_all(self, connection: C, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token, in the caller's transaction. Logs the reason.
 
         Return the number of resources.
         """
-        adapter, to, why = self._adapt(connection), check_token(token), check_reason(reason)
+        adapter, to, why = self._adapt(connection), core.check_token(token), core.check_reason(reason)
         await _execute(adapter, "set_all_marks", "", {"token": to})
         count = int((await _execute(adapter, "count_marks", "", {})).rows[0][0])
-        log_rebase_all(count, to, why)
+        core.log_rebase_all(count, to, why)
         return count
 
     async def _prune(self, connection: C, min_token: int) -> int:
@@ -107,14 +95,14 @@ class BaseSqlFence(Generic[C]):
         SQLite every other writer does): commit at once, also if it returns 0.
         """
         adapter = self._adapt(connection)
-        token = {"token": check_token(min_token)}
+        token = {"token": core.check_token(min_token)}
         await _need_transaction(adapter, "prune", None)
         if adapter.dialect == POSTGRESQL:
             await _execute(adapter, "lock_table", "", {})
         # In this order: on MySQL the first statement waits for the checks in progress, and new checks wait for it.
         await _execute(adapter, "raise_min_token", "", token)
         count = (await _execute(adapter, "prune", "", token)).rowcount
-        log_prune(count, token_of(await _get_mark(adapter, "")) or min_token)
+        core.log_prune(count, core.token_of(await _get_mark(adapter, "")) or min_token)
         return count
 
     async def _create(self, connection: C) -> None:
@@ -158,7 +146,7 @@ class BaseStandaloneSqlFence:
 
     async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on, or raise StaleToken."""
-        named_credentials(lease, resource)  # errors come before a connection is opened
+        core.named_credentials(lease, resource)  # errors come before a connection is opened
         awaited = self._fence.awaited
         async with borrowed_connection(self._connect, "fences", awaited=awaited) as connection:
             adapter = adapt(connection, "fences", awaited=awaited)
