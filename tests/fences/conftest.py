@@ -32,7 +32,7 @@ def server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def connect(server: str, where: Databases) -> Iterator[Connect]:
-    """Makes connections to an empty fence and a stock of 100."""
+    """Opens connections to an empty fence and a stock of 100."""
     with ExitStack() as stack:
 
         def connect(**options: Any) -> Any:
@@ -54,12 +54,12 @@ def connect(server: str, where: Databases) -> Iterator[Connect]:
         yield connect
         stack.close()  # whatever they hold
         last = connect()
-        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a floor would be in the way of others' tests
+        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a min_token would refuse the tokens of other tests
         last.commit()
 
 
 @pytest.fixture
 def address(kind: str, engines: Any, tmp_path: Path) -> Iterator[str]:
-    """Where an empty stock of the kind is."""
+    """The address of an empty counter of the kind."""
     with ExitStack() as stack:
         yield empty(kind, engines, tmp_path, stack)

@@ -1,4 +1,4 @@
-"""The connections that callers hand to a fence: one connection_kind for each kind, and a colour-blind way to use it."""
+"""Every kind of connection that a fence accepts, and one way to use those that block and those of asyncio."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """A program that is told what to do, line by line."""
+    """A program that gets its commands line by line."""
 
     def __init__(self, *argv: str) -> None:
         command = [sys.executable, "-m", *argv]
@@ -73,7 +73,7 @@ def object_store() -> Iterator[str]:
 
 
 def empty(kind: str, engines: Any, folder: Path, stack: ExitStack) -> str:
-    """Return the address of an empty stock of this kind."""
+    """Return the address of an empty counter of this kind."""
     if kind in ("sqlite", "file"):
         address = str(folder / "stock")
     elif kind == "object":

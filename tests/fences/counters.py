@@ -345,7 +345,7 @@ COUNTERS: dict[str, Any] = {
 
 
 def open_counter(kind: str, address: str, *, fenced: bool = True) -> Any:
-    """Return the stock of a kind; the address is the kind's own."""
+    """Return the counter of a kind at an address."""
     return COUNTERS[kind](address, fenced)
 
 

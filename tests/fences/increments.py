@@ -92,7 +92,7 @@ class Director:
         self.kills = self.stops = 0
 
     def run(self, limit: float, pause: float, hits: float) -> None:
-        """Hurt somebody every so often, until all have ended by themselves; so many times at most."""
+        """Kill or stop a worker now and then, at most `hits` times, until all have ended."""
         end = time.monotonic() + limit
         try:
             self.workers += [Worker(*self.job) for _ in range(WORKERS)]
@@ -131,7 +131,7 @@ def mistakes(log: list[tuple[int, int, int]], final: int) -> list[str]:
     wrong += [f"{saw} became {value}" for _, saw, value in log if value != saw + 1]
     tokens = [token for token, _, _ in log]
     if tokens != sorted(tokens):
-        wrong.append("an older token was let in after a newer one")
+        wrong.append("an older token was accepted after a newer one")
     if final != len(log):
         wrong.append(f"the value is {final} after {len(log)} increments")
     return wrong

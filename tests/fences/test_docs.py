@@ -29,7 +29,7 @@ def pages() -> list[Any]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
+def test_python_blocks_of_the_page_run(page: Path, engines: Any, tmp_path: Path) -> None:
     """Each Python block of a page runs without a warning."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
     assert blocks
@@ -39,7 +39,7 @@ def test_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
         if isinstance(server, Postgres):
             empty(server)  # tests before this one may have left a schema of another release
             _drop_tables(server)  # or tables of these names
-            stack.callback(_drop_tables, server)  # a floor would refuse the small tokens of other tests
+            stack.callback(_drop_tables, server)  # a min_token would refuse the small tokens of other tests
         if page.stem == "objects":
             keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
             environment |= {**keys, "AWS_ENDPOINT_URL": stack.enter_context(object_store()), "PYTHONWARNINGS": ""}

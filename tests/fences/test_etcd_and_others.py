@@ -52,7 +52,7 @@ def test_enter_rebase_prune(fence: Any, caplog: pytest.LogCaptureFixture) -> Non
     assert fence.token("a") is None
     for token in (9, 10, 10):
         fence.enter(fake_lease(token), "a")
-    for stale in (fake_lease(9), fake_lease(10, "somebody else")):
+    for stale in (fake_lease(9), fake_lease(10, "another claim")):
         with pytest.raises(StaleToken) as caught:
             fence.enter(stale, "a")
         assert (caught.value.token, caught.value.seen) == (stale.token, 10)
@@ -233,7 +233,7 @@ def test_objects(caplog: pytest.LogCaptureFixture) -> None:
         assert fence.write(fake_lease(33), "apples", b"90", seen[0])
         assert not fence.write(fake_lease(34), "apples", b"95", seen[1])  # the older one's write must not be lost
         assert fence.update(fake_lease(34), "apples", lambda body: str(int(body or 0) - 5).encode()) == b"85"
-        for stale in (fake_lease(33), fake_lease(34, "somebody else")):
+        for stale in (fake_lease(33), fake_lease(34, "another claim")):
             with pytest.raises(StaleToken) as caught:
                 fence.update(stale, "apples", lambda body: b"0")
             assert (caught.value.token, caught.value.seen) == (stale.token, 34)

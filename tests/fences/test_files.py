@@ -18,7 +18,7 @@ from fencelock.fences.file import FileFence, _copy_owner_and_mode, _FencedFile
 from tests.fences.fake_lease import fake_lease
 
 
-def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_newest_token_writes_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stale write leaves the file as it is and nothing beside it; mode and links stay; the mark can be moved, logged."""
     fence, path, link = FileFence(), tmp_path / "stock", tmp_path / "link"
     link.symlink_to(path)
@@ -27,7 +27,7 @@ def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fence.enter(fake_lease(34), link)
     with fence.replace(fake_lease(34), link) as file:
         file.write(b"95")
-    for stale in (fake_lease(33), fake_lease(34, "somebody else")):
+    for stale in (fake_lease(33), fake_lease(34, "another claim")):
         with pytest.raises(StaleToken) as caught:
             fence.write(stale, path, b"0")
         assert (caught.value.token, caught.value.seen, caught.value.name) == (stale.token, 34, str(path))
@@ -139,7 +139,7 @@ finally:
 """
 
 
-def test_a_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A process that is forked while a thread has the file's lock does not hold up others for as long as it lives."""
     path = tmp_path / "stock"
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True, timeout=60)
@@ -147,7 +147,7 @@ def test_a_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", ["a\rb", "a\r\nb", "a\nb", "a\n", " a ", "ö", "\x85\u2028"])
-def test_ids(tmp_path: Path, id: str) -> None:
+def test_unusual_ids(tmp_path: Path, id: str) -> None:
     """Whatever the id, its owner passes again, and another one does not."""
     fence, path = FileFence(), tmp_path / "stock"
     fence.write(fake_lease(34, id), path, b"1")
@@ -187,7 +187,7 @@ def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
 
 
 def test_owner_stays(tmp_path: Path) -> None:
-    """A file that belongs to somebody else still does after it was replaced, with its mode."""
+    """A replaced file keeps its owner and its mode."""
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     # Only root can give files away; others can choose among their groups.
@@ -200,7 +200,7 @@ def test_owner_stays(tmp_path: Path) -> None:
 
 
 def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
-    """The mark can be read by whoever wrote it, whatever the mode of the file."""
+    """The process that wrote the mark can read it, whatever the mode of the file."""
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     path.chmod(0o040)

@@ -45,7 +45,7 @@ def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 @pytest.mark.parametrize("id", ["5f1d", 'quo"ted; id=', "ö 7", "a\r\nb: c"])
-def test_header_there_and_back(id: str) -> None:
+def test_header_round_trip(id: str) -> None:
     """Whatever the id, the header has one line of ASCII, and says the same on the other side."""
     value = header(fake_lease(2**53 - 1, id))
     assert value.isascii()
@@ -94,7 +94,7 @@ def play(send: Any) -> None:
     with pytest.raises(StaleToken, match="refused token 33") as caught:
         raise_for_stale(answer)
     assert (caught.value.token, caught.value.seen, caught.value.name) == (33, 34, "/stock")
-    check(send("DELETE", "/stock", fake_lease(34, "somebody else"), {}), 409, "stale-token")
+    check(send("DELETE", "/stock", fake_lease(34, "another claim"), {}), 409, "stale-token")
     check(send("PATCH", "/other", fake_lease(33), {}), 200)
     check(send("POST", "/stock", None, {}), 428, "token-required")
     check(send("POST", "/stock", None, {"Fencing-Token": "many"}), 400, "bad-token")
@@ -170,7 +170,7 @@ def test_wsgi_with_requests(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_optional_and_websockets() -> None:
+def test_optional_token_and_other_protocols() -> None:
     """With required=False a request without a token passes; what is no HTTP request passes in any case."""
     called: list[str] = []
 
@@ -212,13 +212,13 @@ def test_middleware_refuses_a_fence_of_the_other_half(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", ["POST", "post", "Post"])
 def test_methods_in_any_case(sent: str) -> None:
-    """How a method is spelled, by who sets it up or by who sends it, does not open the door."""
+    """The case of a method, in the configuration or in a request, makes no difference."""
     app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods=["post"])
     assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
 
 
 def test_empty_header_is_refused() -> None:
-    """Where a token is optional, a header without one is still refused, as in ASGI, and not let in unfenced."""
+    """If a token is optional, an empty header is still refused, as in ASGI."""
     assert called(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, required=False), "POST", "") == 400
 
 

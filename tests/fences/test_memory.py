@@ -11,8 +11,8 @@ from fencelock.fences.memory import MemoryFence
 from tests.fences.fake_lease import fake_lease
 
 
-def test_a_block_that_awaits() -> None:
-    """A task that awaits inside its block shares its thread with others: they are not let in between check and write."""
+def test_write_block_that_awaits() -> None:
+    """A task that awaits inside its block shares its thread with others: they cannot enter between check and write."""
     fence = MemoryFence()
     stock = {"apples": 100, "pears": 1}
 

@@ -25,7 +25,7 @@ def less(body: bytes | None) -> bytes:
 
 
 class Between(ThreadingHTTPServer):
-    """Hands requests on to a store; drops replies to puts, or conditions, as it is told to."""
+    """Forwards requests to a store; can drop replies to puts, or conditions."""
 
     daemon_threads = True
 
@@ -128,7 +128,7 @@ def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
         assert trusting.update(fake_lease(34), "apples", less) == b"95"
 
 
-def test_store_that_never_agrees() -> None:
+def test_store_that_always_reports_a_conflict() -> None:
     """A store that refuses each put is asked a bounded number of times."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")

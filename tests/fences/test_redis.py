@@ -58,7 +58,7 @@ def test_fenced_commands(one: Client) -> None:
     assert do(fence.set(fake_lease(34), "apples", 95, resource="stock", px=60000)) in (b"OK", "OK", True)
     assert do(fence.hset(fake_lease(34), "sold", {"apples": 5, "pears": 1}, resource="stock")) == 2
     assert do(one.client.pttl("apples")) > 0
-    for stale in (fake_lease(33), fake_lease(34, "somebody else")):
+    for stale in (fake_lease(33), fake_lease(34, "another claim")):
         for write in (
             partial(fence.set, stale, "apples", 0, resource="stock"),
             partial(fence.hset, stale, "sold", {"apples": 0}, resource="stock"),
@@ -135,7 +135,7 @@ def test_rebase_and_prune(one: Client, caplog: pytest.LogCaptureFixture) -> None
     assert do(fence.token("c")) == 40
 
 
-def test_text_answers(redis_node: Redis) -> None:
+def test_client_that_decodes_replies(redis_node: Redis) -> None:
     """A client that decodes its answers is fine, too."""
     caller = Client(f"redis://{redis_node.address}/9996", "blocking", decode_responses=True)
     caller.fence.set(fake_lease(34, "ö 7"), "apples", 1, resource="stock")

@@ -34,7 +34,7 @@ def test_row_factory(factory: Any) -> None:
     database.close()
 
 
-def test_first_token_after_a_move() -> None:
+def test_first_token_after_rebase() -> None:
     """A fence that was moved by hand lets that token in, for one claim, as the fence in memory does."""
     database = sqlite3.connect(":memory:")
     with database:
@@ -53,8 +53,8 @@ if sys.version_info >= (3, 12):
 
 
 @pytest.mark.parametrize("options", AUTOCOMMIT, ids=str)
-def test_each_way_to_say_autocommit(options: dict[str, Any]) -> None:
-    """A connection that commits each statement is refused, in whichever way it was told to, until a transaction is begun."""
+def test_every_form_of_autocommit_is_refused(options: dict[str, Any]) -> None:
+    """A connection in autocommit mode is refused, however that was set, until a transaction is begun."""
     import aiosqlite
 
     async def use() -> None:
@@ -73,8 +73,8 @@ def test_each_way_to_say_autocommit(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rowcount", [-1, None])
-def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
-    """Where a driver cannot say how many rows an UPDATE found, nobody is let in on that."""
+def test_unknown_rowcount_is_refused(rowcount: Any) -> None:
+    """If a driver cannot say how many rows an UPDATE found, the token is refused."""
     column = FenceColumn(paramstyle="qmark")
     with pytest.raises(StaleToken):
         column.check(NEW, 0, "r")
@@ -84,19 +84,19 @@ def test_a_count_that_is_not_known_is_no_pass(rowcount: Any) -> None:
 
 
 @pytest.mark.parametrize("rowcount", ["0", "1", True, 1.0, [], SimpleNamespace(rowcount=0)], ids=repr)
-def test_what_is_no_count_is_no_pass(rowcount: Any) -> None:
+def test_invalid_rowcount_is_refused(rowcount: Any) -> None:
     """A cursor in place of its count, or anything else that is no int, is refused with a word on what is wanted."""
     with pytest.raises(TypeError, match=r"rowcount"):
         FenceColumn(paramstyle="qmark").check(NEW, rowcount, "r")
 
 
-def test_several_rows_are_no_pass() -> None:
+def test_rowcount_above_one_is_refused() -> None:
     """An UPDATE of several rows may have left out some that a newer holder has written, so it passes for none."""
     with pytest.raises(FencelockError, match=r"found 2 rows of 'r'.*one row"):
         FenceColumn(paramstyle="qmark").check(NEW, 2, "r")
 
 
-def test_a_missing_row_is_not_called_a_newer_holder() -> None:
+def test_missing_row_is_named_as_a_cause() -> None:
     """Databases the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
     with pytest.raises(StaleToken, match=r"found no row.*missing.*FOUND_ROWS"):
         FenceColumn(paramstyle="qmark").check(NEW, 0, "r")
@@ -121,7 +121,7 @@ def test_columns_that_were_added_later() -> None:
     database.close()
 
 
-def test_connection_straight_from_a_pool() -> None:
+def test_raw_connection_of_an_sqlalchemy_pool() -> None:
     """What SQLAlchemy's pools give out stands for the driver's connection in it."""
     import sqlalchemy
 

@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_only_the_newest_passes(kind: str, where: Databases, resource: str) -> None:
+def test_only_the_newest_token_is_accepted(kind: str, where: Databases, resource: str) -> None:
     """It accepts newer tokens and the same claim again, and refuses older ones and equal ones of other claims."""
     with open_connection(kind, where) as one:
         fence = one.fence
@@ -76,7 +76,7 @@ ADVICE = {
 }
 
 
-def test_autocommit_is_refused_with_a_way_out(kind: str, where: Databases, resource: str) -> None:
+def test_autocommit_error_says_how_to_begin(kind: str, where: Databases, resource: str) -> None:
     """The refusal names how those who have such a connection begin a transaction."""
     advice = [words for name, words in ADVICE.items() if name in kind] or ["turn autocommit off"]
     with open_connection(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
@@ -95,7 +95,7 @@ def test_the_other_half_refuses_the_connection(kind: str, where: Databases) -> N
             one.do(other.token(one.handed, "x"))
 
 
-def test_all_of_djangos_connections_are_not_one() -> None:
+def test_djangos_connection_handler_is_refused() -> None:
     """`connections` in place of one of them is refused with a word on which to take."""
     from django.db import connections
 

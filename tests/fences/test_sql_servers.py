@@ -1,4 +1,4 @@
-"""What the SQL fence does on real servers: waiting, isolation levels, idle transactions, collection, missing tables."""
+"""The SQL fence on real servers: waiting, isolation levels, idle transactions, prune, missing tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fences.fake_lease import fake_lease
 from tests.fences.sql_helpers import FENCE, Connect, InThread, run, stock
 
 
-def test_a_newer_one_waits_for_the_commit_and_reads_what_it_wrote(connect: Connect) -> None:
+def test_newer_holder_waits_for_the_commit(connect: Connect) -> None:
     """The row stays locked until commit: a newer holder's check waits, and its read then sees the older one's write."""
     old, new = connect(), connect()
     FENCE.check(old, fake_lease(33), "stock")
@@ -58,7 +58,7 @@ def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_check_that_waited_under_a_stricter_isolation(connect: Connect, server: str, level: str) -> None:
+def test_check_that_waited_under_stricter_isolation(connect: Connect, server: str, level: str) -> None:
     """With the check first nothing is lost: PostgreSQL has the transaction repeated, MariaDB reads what was committed."""
     old, new = connect(), connect()
     for one in (old, new):
@@ -131,7 +131,7 @@ def idle_bound(connection: Any, server: str) -> str:
     return str(run(connection, setting)[0][0])
 
 
-def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
+def test_restore_resets_the_idle_timeout(connect: Connect, server: str) -> None:
     """The bound ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter one of the caller's stays."""
     connection = connect()
     session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
@@ -155,7 +155,7 @@ def test_the_bound_is_put_back(connect: Connect, server: str) -> None:
     ("bound", "ttl", "seconds"),
     [(True, None, 30), (True, 2.0, 30), (True, 60.0, 120), (60, None, 60), (5, 60.0, 5), (300, 2.0, 300)],
 )
-def test_an_idle_transaction_is_bounded_by_30_s_or_twice_the_ttl(
+def test_idle_timeout_is_30_s_or_twice_the_ttl(
     connect: Connect, server: str, bound: Any, ttl: float | None, seconds: int
 ) -> None:
     """The bound is the larger of the two, 30 s for credentials without a ttl, or what the caller has chosen."""
@@ -166,9 +166,7 @@ def test_an_idle_transaction_is_bounded_by_30_s_or_twice_the_ttl(
     connection.rollback()
 
 
-def test_a_transaction_outlives_what_was_left_of_its_lease_at_the_check(
-    connect: Connect, server: str, tmp_path: Path
-) -> None:
+def test_transaction_may_outlive_the_remaining_time_of_its_lease(connect: Connect, server: str, tmp_path: Path) -> None:
     """The lease is renewed while the transaction is idle, so the server does not end it when the first ttl is over."""
     connection = connect()
     with fencelock.connect(f"sqlite:{tmp_path}/locks.db") as locks, locks.lock("stock", ttl=1.0) as lease:
@@ -181,14 +179,14 @@ def test_a_transaction_outlives_what_was_left_of_its_lease_at_the_check(
 
 
 @pytest.mark.parametrize("bound", [0, -1, 0.05, float("nan"), float("inf")])
-def test_not_a_bound(bound: float) -> None:
+def test_invalid_idle_timeout(bound: float) -> None:
     """A bound that would end every transaction, or none, is refused."""
     with pytest.raises(ValueError, match="idle_timeout"):
         SqlFence(idle_timeout=bound)
 
 
-def test_collected_behind_a_floor(connect: Connect) -> None:
-    """What was collected, or never seen, refuses tokens below the floor; a fence moved by hand goes its own way."""
+def test_pruned_resources_refuse_tokens_below_min_token(connect: Connect) -> None:
+    """Pruned and unknown resources refuse tokens below min_token; a rebased fence has its own token."""
     connection = connect()
     for resource, token in [("a", 10), ("b", 20), ("c", 30)]:
         FENCE.check(connection, fake_lease(token), resource)
@@ -210,21 +208,21 @@ def test_collected_behind_a_floor(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-def test_collected_while_a_stale_one_checks(connect: Connect, server: str, level: str) -> None:
-    """A stale holder whose check waits for the collection of its mark, or has an older snapshot, is refused all the same."""
-    old, broom = connect(), connect()
-    FENCE.check(broom, fake_lease(34), "stock")
-    broom.commit()
+def test_prune_while_a_stale_holder_checks(connect: Connect, server: str, level: str) -> None:
+    """A stale holder whose check waits for prune, or has an older snapshot, is refused, too."""
+    old, pruner = connect(), connect()
+    FENCE.check(pruner, fake_lease(34), "stock")
+    pruner.commit()
     run(
         old,
         f"SET {'SESSION CHARACTERISTICS AS' if server == 'postgres' else 'SESSION'} TRANSACTION ISOLATION LEVEL {level}",
     )
     old.commit()
     stock(old)  # a snapshot, where there is one for the whole transaction
-    FENCE.prune(broom, 100)
+    FENCE.prune(pruner, 100)
     late = InThread(lambda: FENCE.check(old, fake_lease(33), "stock"))
     late.waits()
-    broom.commit()
+    pruner.commit()
     assert isinstance(late.result(), StaleToken | psycopg.errors.SerializationFailure)
 
 
@@ -238,7 +236,7 @@ def test_missing_table(connect: Connect) -> None:
     assert isinstance(caught.value.__cause__, psycopg.errors.UndefinedTable | pymysql.err.ProgrammingError)
 
 
-def test_names_that_look_alike(connect: Connect) -> None:
+def test_similar_names_are_different_resources(connect: Connect) -> None:
     """Resources and owners are compared byte for byte: case, trailing spaces and accents make different ones."""
     connection = connect()
     for token, resource in enumerate(["a", "A", "a ", " ", "á", "a\u0301", "Å", "\u212b", "x" * 1024], start=1):
@@ -250,7 +248,7 @@ def test_names_that_look_alike(connect: Connect) -> None:
     connection.rollback()
 
 
-def test_the_column_form(connect: Connect, server: str) -> None:
+def test_fence_column(connect: Connect, server: str) -> None:
     """The token in the row itself: a stale holder's UPDATE finds nothing, an equal token of another owner neither."""
     connection = connect(**({"client_flag": CLIENT.FOUND_ROWS} if server == "mariadb" else {}))
     column = FenceColumn(paramstyle="pyformat")
@@ -265,7 +263,7 @@ def test_the_column_form(connect: Connect, server: str) -> None:
         write(95, fake_lease(34))
     for stale in (
         fake_lease(33),
-        fake_lease(34, "somebody else"),
+        fake_lease(34, "another claim"),
         fake_lease(34, "HOLDER OF 34"),
         fake_lease(34, "holder of 34 "),
     ):
@@ -275,7 +273,7 @@ def test_the_column_form(connect: Connect, server: str) -> None:
     assert stock(connection) == 95
 
 
-def test_first_checks_at_once(connect: Connect) -> None:
+def test_concurrent_first_checks(connect: Connect) -> None:
     """Many who are the first to name a resource, all at once, neither deadlock nor pass in the wrong order."""
     connections = [connect() for _ in range(6)]
     passed: list[int] = []

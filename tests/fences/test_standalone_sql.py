@@ -149,7 +149,7 @@ def test_own_context_manager() -> None:
 
 @pytest.mark.parametrize("make", [SqlFence, lambda: None, str, lambda: sqlite3.connect(":memory:")])
 @pytest.mark.parametrize("middleware", [FencingMiddleware, WsgiFencingMiddleware])
-def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[], Any]) -> None:
+def test_invalid_fence_is_refused(middleware: Any, make: Callable[[], Any]) -> None:
     """A middleware is not made with what it could not ask, and says what it wants."""
     given = make()
     with pytest.raises(TypeError, match=r"a function that opens a connection.*not "):
@@ -160,7 +160,7 @@ def test_what_is_no_fence_is_refused_at_once(middleware: Any, make: Callable[[],
         given.close()
 
 
-def test_what_gives_no_connection() -> None:
+def test_function_that_opens_no_connection() -> None:
     """What a function gave that is no connection is named at the first entry."""
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed.*not int"):
         StandaloneSqlFence(lambda: 5).enter(NEW, "printer")

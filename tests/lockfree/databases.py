@@ -203,7 +203,7 @@ KINDS: dict[tuple[str, str], Any] = {
 
 
 class Child:
-    """Another process, with `database` and `connection`; it says what it prints, and goes on when it is told."""
+    """Another process, with `database` and `connection`; it prints JSON, and continues after a line of input."""
 
     def __init__(self, database: Database, program: str, *args: str) -> None:
         start = (

@@ -99,7 +99,7 @@ def test_rolled_back(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("stop", ["inside", "before commit"])
 def test_killed(database: Database, key: str, child: Children, stop: str) -> None:
-    """Killed between claim and commit: neither write nor result is there, and whoever waits does the work."""
+    """Killed between claim and commit: neither write nor result is stored, and a waiting run does the work."""
     other = child(database, CHARGE, key, stop)
     assert other.says() == stop
     with ThreadPoolExecutor(1) as pool:
@@ -117,7 +117,7 @@ def test_many_processes_at_once(database: Database, key: str, child: Children) -
     assert database.charges(key) == 1
 
 
-def test_first_one_gives_up_while_others_wait(database: Database, key: str) -> None:
+def test_first_run_fails_while_others_wait(database: Database, key: str) -> None:
     """When the first one rolls back, one of those who wait does the work, and none fails by a deadlock."""
     with database.connected() as connection, ThreadPoolExecutor(4) as pool:
         with IdempotencyKey(connection, key, payload={"amount": 10}):
@@ -128,8 +128,8 @@ def test_first_one_gives_up_while_others_wait(database: Database, key: str) -> N
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
-def test_told_instead_of_waiting(database: Database, key: str, wait: float | bool) -> None:
-    """Who does not want to wait is told, in time, and its transaction is still good for something else."""
+def test_key_in_progress_instead_of_waiting(database: Database, key: str, wait: float | bool) -> None:
+    """A run that does not wait gets KeyInProgress in time, and its transaction is still usable."""
     with database.connected() as connection, database.transaction() as impatient:
         if database.name == "sqlite":
             impatient.execute("PRAGMA busy_timeout = 50")
@@ -147,7 +147,7 @@ def test_told_instead_of_waiting(database: Database, key: str, wait: float | boo
             assert impatient.execute("PRAGMA busy_timeout").fetchone() == (50,)
 
 
-def test_waited_for_long_enough(database: Database, key: str) -> None:
+def test_result_within_the_wait(database: Database, key: str) -> None:
     """Who waits for some seconds gets the result when the other one is done within them."""
     with database.connected() as connection, ThreadPoolExecutor(1) as pool:
         with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
@@ -176,7 +176,7 @@ def _names(database: Database, keys: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_snapshot_from_before(database: Database, key: str, wait: bool) -> None:
+def test_snapshot_older_than_the_claim(database: Database, key: str, wait: bool) -> None:
     """A transaction that has read before the claim still does not do the work twice."""
     with database.connected() as connection:
         if database.name == "postgresql":
@@ -219,7 +219,7 @@ def test_autocommit_is_refused(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_forgot_to_ask(database: Database, key: str) -> None:
+def test_block_without_a_test_of_replayed_fails(database: Database, key: str) -> None:
     """A block that does the work without asking whether it was done fails, and so is rolled back."""
     pay(database, key)
     with pytest.raises(FencelockError, match=r"if not run\.replayed"), database.transaction() as connection:
@@ -284,7 +284,7 @@ async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
         ({"payload": object()}, "JSON"),
     ],
 )
-def test_input(wrong: dict[str, Any], error: str) -> None:
+def test_invalid_arguments(wrong: dict[str, Any], error: str) -> None:
     """What is wrong with the arguments is said before anything is sent."""
     with pytest.raises((ValueError, TypeError), match=error):
         IdempotencyKey(None, **{"key": "k", **wrong})

@@ -30,8 +30,8 @@ with IdempotencyKey(connection, args[0]) as run:
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
-def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str, wait: float | bool) -> None:
-    """Between the end of the first one's block and its commit, who does not want to wait is told, too, and goes on."""
+def test_key_in_progress_before_the_first_commit(database: Database, key: str, wait: float | bool) -> None:
+    """Between the end of the first block and its commit, a run that does not wait gets KeyInProgress, too."""
     with database.connected() as connection, database.transaction() as impatient, ThreadPoolExecutor(1) as pool:
         if database.name == "sqlite":
             impatient.execute("PRAGMA busy_timeout = 50")
@@ -52,8 +52,8 @@ def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "commit and begin again"])
-async def test_ended_inside(database: Database, on: str, kind: str, key: str, how: str) -> None:
-    """Who ends the transaction inside the block is told that the claim is gone, also if another one is open by then."""
+async def test_transaction_ended_inside_the_block(database: Database, on: str, kind: str, key: str, how: str) -> None:
+    """A transaction that ends inside the block is an error at its end, also if another one was begun."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
         half = half_of(connection)
@@ -201,7 +201,7 @@ def test_payload_of_a_decorated_function() -> None:
     database.close()
 
 
-def test_result_is_as_json_carries_it() -> None:
+def test_result_goes_through_json() -> None:
     """After the block the first one has what a repetition will get, to the letter."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
@@ -215,7 +215,7 @@ def test_result_is_as_json_carries_it() -> None:
 
 
 @pytest.mark.parametrize("result", [Decimal(1), object(), float("nan"), {(1, 2): 3}])
-def test_result_that_json_cannot_carry(result: Any) -> None:
+def test_result_that_json_cannot_represent(result: Any) -> None:
     """The error says which key's result it is, whichever way it was given, and nothing is kept."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
@@ -232,7 +232,7 @@ def test_result_that_json_cannot_carry(result: Any) -> None:
     database.close()
 
 
-def test_too_long() -> None:
+def test_names_that_are_too_long() -> None:
     """A key and an outbox's name that are too long are invalid names, as all others that are wrong."""
     with pytest.raises(InvalidName, match="1000 bytes"):
         IdempotencyKey(None, "k" * 1001)

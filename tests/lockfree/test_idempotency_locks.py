@@ -34,7 +34,7 @@ def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) 
     return run.replayed, run.result
 
 
-def test_once(redis_node: Redis, key: str) -> None:
+def test_work_is_done_once(redis_node: Redis, key: str) -> None:
     """The first one does the work, a repetition gets its result, another payload is refused; all lets go of the lock."""
     with fencelock.connect(redis_node.url) as locks, fencelock.connect(redis_node.url) as others:
         assert pay(locks, key) == (False, {"charged": 10})
@@ -47,7 +47,7 @@ def test_once(redis_node: Redis, key: str) -> None:
         assert list(locks.names(prefix="idempotency:")) == []
 
 
-async def test_once_awaited(redis_node: Redis, key: str) -> None:
+async def test_work_is_done_once_awaited(redis_node: Redis, key: str) -> None:
     """The same in asyncio, and by the decorator."""
     calls = 0
 
@@ -65,15 +65,15 @@ async def test_once_awaited(redis_node: Redis, key: str) -> None:
     assert calls == 1
 
 
-def test_told_instead_of_waiting() -> None:
-    """Who does not want to wait is told."""
+def test_key_in_progress_instead_of_waiting() -> None:
+    """With wait=False a second run gets KeyInProgress."""
     with fencelock.connect("memory://busy") as locks, IdempotencyKey(locks, "x"):
         for wait in (False, 0.01):
             with pytest.raises(KeyInProgress):
                 pay(locks, "x", wait=wait)
 
 
-def test_crashed_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
+def test_crashed_run_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
     """A run whose process was killed is taken over, by a higher token, once its lease is over, and not before."""
     with children() as make, fencelock.connect(redis_node.url) as locks:
         crashing = make(databases("sqlite"), CRASH, redis_node.url, key)

@@ -76,7 +76,7 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
     assert balance(database, account) == (80, 3)
 
 
-def test_words_of_sql(database: Database, key: str) -> None:
+def test_sql_keywords_as_names(database: Database, key: str) -> None:
     """Names that are words of SQL's own are no trouble, and upper case means what it means without quotes."""
     quote = '"' if database.name == "postgresql" else "`"
     columns = f"id varchar(40), {quote}order{quote} integer, {quote}check{quote} integer"
@@ -105,7 +105,7 @@ def test_processes_lose_nothing(database: Database, account: str, child: Callabl
     assert balance(database, account) == (40, 61)
 
 
-def test_changed_in_between(database: Database, account: str) -> None:
+def test_change_between_read_and_write(database: Database, account: str) -> None:
     """A change from elsewhere between read and write makes it begin again, in a new transaction that sees it."""
     seen: list[int] = []
 
@@ -123,7 +123,7 @@ def test_changed_in_between(database: Database, account: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_gives_up(database: Database, account: str) -> None:
+def test_update_gives_up(database: Database, account: str) -> None:
     """After so many attempts, or when the time is over, it gives up and says so; an error of `change` comes out at once."""
 
     def race(row: dict[str, int]) -> dict[str, int]:
@@ -143,7 +143,7 @@ def test_gives_up(database: Database, account: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_rows_that_cannot_be(database: Database, account: str) -> None:
+def test_invalid_rows(database: Database, account: str) -> None:
     """No row, unknown columns, and names that would be SQL are refused."""
     with database.connected() as connection:
         with pytest.raises(FencelockError, match="is 0 rows"):
@@ -227,7 +227,7 @@ def test_etcd(etcd1: Etcd, key: str) -> None:
 
 
 def test_records() -> None:
-    """Threads count in a record and lose nothing; a lease's token keeps out whoever had the lock before."""
+    """Threads count in a record and lose nothing; a lease's token excludes earlier holders of the lock."""
     with fencelock.connect("memory://optimistic") as locks:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: RecordKey(locks, "n").update(plus_one), range(20)))

@@ -28,7 +28,7 @@ def account() -> Iterator[SqlRow]:
 @pytest.mark.parametrize(
     "error", [KeyError(1213), LookupError(1205), OSError("the other database is locked")], ids=repr
 )
-def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception) -> None:
+def test_error_of_the_users_function(account: SqlRow, error: Exception) -> None:
     """What the caller's function raises comes out at once, even if it looks like what databases say of a collision."""
     calls = 0
 
@@ -67,7 +67,7 @@ def test_attempts(account: SqlRow) -> None:
 
 
 def test_row_deleted_meanwhile(database: Database, key: str) -> None:
-    """A row that is deleted between read and write is missed, and not made anew."""
+    """A row that is deleted between read and write is reported, and not created again."""
     database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
     database.ask("INSERT INTO piece VALUES (?, 1, 1)", key)
     with database.connected() as connection:
@@ -85,7 +85,7 @@ def test_row_deleted_meanwhile(database: Database, key: str) -> None:
             row.update(change)
 
 
-def test_the_first_error_comes_out(database: Database) -> None:
+def test_first_error_is_raised(database: Database) -> None:
     """When the connection is gone, what it was lost by comes out, and not what the rollback says of it."""
     error = RuntimeError("mine")
     database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
@@ -104,8 +104,8 @@ def test_the_first_error_comes_out(database: Database) -> None:
         database.ask("DELETE FROM piece WHERE name = 'lost'")
 
 
-def test_a_record_under_an_old_lease() -> None:
-    """Whoever had the lock before, or has none where others have one, is told so at once, not after half a minute."""
+def test_record_under_an_old_lease() -> None:
+    """An earlier holder of the lock, or a writer without one, gets StaleToken at once, without retries."""
     calls = 0
 
     def plus_one(value: bytes | None) -> bytes:

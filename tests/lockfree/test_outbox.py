@@ -1,4 +1,4 @@
-"""The outbox: told if and only if it is committed, at least once, in order for each key, by one relay at a time."""
+"""The outbox: delivered if and only if it is committed, at least once, in order for each key, by one relay at a time."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
     assert eventually(lambda: pending(database, outbox) == 0)
 
 
-def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
+def test_replaced_relay_cannot_delete_messages(database: Database, key: str) -> None:
     """Even a relay that does not notice that its lease is over is refused by the fence when it wants to mark."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("a", 2))
@@ -182,7 +182,7 @@ def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_failing_key_waits_and_others_go_on(database: Database, key: str) -> None:
+def test_failing_key_does_not_delay_other_keys(database: Database, key: str) -> None:
     """A message that cannot be delivered holds up its own key, in order, and no other."""
     outbox, got = Outbox(key), []
     put(database, outbox, ("bad", 1), ("good", 2), ("bad", 3), ("good", 4))
@@ -203,7 +203,7 @@ def test_failing_key_waits_and_others_go_on(database: Database, key: str) -> Non
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key: str) -> None:
+def test_drain_deletes_what_it_delivered_before_an_error(database: Database, key: str) -> None:
     """An error of the receiver comes out of `drain`, and what was delivered before it is marked."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("b", 2))
@@ -224,8 +224,8 @@ def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key:
         lease.release()
 
 
-def test_database_that_hangs_up(database: Database, key: str) -> None:
-    """A relay whose connection breaks starts anew with another one."""
+def test_relay_reconnects(database: Database, key: str) -> None:
+    """A relay whose connection breaks continues with another one."""
     outbox, got, made = Outbox(key), [], []
 
     def connect() -> Any:
@@ -247,7 +247,7 @@ def test_database_that_hangs_up(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_one_of_several(database: Database, key: str) -> None:
+def test_one_relay_of_several_delivers(database: Database, key: str) -> None:
     """Of several relays one delivers; when it is stopped, another goes on, and nothing is lost or doubled."""
     outbox = Outbox(key)
     got: list[tuple[str, int]] = []
@@ -304,7 +304,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
+def test_invalid_configuration_is_raised(database: Database, key: str, tmp_path: Path) -> None:
     """A connection in autocommit mode, missing tables and unfit names are said at once, also by a relay that runs."""
     import sqlite3
 
@@ -344,8 +344,8 @@ def test_idle_keys_are_pruned(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_stop_is_prompt(database: Database, key: str) -> None:
-    """A relay that has nothing to do stops at once when it is told, however long its poll."""
+def test_idle_relay_stops_at_once(database: Database, key: str) -> None:
+    """A relay without messages stops at once, however long its poll."""
     with fencelock.connect("memory://stop") as locks:
         started = time.monotonic()
         with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
@@ -355,7 +355,7 @@ def test_stop_is_prompt(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", [pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 @pytest.mark.parametrize("how", ["connection", "getconn"])
-def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str) -> None:
+def test_relay_returns_connections_to_their_pool(database: Database, key: str, how: str) -> None:
     """A relay takes a connection of a pool's and gives it back, time and again."""
     from psycopg_pool import ConnectionPool
 
@@ -371,7 +371,7 @@ def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str
             assert relay.drain() == 1
 
 
-def test_a_relay_without_a_way_to_connect() -> None:
+def test_relay_needs_a_function_that_connects() -> None:
     """A relay is not made with what gives no connection."""
     with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that opens"):
         Relay(Outbox(), "postgresql://localhost/shop", lambda message: None, locks)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from tests.lockfree.databases import Database
 
 @pytest.mark.parametrize("error", [StaleToken, LeaseLost])
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_a_receiver_with_locks_of_its_own(database: Database, key: str, error: type[FencelockError]) -> None:
+def test_receiver_that_loses_its_own_lock(database: Database, key: str, error: type[FencelockError]) -> None:
     """A delivery that loses a lock of its own, or is refused by a fence, fails like any other: other keys go on."""
     outbox, got = Outbox(key), []
     with database.transaction() as connection:
@@ -45,8 +45,8 @@ def test_a_receiver_with_locks_of_its_own(database: Database, key: str, error: t
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_a_message_that_is_no_json(database: Database, key: str) -> None:
-    """A message that somebody else has written, and that cannot be read, holds up its own key and no other."""
+def test_message_that_is_no_json(database: Database, key: str) -> None:
+    """A malformed message of another program delays its own key and no other."""
     outbox = Outbox(key)
     got: list[Any] = []
     with database.transaction() as connection:

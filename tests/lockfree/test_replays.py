@@ -1,4 +1,4 @@
-"""Replays of a finished key return its result at once: they do not wait for each other and are never told to come back."""
+"""Replays of a finished key return its result at once: they do not wait for each other and never get KeyInProgress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_replay_does_not_wait_for_a_replay_that_has_not_committed(
 
 
 def test_many_replays_at_once_all_get_the_result(database: Database, key: str) -> None:
-    """Under load no replay is told that its key is in progress, although none of them wants to wait."""
+    """Under load no replay with wait=False gets KeyInProgress."""
     with database.transaction() as connection:
         finish(connection, key)
 
