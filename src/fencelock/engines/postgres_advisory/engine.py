@@ -352,7 +352,7 @@ class AdvisoryEngine:
     async def force_release(self, name: str) -> int:
         """Terminate the sessions of the holders; return how many. It runs once: a second run would drop the next holder."""
         key = sql.key(self._namespace, name)
-        _, ((dropped,),) = await self._pool.run_once(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT)
+        ((dropped,),) = await self._pool.run(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT, repeat=False)
         return int(dropped or 0)
 
     async def close(self) -> None:
