@@ -153,7 +153,7 @@ class MySQLEngine:
                 outcome = await self._sessions.confirm(session, deadline)
             elif await session.connection.receive(session.replies, 0.0):
                 outcome = await self._finish_wait(session, deadline)
-            elif session.connection.open and await self._is_enqueued(session, deadline):
+            elif await self._is_enqueued(session, deadline):
                 outcome = session.waiting()
             if outcome is None or (isinstance(outcome, Waiting) and not enqueue):
                 await self._sessions.end(session, deadline)
