@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
+from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, receive_all
@@ -52,6 +53,7 @@ class MySQLEngine:
         self._pool = MySQLPool(runtime, server)
         self._inspector = Inspector(runtime, self._pool, self._names)
         self.records = MySQLRecords(self._pool, self._known_names)
+        self.rates = RecordRates(self.records, self.records.clock)
         self._sessions = MySQLSessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
         """Ids of abandoned claims. close() abandons claims whose callers still attempt: those must not get the lock."""

@@ -13,6 +13,7 @@ from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import Statement
 from fencelock.engines.postgres.listener import Listener
 from fencelock.engines.postgres.pool import PostgresPool
+from fencelock.engines.postgres.rates import PostgresRates
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
 from fencelock.engines.postgres.url import PostgresUrl
@@ -54,6 +55,7 @@ class RowsEngine:
         self._namespace = namespace
         self._pool = PostgresPool(runtime, source)
         self.records = PostgresRecords(self._pool, namespace)
+        self.rates = PostgresRates(self._pool, namespace)
         self._listener = Listener(runtime, self._pool)
         self._attempt_numbers = count(1)
 

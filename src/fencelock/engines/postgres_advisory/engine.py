@@ -15,6 +15,7 @@ from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import MAX_REGISTERED, PostgresConnection
 from fencelock.engines.postgres.errors import ServerError, translate
 from fencelock.engines.postgres.pool import PostgresPool
+from fencelock.engines.postgres.rates import PostgresRates
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.schema import ADVISORY_SINCE
 from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
@@ -47,6 +48,7 @@ class AdvisoryEngine:
         self._namespace = namespace
         self._pool = PostgresPool(runtime, url, self._begin_session)
         self.records = PostgresRecords(self._pool, namespace)
+        self.rates = PostgresRates(self._pool, namespace)
         self._sessions = AdvisorySessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
         """Claims that were abandoned while another caller still waited for them."""
