@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fencelock.api.aio_election import Election
     from fencelock.api.aio_multi import MultiLock
+    from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
 
 T = TypeVar("T")
@@ -293,6 +294,34 @@ class Locks:
         from fencelock.primitives.election import ElectionFactory
 
         return Election(ElectionFactory(self._client, name, value, **options))
+
+    def rate_limit(
+        self,
+        name: str,
+        n: int,
+        *,
+        per: float = 1.0,
+        burst: int = 1,
+        on_error: Literal["raise", "allow"] = "raise",
+    ) -> RateLimit:
+        """Return a rate limit for the whole fleet: `n` calls per `per` seconds, evenly, and `burst` of them at once.
+
+        Any period of `per` seconds has at most n + burst calls: for a hard limit L, use n = L - burst.
+        `on_error="allow"`: calls go while the engine cannot be reached.
+        """
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory, make_limit
+
+        return RateLimit(RateLimitFactory(self._client, [make_limit(name, n, per, burst)], on_error))
+
+    def rate_limits(self, *limits: RateLimit) -> RateLimit:
+        """Return several limits as one: a call is charged to all of them together or to none."""
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory
+
+        factories = [limit._factory for limit in limits]
+        on_error: Literal["raise", "allow"] = "allow" if all(f.on_error == "allow" for f in factories) else "raise"
+        return RateLimit(RateLimitFactory(self._client, [limit for f in factories for limit in f.limits], on_error))
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
