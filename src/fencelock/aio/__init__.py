@@ -13,11 +13,24 @@ True
 """
 
 from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
+from fencelock.api.aio_cache import CachedFunction
 from fencelock.api.aio_election import Election
 from fencelock.api.aio_multi import Group, MultiLock
 from fencelock.api.aio_rate_limit import RateLimit
 
-__all__ = ["Election", "Group", "Lease", "Lock", "Locks", "Lost", "MultiLock", "RWLock", "RateLimit", "connect"]
+__all__ = [
+    "CachedFunction",
+    "Election",
+    "Group",
+    "Lease",
+    "Lock",
+    "Locks",
+    "Lost",
+    "MultiLock",
+    "RWLock",
+    "RateLimit",
+    "connect",
+]
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if not TYPE_CHECKING:  # a type checker would take any name for a public one
