@@ -18,10 +18,12 @@ import fencelock.aio.fences
 import fencelock.aio.lockfree
 import fencelock.fences
 import fencelock.lockfree
-from fencelock import InvalidArgument
+from fencelock import InvalidArgument, InvalidType
+from fencelock.fences.etcd import EtcdFence
 from fencelock.fences.file import FileFence
-from fencelock.fences.http import FencingTokenAuth, header
+from fencelock.fences.http import FencingTokenAuth, WsgiFencingMiddleware, header, path_of
 from fencelock.fences.memory import MemoryFence
+from fencelock.fences.redis import RedisFence
 from fencelock.fences.sql import FenceColumn, SqlFence, StandaloneSqlFence
 from fencelock.lockfree.optimistic import RecordKey
 from tests.core.test_api import TWINS, plain
@@ -80,6 +82,37 @@ def test_the_halves_have_the_same_signatures(name: str) -> None:
         assert {TWINS.get(method, method) for method in ours} == set(theirs), key
         for method, function in ours.items():
             assert signature(function) == signature(theirs[TWINS.get(method, method)]), f"{key}.{method}"
+
+
+class WrappedAsyncClient:
+    """A client of asyncio that is neither of redis.asyncio nor has coroutine functions."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any) -> None: ...
+
+        return lambda *args: call(*args)
+
+
+class WrappedAsyncFence:
+    """A fence of asyncio whose `enter` is not a coroutine function."""
+
+    enter = WrappedAsyncClient().enter
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda lease: RedisFence(WrappedAsyncClient()).enter(lease, "x"),
+        lambda lease: EtcdFence(WrappedAsyncClient()).enter(lease, "x"),
+        lambda lease: WsgiFencingMiddleware(pytest.fail, WrappedAsyncFence(), resource=path_of)(
+            {"REQUEST_METHOD": "POST", "PATH_INFO": "/x", "HTTP_FENCING_TOKEN": header(lease)}, pytest.fail
+        ),
+    ],
+)
+def test_awaitable_result_in_the_blocking_half_is_an_error(use: Callable[[Any], object]) -> None:
+    """A client that looks blocking but returns awaitables is refused: its check would do nothing."""
+    with pytest.raises(InvalidType, match=r"fencelock\.aio"):
+        use(SimpleNamespace(token=34, id="a"))
 
 
 def test_fences_and_lockfree_are_attributes() -> None:

@@ -36,7 +36,7 @@ from fencelock.lockfree.schema import create_tables
 
 
 def blocking() -> None:
-    """The blocking colour."""
+    """The blocking API."""
     with fencelock.connect(
         "memory://x", namespace="app", ttl=5, owner="me", on_lost=lambda lease, reason: None
     ) as locks:
@@ -90,7 +90,7 @@ def blocking() -> None:
 
 
 async def awaited() -> None:
-    """The asyncio colour."""
+    """The asyncio API."""
     async with aio.connect("memory://x", namespace="app", ttl=5, owner="me") as locks:
         assert_type(locks, aio.Locks)
         assert_type(locks.traits, fencelock.Traits)
@@ -132,16 +132,16 @@ async def awaited() -> None:
 
 
 def told(lease: fencelock.Lease, reason: fencelock.LossReason) -> None:
-    """A callback of the blocking colour."""
+    """A callback of the blocking API."""
 
 
 def told_awaited(lease: aio.Lease, reason: fencelock.LossReason) -> int:
-    """A callback of the asyncio colour; what it returns does not matter."""
+    """A callback of the asyncio API; what it returns does not matter."""
     return lease.token
 
 
 def callbacks() -> None:
-    """The `on_lost` of each colour gets a lease of that colour."""
+    """The `on_lost` of each API gets a lease of that API."""
     fencelock.connect(on_lost=told)
     aio.connect(on_lost=told_awaited)
     fencelock.connect(on_lost=lambda lease, reason: assert_type(lease, fencelock.Lease))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from fencelock.errors import InvalidType
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class BlockingHalf:
     awaited = False
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function and return its result."""
-        return function(*args, **kwargs)
+        """Call the function and return its result; raise InvalidType for an awaitable, which would do nothing."""
+        return check_not_awaitable(function(*args, **kwargs))
 
     def runtime(self) -> Runtime:
         """Return the blocking runtime."""
@@ -65,6 +66,14 @@ class AsyncioHalf:
         from fencelock.runtime.asyncio import AsyncioRuntime  # imported only by those who use asyncio
 
         return AsyncioRuntime()
+
+
+def check_not_awaitable(result: T) -> T:
+    """Return a result of the blocking half; raise InvalidType if it has to be awaited."""
+    if hasattr(result, "__await__"):
+        getattr(result, "close", lambda: None)()  # a coroutine would warn that it was never awaited
+        raise InvalidType("this client or function is for asyncio: use the module of the same name in fencelock.aio")
+    return result
 
 
 BLOCKING = BlockingHalf()

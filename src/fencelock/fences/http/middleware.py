@@ -12,6 +12,7 @@ from fencelock.fences import TokenPair
 from fencelock.fences.core import check_resource
 from fencelock.fences.http.header import HEADER, STALE, BadHeader, parse
 from fencelock.fences.sql import StandaloneSqlFence
+from fencelock.runtime.half import check_not_awaitable
 from fencelock.sqlio import other_half
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -141,7 +142,7 @@ class WsgiFencingMiddleware:
         found = self._guard.credentials(environ["REQUEST_METHOD"], self._resource(environ), values)
         if isinstance(found, TokenPair):
             try:
-                self._guard.fence.enter(found, found.name)
+                check_not_awaitable(self._guard.fence.enter(found, found.name))
                 environ["fencelock"] = found
             except StaleToken as stale:
                 found = refused(stale)
