@@ -98,9 +98,9 @@ async def test_the_other_half_is_refused(database: Database, key: str) -> None:
         with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
             Relay(ours, database.connect, print, locks)
         with pytest.raises(InvalidType, match=r"use fencelock\.lockfree"):
-            aio_relay.Relay(ours, database.connect, deliver, locks)  # type: ignore[arg-type]
+            aio_relay.Relay(ours, database.connect, deliver, locks)
         with pytest.raises(InvalidType, match="must be a coroutine function"):
-            aio_relay.Relay(theirs, database.connect, print, locks)  # type: ignore[arg-type]
+            aio_relay.Relay(theirs, database.connect, print, locks)
         with pytest.raises(InvalidType, match=r"use fencelock\.lockfree"):
             await aio_relay.Relay(theirs, database.connect, deliver, locks).drain()
     with fencelock.connect(f"memory://{key}") as blocking_locks:

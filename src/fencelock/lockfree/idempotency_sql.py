@@ -15,7 +15,7 @@ from fencelock.errors import FencelockError, KeyInProgress
 from fencelock.lockfree.schema import explain_missing_table
 from fencelock.model import new_id
 from fencelock.runtime.half import Half
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, error_codes
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, error_codes, require_transaction
 
 FIRST_PAUSE = 0.01
 MAX_PAUSE = 0.5
@@ -110,18 +110,11 @@ class SqlStore:
 
     async def claim(self, fingerprint: str, ttl: float, timeout: float | None) -> Done | None:
         """Claim the key; return the outcome of an earlier run, or None if this run must do the work. Raise KeyInProgress."""
-        if await self._on.is_autocommit():
-            raise FencelockError(
-                f"the idempotency key {self._key!r} needs a transaction, and this connection commits each statement by "
-                f"itself: {self._on.how_to_begin}",
-                self._key,
-            )
+        await require_transaction(self._on, f"the idempotency key {self._key!r}", self._key)
         self._args |= {"payload": fingerprint, "ttl": math.ceil(ttl)}
-        claim = {POSTGRESQL: self._claim_postgresql, MYSQL: self._claim_mysql, SQLITE: self._claim_sqlite}[
-            self._on.dialect
-        ]
+        claims = {POSTGRESQL: self._claim_postgresql, MYSQL: self._claim_mysql, SQLITE: self._claim_sqlite}
         try:
-            done = await claim(timeout)
+            done = await claims[self._on.dialect](timeout)
         except Exception as error:
             explain_missing_table(error, self._key)
             raise

@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencelock.core.validation import check_name
-from fencelock.errors import FencelockError, InvalidName
+from fencelock.errors import InvalidName
 from fencelock.lockfree.canonical import Json, to_json
 from fencelock.lockfree.schema import explain_missing_table
 from fencelock.runtime.half import BLOCKING, Half, blocking
-from fencelock.sqlio import MYSQL, POSTGRESQL, BlockingConnection, ConnectionAdapter, Result, adapt
+from fencelock.sqlio import MYSQL, POSTGRESQL, BlockingConnection, ConnectionAdapter, Result, adapt, require_transaction
 
 __all__ = ["Message", "Outbox"]
 
@@ -85,12 +85,7 @@ class BaseOutbox(Generic[C]):
         adapter = self._adapt(connection)
         check_name(key, "a message's key")
         text = to_json(payload, f"the payload of a message of {key!r}")
-        if await adapter.is_autocommit():
-            raise FencelockError(
-                f"a message of {key!r} needs the transaction that it reports, and this connection commits each statement by "
-                f"itself: {adapter.how_to_begin}",
-                key,
-            )
+        await require_transaction(adapter, f"a message of {key!r}", key)
         args = {"outbox": _name(adapter, self.name), "name": _name(adapter, key), "payload": text}
         if adapter.dialect == POSTGRESQL:
             number = sha256(json.dumps(["fencelock.outbox", self.name, key]).encode()).digest()[:8]

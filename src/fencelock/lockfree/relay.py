@@ -18,7 +18,7 @@ from fencelock.errors import EngineUnavailable, FencelockError, InvalidType, Lea
 from fencelock.fences.sql import SqlFence
 from fencelock.fences.sql.base import BaseSqlFence
 from fencelock.lockfree.idempotency_records import client_of
-from fencelock.lockfree.outbox import BaseOutbox, InvalidPayload, Message, Outbox
+from fencelock.lockfree.outbox import BaseOutbox, InvalidPayload, Message
 from fencelock.primitives.lock import LockFactory
 from fencelock.runtime.half import BLOCKING, Half, blocking
 from fencelock.sqlio import adapt, kind_of, other_half
@@ -247,6 +247,7 @@ class Relay(BaseRelay):
     A delivery can always happen twice: let the receiver remember the `id`, or refuse old `token`s.
 
     >>> import sqlite3
+    >>> from fencelock.lockfree.outbox import Outbox
     >>> from fencelock.lockfree.schema import create_tables
     >>> db = sqlite3.connect(":memory:", check_same_thread=False); create_tables(db)
     >>> with db:
@@ -258,19 +259,6 @@ class Relay(BaseRelay):
     news
     2
     """
-
-    def __init__(
-        self,
-        outbox: Outbox,
-        connect: Callable[[], Any],
-        deliver: Callable[[Message], object],
-        locks: Any,
-        *,
-        poll: float = 0.5,
-        batch: int = 100,
-        ttl: float | None = None,
-    ) -> None:
-        super().__init__(outbox, connect, deliver, locks, poll=poll, batch=batch, ttl=ttl)
 
     run = blocking(BaseRelay._run)
     drain = blocking(BaseRelay._drain)

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from fencelock.errors import InvalidType
+from fencelock.errors import FencelockError, InvalidType
 
 POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
 
@@ -121,6 +121,15 @@ def adapt(connection: Any, package: str, *, awaited: bool) -> ConnectionAdapter:
     if adapter.awaited is not awaited:
         raise other_half(connection, package, awaited=awaited)
     return adapter
+
+
+async def require_transaction(adapter: ConnectionAdapter, what: str, name: str | None = None) -> None:
+    """Raise FencelockError if the connection commits each statement by itself; the message says how to begin."""
+    if await adapter.is_autocommit():
+        raise FencelockError(
+            f"{what} needs a transaction, and this connection commits each statement by itself: {adapter.how_to_begin}",
+            name,
+        )
 
 
 def other_half(thing: object, package: str, *, awaited: bool) -> InvalidType:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from fencelock.aio.fences.sql import SqlFence
-from fencelock.aio.lockfree.outbox import Outbox
-from fencelock.lockfree.outbox import Message
 from fencelock.lockfree.relay import BaseRelay
 from fencelock.runtime.half import ASYNCIO
 
@@ -26,19 +21,6 @@ class Relay(BaseRelay):
 
     half = ASYNCIO
     _fence = SqlFence()
-
-    def __init__(
-        self,
-        outbox: Outbox,
-        connect: Callable[[], Any],
-        deliver: Callable[[Message], Awaitable[object]],
-        locks: Any,
-        *,
-        poll: float = 0.5,
-        batch: int = 100,
-        ttl: float | None = None,
-    ) -> None:
-        super().__init__(outbox, connect, deliver, locks, poll=poll, batch=batch, ttl=ttl)
 
     run = BaseRelay._run
     drain = BaseRelay._drain

@@ -10,7 +10,16 @@ from fencelock.errors import FencelockError, InvalidArgument
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
 from fencelock.fences.sql.statements import schema, statements
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, Result, adapt, is_missing_table
+from fencelock.sqlio import (
+    MYSQL,
+    POSTGRESQL,
+    SQLITE,
+    ConnectionAdapter,
+    Result,
+    adapt,
+    is_missing_table,
+    require_transaction,
+)
 from fencelock.sqlio.borrowed import borrowed_connection, check_connect
 
 DEFAULT_IDLE = 30.0
@@ -55,7 +64,7 @@ class BaseSqlFence(Generic[C]):
         """
         pair, name = core.named_credentials(lease, resource)
         adapter = self._adapt(connection)
-        await _need_transaction(adapter, f"the fence of {name!r}", name)
+        await require_transaction(adapter, f"the fence of {name!r}", name)
         if not await _advance(adapter, name, pair, self._idle_seconds(lease)):
             raise core.refusal(name, pair, await _get_mark(adapter, name))
 
@@ -96,7 +105,7 @@ class BaseSqlFence(Generic[C]):
         """
         adapter = self._adapt(connection)
         token = {"token": core.check_token(min_token)}
-        await _need_transaction(adapter, "prune", None)
+        await require_transaction(adapter, "prune")
         if adapter.dialect == POSTGRESQL:
             await _execute(adapter, "lock_table", "", {})
         # In this order: on MySQL the first statement waits for the checks in progress, and new checks wait for it.
@@ -178,14 +187,6 @@ async def _advance(adapter: ConnectionAdapter, resource: str, pair: TokenPair, i
         return True
     # 1 is a new mark; a refusal is 0, or 1 if the driver counts the rows that were found instead of changed.
     return await _get_mark(adapter, resource) == (pair.token, pair.id)
-
-
-async def _need_transaction(adapter: ConnectionAdapter, what: str, resource: str | None) -> None:
-    if await adapter.is_autocommit():
-        raise FencelockError(
-            f"{what} needs a transaction, and this connection commits each statement by itself: {adapter.how_to_begin}",
-            resource,
-        )
 
 
 async def _create_table(adapter: ConnectionAdapter) -> None:
