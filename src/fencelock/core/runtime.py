@@ -123,7 +123,8 @@ class Connection(Protocol):
 
     If a server replies in any order, all its messages count as pushes, and the engine assigns them to requests.
 
-    An error reply is a reply. In the blocking runtime one thread at a time uses a connection; any thread may call `close`.
+    An error reply is a reply. In the blocking runtime one thread at a time waits on a connection; meanwhile
+    other threads may call `tell`, one at a time, and any thread may call `close`.
     """
 
     @property
