@@ -75,7 +75,7 @@ class Line:
             if not any(watcher.deleted or watcher.broken for watcher in watchers):
                 if (since := max(watcher.since for watcher in watchers)) > seat.seen:
                     outcome = await look(since)  # for what happened between our last look and the watch
-                    if not isinstance(outcome, Waiting) or outcome.handle.blocked != seat.blocked:
+                    if not isinstance(outcome, Waiting) or outcome.engine_state.blocked != seat.blocked:
                         return outcome
                 await self._hear(link, bell, watchers, until)
         finally:

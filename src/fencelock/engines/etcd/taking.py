@@ -11,8 +11,8 @@ from fencelock.engines.etcd.claims import Claims, Hold
 from fencelock.engines.etcd.layout import About, Layout, Spot, is_of, spot
 from fencelock.engines.etcd.line import Seat
 from fencelock.engines.etcd.link import Refused
-from fencelock.errors import EngineUnavailable, LimitMismatch, OutcomeUnknown
-from fencelock.model import Admitted, Claim, Grant, Waiting, admit, limit_conflict
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.model import Admitted, Claim, Grant, Waiting, admit
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Runtime
@@ -176,9 +176,6 @@ class Taking:
             claim = claim._replace(ttl=session.ttl)
         ahead = [place for place in places if place.created < revision]
         mine = Spot(key, claim.shared, claim.limit, claim.owner, revision, session.handle)
-        if claim.shared and (problem := limit_conflict(ahead, mine)) is not None:
-            await self._leaving.abandon(claim)
-            raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         verdict = admit([*ahead, mine], mine)
         session.attach(claim.id, self._runtime.now(), session.ttl)
         if isinstance(verdict, Admitted):

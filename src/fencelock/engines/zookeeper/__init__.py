@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.engines.zookeeper.address import parse
+from fencelock.engines.zookeeper.url import parse
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
 
 if TYPE_CHECKING:

@@ -127,9 +127,7 @@ class Queue:
     def stands(self, queued: QueuedClaim) -> bool:
         """Return whether the claim must still have its node, unless another client removed it."""
         return (
-            not queued.gone
-            and self.claims.get(queued.claim.id) is queued
-            and queued.session.alive(self._runtime.now())
+            not queued.gone and self.claims.get(queued.claim.id) is queued and queued.session.alive(self._runtime.now())
         )
 
     # ------------------------------------------------------------------ creating and finding
@@ -241,19 +239,80 @@ class Queue:
 
     async def downgrade(self, queued: QueuedClaim) -> None:
         """Replace the exclusive node by a shared one with the same number, in one transaction; raise NotHeld."""
-        session, claim = queued.session, queued.stored._replace(mode=Mode.SHARED)
-        assert queued.node is not None
-        node = f"{node_prefix(claim)}{queued.node.rpartition('-')[2] if False else queued.node.split('-', 2)[2]}"
-        data = queued.data._replace(token=queued.token)
+        session, name = queued.session, queued.claim.name
+        if queued.gone or queued.node is None:
+            raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
+        shared = queued.claim._replace(mode=Mode.SHARED)
+        node = f"{node_prefix(shared)}{queued.node.split('-', 2)[2]}"
+        path = f"{queued.parent}/{node}"
         if node != queued.node:
-            steps = (
-                Delete(queued.path, -1),
-                Create2(f"{queued.parent}/{node}", data.encode(), session.acl, EPHEMERAL),
-            )
-            (reply,) = await session.request(Multi(steps), timeout=queued.timeout)
-            result = reply.get()
+            data = queued.data._replace(token=queued.token)
+            steps = Delete(queued.path, -1), Create2(path, data.encode(), session.acl, EPHEMERAL)
+            replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
+            result = replaced.get()
             if isinstance(result, MultiFailed):
-                raise translate(result.error) from result.error
+                # An earlier request without a reply may have done it.
+                if there.no_node or there.get()[1].ephemeralOwner != session.id:
+                    if not isinstance(result.error, NoNodeError):
+                        raise translate(result.error) from result.error
+                    raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
             session.let_go(queued.path)
-            queued.node, queued.data = node, data
-        queued.claim, queued.stored = queued.claim._replace(mode=Mode.SHARED), claim
+            queued.node, queued.data, queued.granted_at_unwritten = node, data, False
+            session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
+        queued.claim, queued.stored = shared, queued.stored._replace(mode=Mode.SHARED)
+
+    # ------------------------------------------------------------------ removing
+
+    async def remove(self, claim: Claim, session: ZooKeeperSession, node: str | None, timeout: float) -> bool:
+        """Delete the node of a claim, over any session; return whether it existed. Without a name, look for the id."""
+        parent = self._namespace.paths.of(claim.name)
+        existed = False
+        if node is not None:
+            existed = await delete(session, f"{parent}/{node}", timeout)
+        else:
+            for other in await read_queue(session, parent, timeout):
+                if other.id == claim.id:
+                    existed |= await delete(session, f"{parent}/{other.name}", timeout)
+        if (queued := self.claims.get(claim.id)) is not None:
+            self.forget(queued)
+        return existed
+
+    def forget(self, queued: QueuedClaim) -> None:
+        """Forget a claim whose node is gone, or goes with its session; its waiting caller is woken."""
+        queued.gone = True
+        queued.unwatch()
+        if queued.node is not None:
+            queued.session.let_go(queued.path)
+        queued.session.remove(queued.claim.id)
+        if self.claims.get(queued.claim.id) is queued:
+            self.claims.pop(queued.claim.id, None)
+        queued.woken.set()
+
+    async def remove_expired(self, session: ZooKeeperSession, id: str) -> None:
+        """Remove a claim that its lease no longer renews, or whose removal was not answered."""
+        queued = self.claims.get(id)
+        if queued is None or queued.session is not session:
+            session.remove(id)
+            return
+        queued.gone = True  # first: a waiter that slept past its expiry must not be granted the lock meanwhile
+        await self.remove(queued.claim, session, queued.node, reply_timeout(session.ttl, SHORTEST))
+        self._on_gone(id)
+
+    def session_ended(self, session: ZooKeeperSession) -> None:
+        """Report all claims of a session as gone."""
+        for queued in list(self.claims.values()):
+            if queued.session is session:
+                self.forget(queued)
+                self._on_gone(queued.claim.id)
+
+
+async def read_queue(session: ZooKeeperSession, parent: str, timeout: float) -> list[QueueNode]:
+    """Return the claims on a name, oldest first, as the leader knows them."""
+    _, children = await session.request(Sync(parent), GetChildren(parent, None), timeout=timeout)
+    return [] if children.no_node else in_order(children.get())
+
+
+async def delete(session: ZooKeeperSession, path: str, timeout: float) -> bool:
+    """Delete a node; return whether it existed."""
+    (reply,) = await session.request(Delete(path, -1), timeout=timeout)
+    return not reply.no_node and bool(reply.get())
