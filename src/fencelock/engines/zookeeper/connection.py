@@ -8,14 +8,12 @@ from threading import RLock, get_ident
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss, NoNodeError
+from kazoo.protocol.serialization import Auth, Connect, Exists
 
 from fencelock.core.runtime import Command, Connection, Endpoint, Runtime
 from fencelock.engines.zookeeper.protocol import (
     AUTH_XID,
     WATCH_XID,
-    Auth,
-    Connect,
-    Exists,
     FrameParser,
     Malformed,
     Reply,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from kazoo.protocol.serialization import GetChildren
+
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.zookeeper.inspect import Inspector
 from fencelock.engines.zookeeper.namespace import Namespace
 from fencelock.engines.zookeeper.paths import paths
-from fencelock.engines.zookeeper.protocol import GetChildren
 from fencelock.engines.zookeeper.queue import SHORTEST, Queue, QueuedClaim
 from fencelock.engines.zookeeper.records import ZooKeeperRecords
 from fencelock.engines.zookeeper.session import ZooKeeperSession

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
+
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.zookeeper.paths import Paths, QueueNode, decode_claim, unescape
-from fencelock.engines.zookeeper.protocol import Delete, Exists, GetChildren, GetData, Reply, Sync
+from fencelock.engines.zookeeper.protocol import Reply
 from fencelock.engines.zookeeper.queue import read_queue
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.sessions import Sessions

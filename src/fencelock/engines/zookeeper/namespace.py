@@ -1,28 +1,19 @@
 """The layout of a namespace, and the base of its tokens.
 
 A token is the base plus the number (zxid) of the transaction that created the claim's node. The base is the name of the only
-child of `layout`, and each claim is created in a transaction that checks that this child exists: so the token of a claim is
+child of `layout`, and each claim is created in a transaction that fails unless this child exists: so the token of a claim is
 above the tokens of all claims that were created before it, however often the base is raised, and by however many clients.
 Raising deletes the child and creates one with a higher number, in one transaction.
 """
 
 from __future__ import annotations
 
+from kazoo.protocol.serialization import Create, Create2, Delete, Exists, GetChildren, GetData, SetData
+
 from fencelock.core.clock import wall_us
 from fencelock.core.log import WARNING, log
 from fencelock.engines.zookeeper.paths import Paths, ancestors, token
-from fencelock.engines.zookeeper.protocol import (
-    CheckVersion,
-    Create2,
-    Delete,
-    Exists,
-    GetChildren,
-    GetData,
-    Multi,
-    MultiFailed,
-    Reply,
-    SetData,
-)
+from fencelock.engines.zookeeper.protocol import Multi, MultiFailed, Reply
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.errors import EngineUnavailable
 
@@ -48,9 +39,12 @@ class Namespace:
         self._top = 0
         """The highest token that this client knows of."""
 
-    def check_base(self) -> CheckVersion:
-        """Return the step of a transaction that fails unless the base is still the one that this client knows."""
-        return CheckVersion(self.paths.base(self.base), -1)
+    def use_base(self) -> SetData:
+        """Return the step of a transaction that fails (no node) unless the base is still the one that this client knows.
+
+        It writes nothing new, but unlike a check it replies with the number of the transaction (`mzxid`).
+        """
+        return SetData(self.paths.base(self.base), b"", -1)
 
     def token(self, base: int, czxid: int) -> int:
         """Return the token of a claim; raise EngineUnavailable if it does not fit into 53 bits."""
@@ -64,7 +58,7 @@ class Namespace:
         if clock - (self.base + session.zxid) <= MAX_LAG_US:
             return
         old, base = self.base, clock - session.zxid
-        steps = Delete(self.paths.base(old), -1), Create2(self.paths.base(base), b"", session.acl, 0)
+        steps = Delete(self.paths.base(old), -1), Create(self.paths.base(base), b"", session.acl, 0)
         (reply,) = await session.request(Multi(steps), timeout=timeout)
         if isinstance(reply.get(), MultiFailed):
             await self.load(session, timeout)
@@ -74,8 +68,8 @@ class Namespace:
             log(
                 "zookeeper",
                 WARNING,
-                f"{self._address}: the tokens were {(base - old) / 86400e6:.1f} days behind the clock, and were raised to it; "
-                "expected after a pause of that length, else check the clocks",
+                f"{self._address}: the tokens were {(base - old) / 86400e6:.1f} days behind the clock, and were raised; "
+                "this is expected after a pause of that length, else check the clocks",
             )
 
     async def load(self, session: ZooKeeperSession, timeout: float) -> None:
@@ -109,11 +103,11 @@ class Namespace:
         content = f"{VERSION} {base}".encode()
         made = [Create2(path, b"", acl, 0) for path in ancestors(paths.locks)]
         first = (
-            Create2(paths.layout, content, acl, 0)
+            Create(paths.layout, content, acl, 0)
             if layout.no_node
             else SetData(paths.layout, layout.get()[0], layout.get()[1].version)  # so that only one client adds a base
         )
-        steps = Multi([first, Create2(paths.base(base), b"", acl, 0)])
+        steps = Multi([first, Create(paths.base(base), b"", acl, 0)])
         *replies, _ = await session.request(*made, steps, timeout=timeout)
         for reply in replies:
             if not reply.node_exists and not reply.no_node:

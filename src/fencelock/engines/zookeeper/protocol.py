@@ -21,33 +21,22 @@ from kazoo.exceptions import (
     ZookeeperError,
 )
 from kazoo.protocol.serialization import (
-    Auth,
-    CheckVersion,
-    Close,
     Connect,
+    Create,
     Create2,
-    Delete,
-    Exists,
-    GetChildren,
-    GetData,
     SetData,
-    Sync,
     Transaction,
     Watch,
     int_int_struct,
     int_struct,
     multiheader_struct,
+    read_string,
     reply_header_struct,
     stat_struct,
 )
 
 from fencelock.core.runtime import NO_REPLY, Event, NoReply
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
-
-__all__ = [
-    "Auth", "CheckVersion", "Close", "Connect", "Create2", "CreateContainer", "Delete", "Exists", "FrameParser", "GetChildren",
-    "GetData", "Multi", "MultiFailed", "Reply", "SetData", "Sync", "decode_event", "decode_header", "frame",
-]  # fmt: skip
 
 EPHEMERAL, EPHEMERAL_SEQUENTIAL, CONTAINER = 1, 3, 4
 """Flags of a new node."""
@@ -80,7 +69,10 @@ class MultiFailed(NamedTuple):
 
 
 class Multi(Transaction):  # type: ignore[misc]
-    """A transaction. kazoo's own cannot decode the result of a Create2 in it."""
+    """A transaction. kazoo's own fails on error codes that it does not know.
+
+    Servers reply to a Create2 in it as to a Create, without the node's stat: only a SetData tells the transaction's number.
+    """
 
     @classmethod
     def deserialize(cls, data: bytes, offset: int) -> list[Any] | MultiFailed:
@@ -97,9 +89,8 @@ class Multi(Transaction):  # type: ignore[misc]
                 offset += int_struct.size
                 if code not in NOT_EXECUTED:
                     return MultiFailed(len(results), error_of(code))
-            elif kind == Create2.type:
-                result = Create2.deserialize(data, offset)
-                offset += int_struct.size + len(result[0].encode()) + stat_struct.size
+            elif kind == Create.type:
+                result, offset = read_string(data, offset)
             elif kind == SetData.type:
                 result = SetData.deserialize(data, offset)
                 offset += stat_struct.size

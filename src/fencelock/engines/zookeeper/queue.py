@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Create, Delete, GetChildren, GetData, SetData, Sync
 
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import reply_timeout
@@ -17,15 +17,9 @@ from fencelock.engines.zookeeper.protocol import (
     CONTAINER,
     EPHEMERAL,
     EPHEMERAL_SEQUENTIAL,
-    Create2,
     CreateContainer,
-    Delete,
-    GetChildren,
-    GetData,
     Multi,
     MultiFailed,
-    SetData,
-    Sync,
     translate,
 )
 from fencelock.engines.zookeeper.session import ZooKeeperSession
@@ -141,15 +135,15 @@ class Queue:
         for _ in range(ATTEMPTS):
             base = namespace.base
             data = ClaimData(session.ttl, claim.owner, claim.value, base, wall_us())
-            create = Create2(f"{queued.parent}/{node_prefix(claim)}", data.encode(), session.acl, EPHEMERAL_SEQUENTIAL)
+            create = Create(f"{queued.parent}/{node_prefix(claim)}", data.encode(), session.acl, EPHEMERAL_SEQUENTIAL)
             *prepared, created, children = await session.request(
-                *prepare, Multi([namespace.check_base(), create]), look, timeout=timeout
+                *prepare, Multi([namespace.use_base(), create]), look, timeout=timeout
             )
             result = created.get()
             if not isinstance(result, MultiFailed):
-                path, stat = result[1]
+                stat, path = result
                 queued.node, queued.data = path.rpartition("/")[2], data
-                queued.token = namespace.token(base, stat.czxid)
+                queued.token = namespace.token(base, stat.mzxid)
                 return children.get()  # type: ignore[no-any-return]
             if not isinstance(result.error, NoNodeError):
                 raise translate(result.error) from result.error
@@ -216,9 +210,12 @@ class Queue:
         if queued.waited and not queued.data.granted_at and not queued.granted_at_unwritten:
             queued.data = queued.data._replace(granted_at=wall_us())
             queued.granted_at_unwritten = True
-        session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
+        self._hold(queued)
         self.attach(queued)
         return Grant(queued.stored, queued.token, session.since, queued)
+
+    def _hold(self, queued: QueuedClaim) -> None:
+        queued.session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
 
     def _lost(self, queued: QueuedClaim) -> None:
         queued.gone = True
@@ -247,18 +244,18 @@ class Queue:
         path = f"{queued.parent}/{node}"
         if node != queued.node:
             data = queued.data._replace(token=queued.token)
-            steps = Delete(queued.path, -1), Create2(path, data.encode(), session.acl, EPHEMERAL)
+            steps = Delete(queued.path, -1), Create(path, data.encode(), session.acl, EPHEMERAL)
+            session.let_go(queued.path)  # its deletion is not a loss
             replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
             result = replaced.get()
-            if isinstance(result, MultiFailed):
-                # An earlier request without a reply may have done it.
-                if there.no_node or there.get()[1].ephemeralOwner != session.id:
-                    if not isinstance(result.error, NoNodeError):
-                        raise translate(result.error) from result.error
-                    raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
-            session.let_go(queued.path)
+            # After a failure: an earlier request, whose reply was lost, may have replaced the node.
+            is_there = not there.no_node and there.get()[1].ephemeralOwner == session.id
+            if isinstance(result, MultiFailed) and not is_there:
+                if not isinstance(result.error, NoNodeError):
+                    raise translate(result.error) from result.error
+                raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
             queued.node, queued.data, queued.granted_at_unwritten = node, data, False
-            session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
+            self._hold(queued)
         queued.claim, queued.stored = shared, queued.stored._replace(mode=Mode.SHARED)
 
     # ------------------------------------------------------------------ removing

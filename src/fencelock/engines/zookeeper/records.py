@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 
+from kazoo.protocol.serialization import Create2, Delete, GetData, SetData, Sync
+
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, never_repeated
 from fencelock.core.records import Entry, Record, Written
 from fencelock.engines.zookeeper.namespace import Namespace, read_origin
 from fencelock.engines.zookeeper.paths import escape
-from fencelock.engines.zookeeper.protocol import Create2, Delete, GetData, SetData, Sync
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.sessions import Sessions
 from fencelock.errors import EngineUnavailable

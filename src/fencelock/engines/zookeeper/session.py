@@ -6,25 +6,14 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
+from kazoo.protocol.serialization import Close, Connect, Create2, Delete, GetChildren, GetData, SetData, Sync
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.core.runtime import Endpoint, Event, Runtime
 from fencelock.core.sessions import Session
 from fencelock.engines.zookeeper.connection import ZooKeeperConnection
-from fencelock.engines.zookeeper.protocol import (
-    Close,
-    Connect,
-    Create2,
-    CreateContainer,
-    Delete,
-    GetChildren,
-    GetData,
-    Multi,
-    Reply,
-    SetData,
-    Sync,
-)
+from fencelock.engines.zookeeper.protocol import CreateContainer, Multi, Reply
 from fencelock.engines.zookeeper.session_clock import CLAIM_SHARE, SessionClock
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown

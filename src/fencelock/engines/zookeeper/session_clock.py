@@ -46,9 +46,9 @@ class SessionClock:
             self._unreported = ()
 
     def answered(self, sent: float, now: float, by_leader: bool) -> float | None:
-        """Record a reply; return the time from which the session's claims live for their ttl, if the reply shows a new one."""
+        """Record a reply; return the time from which the session's claims live for their ttl, if that is new."""
         with self._mutex:
-            # Nothing changes in place: a reply that a signal handler records meanwhile may be lost, which promises too little.
+            # Nothing changes in place: a reply that a signal handler records meanwhile may get lost, which is safe.
             known, unreported, since = self._known, self._unreported, None
             if by_leader:
                 reported = 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from threading import RLock
 
+from kazoo.protocol.serialization import Sync
+
 from fencelock.core.clock import Deadline
 from fencelock.core.runtime import Event, Runtime
 from fencelock.core.sessions import ttl_step
 from fencelock.engines.zookeeper.namespace import Namespace
-from fencelock.engines.zookeeper.protocol import Sync
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.session_clock import HEARTBEAT_SHARE, REPORT_SHARE
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
@@ -30,8 +31,7 @@ IDLE_SECONDS = 60.0
 class Sessions:
     """All sessions of a client.
 
-    `on_end` is called, in any thread, with a session that has ended. `remove_expired` removes a claim, whose lease has expired,
-    from the engine.
+    `on_end` is called, in any thread, with a session that has ended. `remove_expired` removes a claim from the engine.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Sessions:
             bound, limit = ("less", "least") if granted > step else ("more", "most")
             raise InvalidTTL(
                 f"{name!r}: a ttl of {ttl:g} s needs a session of {step:g} s, and this ensemble grants none of {bound} than "
-                f"{granted:g} s (minSessionTimeout and maxSessionTimeout on its servers); use a ttl of at {limit} {granted:g} s",
+                f"{granted:g} s (minSessionTimeout and maxSessionTimeout on its servers); use "
+                f"a ttl of at {limit} {granted:g} s",
                 name,
             )
         return session
