@@ -158,7 +158,7 @@ class ZooKeeperEngine:
         queued: QueuedClaim = grant.engine_state
         session = queued.session
         if self._queue.claims.get(grant.claim.id) is not queued:
-            if session.ended:
+            if session.ended or queued.claim.id != grant.claim.id:
                 return False
             session = await self._sessions.any()
         return await self._queue.remove(grant.claim, session, queued.node, queued.timeout)
@@ -201,4 +201,4 @@ class ZooKeeperEngine:
 
 def _has_node(grant: Grant) -> bool:
     """Return whether the claim still has its node, as far as this client knows."""
-    return not grant.engine_state.gone
+    return not grant.engine_state.gone and bool(grant.engine_state.claim.id == grant.claim.id)
