@@ -1,4 +1,4 @@
-"""A server that hangs: whoever has little time is told in time, and nothing is left of what was asked for."""
+"""A server that hangs: a caller with a timeout gets its answer in time, and nothing is left behind."""
 
 from __future__ import annotations
 
