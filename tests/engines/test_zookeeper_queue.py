@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
 from typing import Any
@@ -30,6 +30,7 @@ from fencelock.engines.zookeeper.protocol import CreateContainer, Multi
 from fencelock.engines.zookeeper.queue import Queue, QueuedClaim
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
+from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import core_of
 from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
 from tests.engines.conftest import Clients
@@ -78,12 +79,17 @@ async def granted(engine: Engine, waiting: Grant | Waiting) -> Grant:
 
 async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:
     """With 200 waiters on one name a release fires one watch, and one client reads the queue."""
-    engine = clients.on(chroot(zookeeper1)).engine()
+    subject = clients.on(chroot(zookeeper1))
+    engine = subject.engine()
+
+    def run(work: Coroutine[Any, Any, Grant]) -> Awaitable[Grant]:
+        return work if clients.runtime_name == "aio" else subject.call(run_sync, work)  # a thread for each
+
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
     outcomes = [await attempt(engine, claim) for claim in claims]
     holder = outcomes[0]
     assert isinstance(holder, Grant)
-    async with background(*(clients.run(granted(engine, waiting)) for waiting in outcomes[1:])) as tasks:
+    async with background(*(run(granted(engine, waiting)) for waiting in outcomes[1:])) as tasks:
         await asyncio.sleep(1)
         sent.clear()
         tokens = [holder.token]

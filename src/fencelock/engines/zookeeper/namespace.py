@@ -34,8 +34,8 @@ class Namespace:
         self.paths = paths
         self.base = 0
         self._address = address
-        self._created: int | None = None
-        """The transaction that created the layout: another one means that the namespace was removed."""
+        self._identity: tuple[int, int] | None = None
+        """The layout's origin and the transaction that created it: if they change, the namespace was removed."""
         self._top = 0
         """The highest token that this client knows of."""
 
@@ -79,39 +79,42 @@ class Namespace:
             locks, layout, bases = await session.request(
                 Exists(paths.locks, None), GetData(paths.layout, None), GetChildren(paths.layout, None), timeout=timeout
             )
-            if locks.get() is not None and not layout.no_node and not bases.no_node:
+            found: list[int] = []
+            if not layout.no_node and not bases.no_node:
                 data, stat = layout.get()
-                read_origin(data, paths.layout)
+                origin = read_origin(data, paths.layout)
                 found = [int(child) for child in bases.get() if is_base(child)]
-                if found:
-                    self._loaded(stat.czxid, max(found))
+                if found and locks.get() is not None:
+                    self._loaded((origin, stat.czxid), max(found))
                     return
-            await self._create(session, layout, timeout)
+            await self._create(session, None if found else layout, timeout)
         raise EngineUnavailable(f"{paths.layout} cannot be created: another client keeps removing it")
 
-    def _loaded(self, created: int, base: int) -> None:
-        if self._created not in (None, created):
+    def _loaded(self, identity: tuple[int, int], base: int) -> None:
+        if self._identity not in (None, identity):
             log("zookeeper", WARNING, f"{self._address}: the namespace was removed, or the ensemble has lost its data")
-        self._created, self.base = created, base
+        self._identity, self.base = identity, base
 
-    async def _create(self, session: ZooKeeperSession, layout: Reply, timeout: float) -> None:
-        paths, acl = self.paths, session.acl
-        clock = wall_us()
-        # Above all tokens that this client knows of, also if its clock is behind the clock of the client that created them.
-        start = clock if self._created is None else max(clock, min(self._highest(session) + 1, clock + MAX_LEAD_US))
-        base = start - session.zxid
-        content = f"{VERSION} {base}".encode()
-        made = [Create2(path, b"", acl, 0) for path in ancestors(paths.locks)]
-        first = (
-            Create(paths.layout, content, acl, 0)
-            if layout.no_node
-            else SetData(paths.layout, layout.get()[0], layout.get()[1].version)  # so that only one client adds a base
-        )
-        steps = Multi([first, Create(paths.base(base), b"", acl, 0)])
-        *replies, _ = await session.request(*made, steps, timeout=timeout)
-        for reply in replies:
+    async def _create(self, session: ZooKeeperSession, layout: Reply | None, timeout: float) -> None:
+        """Create what is missing; `layout` is the reply with the layout if there is no base."""
+        requests = [Create2(path, b"", session.acl, 0) for path in ancestors(self.paths.locks)]
+        if layout is not None:
+            requests.append(self._new_base(session, layout))
+        for reply in await session.request(*requests, timeout=timeout):
             if not reply.node_exists and not reply.no_node:
                 reply.get()
+
+    def _new_base(self, session: ZooKeeperSession, layout: Reply) -> Multi:
+        clock = wall_us()
+        # Above all tokens that this client knows of, also if its clock is behind the clock of the client that created them.
+        start = clock if self._identity is None else max(clock, min(self._highest(session) + 1, clock + MAX_LEAD_US))
+        base = start - session.zxid
+        if layout.no_node:
+            first = Create(self.paths.layout, f"{VERSION} {base}".encode(), session.acl, 0)
+        else:
+            data, stat = layout.get()
+            first = SetData(self.paths.layout, data, stat.version)  # the version: so that only one client adds a base
+        return Multi([first, Create(self.paths.base(base), b"", session.acl, 0)])
 
     def _highest(self, session: ZooKeeperSession) -> int:
         return max(self._top, self.base + session.zxid)
