@@ -8,23 +8,11 @@ from threading import RLock, get_ident
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss, NoNodeError
-from kazoo.protocol.serialization import Auth, Connect, Exists
+from kazoo.protocol.serialization import Auth, Connect, Exists, Watch, reply_header_struct
 
 from fencelock.core.runtime import Command, Connection, Endpoint, Runtime
-from fencelock.engines.zookeeper.protocol import (
-    AUTH_XID,
-    WATCH_XID,
-    FrameParser,
-    Malformed,
-    Reply,
-    decode_event,
-    decode_handshake,
-    decode_header,
-    decode_result,
-    error_of,
-    frame,
-    translate,
-)
+from fencelock.engines.zookeeper import protocol
+from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Reply, decode, frame
 from fencelock.errors import EngineUnavailable
 
 MAX_XID = 2**31 - 1
@@ -134,20 +122,21 @@ class ZooKeeperConnection:
 
     def _received(self, message: bytes) -> None:
         if self._handshake is None:
-            self._handshake = decode_handshake(message)
+            self._handshake = decode(Connect.deserialize, message, 0)[0]
             if self._login is None or self._handshake.time_out <= 0:
                 self._on_ready(self._handshake)
             else:
-                self._connection.tell(frame(Auth(0, "digest", self._login), AUTH_XID))
+                self._connection.tell(frame(Auth(0, "digest", self._login), protocol.AUTH_XID))
             return
-        xid, zxid, error = decode_header(message)
+        xid, zxid, error = decode(reply_header_struct.unpack_from, message, 0)
         if zxid > 0:
             self.zxid = zxid
-        if xid == WATCH_XID:
-            self._on_event(*decode_event(message))
-        elif xid == AUTH_XID:
+        if xid == protocol.WATCH_XID:
+            event, _ = decode(Watch.deserialize, message)
+            self._on_event(event.path, event.type == protocol.DELETED)
+        elif xid == protocol.AUTH_XID:
             if error:
-                self.problem = str(translate(error_of(error)))
+                self.problem = str(protocol.translate(protocol.error_of(error)))
                 self._connection.close()
             else:
                 self._on_ready(self._handshake)
@@ -165,9 +154,9 @@ class ZooKeeperConnection:
             if error == NoNodeError.code and request.type == Exists.type:
                 reply.resolve(None)
             elif error:
-                reply.resolve(error=error_of(error))
+                reply.resolve(error=protocol.error_of(error))
             else:
-                reply.resolve(decode_result(request, message))
+                reply.resolve(decode(request.deserialize, message))
         finally:
             reply.resolve(error=ConnectionLoss())  # for a reply that cannot be decoded
 

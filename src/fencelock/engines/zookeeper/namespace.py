@@ -13,7 +13,7 @@ from kazoo.protocol.serialization import Create, Create2, Delete, Exists, GetChi
 from fencelock.core.clock import wall_us
 from fencelock.core.log import WARNING, log
 from fencelock.engines.zookeeper.paths import Paths, ancestors, token
-from fencelock.engines.zookeeper.protocol import Multi, MultiFailed, Reply
+from fencelock.engines.zookeeper.protocol import Multi, Reply
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.errors import EngineUnavailable
 
@@ -60,9 +60,10 @@ class Namespace:
         old, base = self.base, clock - session.zxid
         steps = Delete(self.paths.base(old), -1), Create(self.paths.base(base), b"", session.acl, 0)
         (reply,) = await session.request(Multi(steps), timeout=timeout)
-        if isinstance(reply.get(), MultiFailed):
+        if reply.no_node:
             await self.load(session, timeout)
             return
+        reply.get()
         self.base = base
         if base - old > NOTABLE_RAISE_US:
             log(
@@ -76,15 +77,15 @@ class Namespace:
         """Read the layout and the base; create them if they are missing."""
         paths = self.paths
         for _ in range(ATTEMPTS):
-            locks, layout, bases = await session.request(
-                Exists(paths.locks, None), GetData(paths.layout, None), GetChildren(paths.layout, None), timeout=timeout
-            )
+            reads = GetData(paths.layout, None), GetChildren(paths.layout, None)
+            folders = Exists(paths.locks, None), Exists(paths.records, None)
+            layout, bases, *there = await session.request(*reads, *folders, timeout=timeout)
             found: list[int] = []
             if not layout.no_node and not bases.no_node:
                 data, stat = layout.get()
                 origin = read_origin(data, paths.layout)
                 found = [int(child) for child in bases.get() if is_base(child)]
-                if found and locks.get() is not None:
+                if found and all(folder.get() is not None for folder in there):
                     self._loaded((origin, stat.czxid), max(found))
                     return
             await self._create(session, None if found else layout, timeout)
@@ -97,7 +98,7 @@ class Namespace:
 
     async def _create(self, session: ZooKeeperSession, layout: Reply | None, timeout: float) -> None:
         """Create what is missing; `layout` is the reply with the layout if there is no base."""
-        requests = [Create2(path, b"", session.acl, 0) for path in ancestors(self.paths.locks)]
+        requests = [Create2(path, b"", session.acl, 0) for path in (*ancestors(self.paths.locks), self.paths.records)]
         if layout is not None:
             requests.append(self._new_base(session, layout))
         for reply in await session.request(*requests, timeout=timeout):

@@ -6,34 +6,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import (
-    EXCEPTIONS,
-    AuthFailedError,
-    BadVersionError,
-    ConnectionLoss,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    SessionExpiredError,
-    SessionMovedError,
-    UnimplementedError,
-    UnknownSessionError,
-    ZookeeperError,
-)
-from kazoo.protocol.serialization import (
-    Connect,
-    Create,
-    Create2,
-    SetData,
-    Transaction,
-    Watch,
-    int_int_struct,
-    int_struct,
-    multiheader_struct,
-    read_string,
-    reply_header_struct,
-    stat_struct,
-)
+from kazoo import exceptions as kazoo_errors
+from kazoo.protocol import serialization as codec
 
 from fencelock.core.runtime import NO_REPLY, Event, NoReply
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
@@ -48,27 +22,33 @@ MAX_FRAME = 64 * 1024 * 1024
 NOT_EXECUTED = (0, -2)
 """The errors that a failed transaction gives for the steps before and after the one that failed."""
 
-NO_OUTCOME = (ConnectionLoss, SessionExpiredError, SessionMovedError, UnknownSessionError)
+NO_OUTCOME = (
+    kazoo_errors.ConnectionLoss,
+    kazoo_errors.SessionExpiredError,
+    kazoo_errors.SessionMovedError,
+    kazoo_errors.UnknownSessionError,
+)
+"""The errors after which the request may or may not have been carried out."""
 
 
 class Malformed(ValueError):
     """The server sent bytes that are not ZooKeeper's protocol. The connection is closed."""
 
 
-class CreateContainer(Create2):  # type: ignore[misc]
+class CreateContainer(codec.Create2):  # type: ignore[misc]
     """Creates a node that ZooKeeper removes after its last child is gone; kazoo does not have this request."""
 
     type = 19
 
 
 class MultiFailed(NamedTuple):
-    """The result of a transaction that was not carried out: which step failed, and why."""
+    """What `Multi` decodes if the transaction was not carried out: which step failed, and why."""
 
     step: int
     error: Exception
 
 
-class Multi(Transaction):  # type: ignore[misc]
+class Multi(codec.Transaction):  # type: ignore[misc]
     """A transaction. kazoo's own fails on error codes that it does not know.
 
     Servers reply to a Create2 in it as to a Create, without the node's stat: only a SetData tells the transaction's number.
@@ -79,39 +59,43 @@ class Multi(Transaction):  # type: ignore[misc]
         """Return the result of each step, or MultiFailed."""
         results: list[Any] = []
         while True:
-            kind, done, _ = multiheader_struct.unpack_from(data, offset)
-            offset += multiheader_struct.size
+            kind, done, _ = codec.multiheader_struct.unpack_from(data, offset)
+            offset += codec.multiheader_struct.size
             if done:
                 return results
             result: Any = True
             if kind == -1:
-                code = int_struct.unpack_from(data, offset)[0]
-                offset += int_struct.size
+                code = codec.int_struct.unpack_from(data, offset)[0]
+                offset += codec.int_struct.size
                 if code not in NOT_EXECUTED:
                     return MultiFailed(len(results), error_of(code))
-            elif kind == Create.type:
-                result, offset = read_string(data, offset)
-            elif kind == SetData.type:
-                result = SetData.deserialize(data, offset)
-                offset += stat_struct.size
+            elif kind == codec.Create.type:
+                result, offset = codec.read_string(data, offset)
+            elif kind == codec.SetData.type:
+                result = codec.SetData.deserialize(data, offset)
+                offset += codec.stat_struct.size
             results.append(result)
 
 
 class Reply:
     """The reply to one request. The thread that reads the connection fills it in; the first outcome counts."""
 
-    __slots__ = ("_event", "_on_done", "done", "error", "value")
+    __slots__ = ("_event", "_on_done", "done", "error", "failed_step", "value")
 
     def __init__(self, event: Event | None = None, on_done: Callable[[Reply], None] | None = None) -> None:
         self._event = event
         self._on_done = on_done
         self.done = False
         self.error: Exception | None = None
+        self.failed_step: int | None = None
+        """The step of a transaction that `error` belongs to."""
         self.value: Any = None
 
     def resolve(self, value: Any = None, error: Exception | None = None) -> None:
         """Store the outcome and wake the waiting caller."""
         if not self.done:
+            if isinstance(value, MultiFailed):
+                self.failed_step, error = value
             self.value, self.error, self.done = value, error, True
             if self._on_done is not None:
                 self._on_done(self)
@@ -121,17 +105,17 @@ class Reply:
     @property
     def no_node(self) -> bool:
         """Whether the node, or its parent, does not exist."""
-        return isinstance(self.error, NoNodeError)
+        return isinstance(self.error, kazoo_errors.NoNodeError)
 
     @property
     def node_exists(self) -> bool:
         """Whether the node to create exists already."""
-        return isinstance(self.error, NodeExistsError)
+        return isinstance(self.error, kazoo_errors.NodeExistsError)
 
     @property
     def bad_version(self) -> bool:
         """Whether the node has another version than the expected one."""
-        return isinstance(self.error, BadVersionError)
+        return isinstance(self.error, kazoo_errors.BadVersionError)
 
     @property
     def answered(self) -> bool:
@@ -147,7 +131,8 @@ class Reply:
 
 def error_of(code: int) -> Exception:
     """Return kazoo's error for an error code. A newer server has codes that kazoo does not know."""
-    error: Exception = EXCEPTIONS[code]() if code in EXCEPTIONS else ZookeeperError(f"code {code}")
+    known = kazoo_errors.EXCEPTIONS
+    error: Exception = known[code]() if code in known else kazoo_errors.ZookeeperError(f"code {code}")
     return error
 
 
@@ -155,14 +140,14 @@ def translate(error: Exception) -> FencelockError:
     """Return our error for an error of kazoo's."""
     if isinstance(error, NO_OUTCOME):
         return OutcomeUnknown("the connection to ZooKeeper broke, or its session ended, before the reply came")
-    if isinstance(error, NoAuthError):
+    if isinstance(error, kazoo_errors.NoAuthError):
         return EngineUnavailable(
             "ZooKeeper refuses: no rights on this node; log in as the user who created the namespace (user:password@ in "
             "the URL)"
         )
-    if isinstance(error, AuthFailedError):
+    if isinstance(error, kazoo_errors.AuthFailedError):
         return EngineUnavailable("ZooKeeper refuses the login")
-    if isinstance(error, UnimplementedError):
+    if isinstance(error, kazoo_errors.UnimplementedError):
         return EngineUnavailable("this ZooKeeper does not know containers; 3.5 or later is needed")
     return EngineUnavailable(f"ZooKeeper refuses: {type(error).__name__.removesuffix('Error')} {error}".rstrip())
 
@@ -182,7 +167,7 @@ class FrameParser:
         unread = self._unread
         if len(unread) < 4:
             return NO_REPLY
-        end = 4 + int_struct.unpack_from(unread)[0]
+        end = 4 + codec.int_struct.unpack_from(unread)[0]
         if not 4 <= end <= MAX_FRAME:
             raise Malformed(f"a frame of {end - 4} bytes")
         if len(unread) < end:
@@ -195,39 +180,13 @@ class FrameParser:
 def frame(request: Any, xid: int | None) -> bytes:
     """Return the bytes of a request; the first request of a connection has no header (None)."""
     body = request.serialize()
-    header = b"" if xid is None else int_int_struct.pack(xid, request.type)
-    return b"".join((int_struct.pack(len(header) + len(body)), header, body))
+    header = b"" if xid is None else codec.int_int_struct.pack(xid, request.type)
+    return b"".join((codec.int_struct.pack(len(header) + len(body)), header, body))
 
 
-def decode_header(message: bytes) -> tuple[int, int, int]:
-    """Return the number of the request, the ensemble's latest transaction number (zxid), and the error code."""
+def decode(decoder: Callable[[bytes, int], Any], message: bytes, offset: int = codec.reply_header_struct.size) -> Any:
+    """Return what one of kazoo's decoders finds in a message, behind the header; raise Malformed."""
     try:
-        xid, zxid, error = reply_header_struct.unpack_from(message)
-    except struct.error as problem:
-        raise Malformed("a reply without a header") from problem
-    return xid, zxid, error
-
-
-def decode_handshake(message: bytes) -> Any:
-    """Return the server's reply to Connect."""
-    try:
-        return Connect.deserialize(message, 0)[0]
-    except (struct.error, IndexError) as problem:
-        raise Malformed("no handshake") from problem
-
-
-def decode_result(request: Any, message: bytes) -> Any:
-    """Return the result in the reply to a request."""
-    try:
-        return request.deserialize(message, reply_header_struct.size)
-    except (struct.error, ValueError, IndexError, KeyError, AttributeError) as problem:
-        raise Malformed("a reply that ends too early") from problem
-
-
-def decode_event(message: bytes) -> tuple[str, bool]:
-    """Return the path of the node that a watch reports, and whether the node was deleted."""
-    try:
-        event, _ = Watch.deserialize(message, reply_header_struct.size)
-        return event.path, event.type == DELETED
-    except (struct.error, ValueError, IndexError) as problem:
-        raise Malformed("an event that ends too early") from problem
+        return decoder(message, offset)
+    except (struct.error, ValueError, IndexError, AttributeError) as problem:
+        raise Malformed(f"a message that ends too early: {problem}") from problem

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Create, Delete, GetChildren, GetData, SetData, Sync
 
 from fencelock.core.clock import wall_us
@@ -19,8 +18,6 @@ from fencelock.engines.zookeeper.protocol import (
     EPHEMERAL_SEQUENTIAL,
     CreateContainer,
     Multi,
-    MultiFailed,
-    translate,
 )
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
@@ -139,21 +136,18 @@ class Queue:
             *prepared, created, children = await session.request(
                 *prepare, Multi([namespace.use_base(), create]), look, timeout=timeout
             )
-            result = created.get()
-            if not isinstance(result, MultiFailed):
-                stat, path = result
+            if not created.no_node:
+                stat, path = created.get()
                 queued.node, queued.data = path.rpartition("/")[2], data
                 queued.token = namespace.token(base, stat.mzxid)
                 return children.get()  # type: ignore[no-any-return]
-            if not isinstance(result.error, NoNodeError):
-                raise translate(result.error) from result.error
-            if result.step == 0 or any(reply.no_node for reply in prepared):
+            if created.failed_step == 0 or any(reply.no_node for reply in prepared):
                 # The base was raised, or the namespace was removed.
                 await namespace.load(session, timeout)
             for reply in prepared:
                 if not reply.node_exists and not reply.no_node:
                     reply.get()
-            prepare = [CreateContainer(queued.parent, b"", session.acl, CONTAINER)] if result.step else []
+            prepare = [CreateContainer(queued.parent, b"", session.acl, CONTAINER)] if created.failed_step else []
         raise EngineUnavailable(f"{queued.parent} cannot be used: another client keeps removing it")
 
     async def find(self, queued: QueuedClaim, timeout: float) -> list[str]:
@@ -181,7 +175,6 @@ class Queue:
                     queued.token = queued.data.token_of(stat.czxid)
                     return children
                 await delete(session, path, timeout)  # of an earlier session of ours, which may live on for a while
-        queued.woken.clear()
         return await self.enqueue(queued, timeout)
 
     async def decide(self, queued: QueuedClaim, children: list[str], *, watch: bool) -> Grant | None:
@@ -247,12 +240,10 @@ class Queue:
             steps = Delete(queued.path, -1), Create(path, data.encode(), session.acl, EPHEMERAL)
             session.let_go(queued.path)  # its deletion is not a loss
             replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
-            result = replaced.get()
             # After a failure: an earlier request, whose reply was lost, may have replaced the node.
-            is_there = not there.no_node and there.get()[1].ephemeralOwner == session.id
-            if isinstance(result, MultiFailed) and not is_there:
-                if not isinstance(result.error, NoNodeError):
-                    raise translate(result.error) from result.error
+            if there.no_node or there.get()[1].ephemeralOwner != session.id:
+                if not replaced.no_node:
+                    replaced.get()
                 raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
             queued.node, queued.data, queued.granted_at_unwritten = node, data, False
             self._hold(queued)

@@ -59,18 +59,11 @@ class ZooKeeperRecords:
             with never_repeated("the write", "Read it", key):
                 (reply,) = await session.request(request, timeout=MAX_REPLY_TIMEOUT)
             if reply.no_node and node_version is None:
-                await self._create_folder(session)
+                await self._namespace.load(session, MAX_REPLY_TIMEOUT)
             elif not reply.node_exists and not reply.no_node and not reply.bad_version:
                 stat = reply.get()[1] if node_version is None else reply.get()
                 return Written(True, Entry(value, token, origin + stat.mzxid, now + ttl).seen(now))
         raise EngineUnavailable(f"the record {key!r} has too many writers at the same time")
-
-    async def _create_folder(self, session: ZooKeeperSession) -> None:
-        (reply,) = await session.request(Create2(self._folder, b"", session.acl, 0), timeout=MAX_REPLY_TIMEOUT)
-        if reply.no_node:
-            await self._namespace.load(session, MAX_REPLY_TIMEOUT)
-        elif not reply.node_exists:
-            reply.get()
 
     async def _look(self, session: ZooKeeperSession, path: str) -> tuple[Entry | None, int | None, int]:
         """Return the record, its node's version (None without a node), and the origin of record versions."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import sample
 from threading import RLock
 from typing import Any
 
+from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Close, Connect, Create2, Delete, GetChildren, GetData, SetData, Sync
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
@@ -45,6 +47,8 @@ class ZooKeeperSession(Session[None]):
         self.acl = OPEN_ACL_UNSAFE if url.login is None else CREATOR_ALL_ACL
         """Without a login all clients may use our nodes, with one only clients with the same login."""
         self._url = url
+        # A member that cannot be reached must leave time for the others.
+        self._endpoints = url.endpoints(max(0.5, min(MAX_REPLY_TIMEOUT, timeout / 6)))
         self._runtime = runtime
         self._on_end = on_end
         self._password = b"\0" * 16
@@ -70,27 +74,19 @@ class ZooKeeperSession(Session[None]):
         pause = FIRST_PAUSE
         try:
             while not self.ended:
-                for endpoint in self._endpoints():
-                    if self.ended:
-                        break
+                for endpoint in sample(self._endpoints, len(self._endpoints)):
                     if await self._use(endpoint):
                         pause = FIRST_PAUSE
                 if not self.ended:
-                    await self._wait_for_end(pause * self._runtime.random())
+                    await self._runtime.sleep(pause * self._runtime.random())
                     pause = min(pause * 2, MAX_PAUSE)
         finally:
             self.end()
 
-    def _endpoints(self) -> list[Endpoint]:
-        try:
-            # A member that cannot be reached must leave time for the others.
-            return self._url.endpoints(max(0.5, min(MAX_REPLY_TIMEOUT, self.timeout / 6)))
-        except EngineUnavailable as error:
-            self._problem = str(error)
-            return []
-
     async def _use(self, endpoint: Endpoint) -> bool:
         """Connect to a member and read until the connection ends; return whether the session was connected."""
+        if self.ended:
+            return False
         self._begun = self._runtime.now()
         connection = ZooKeeperConnection(self._url.login, self._shaken, self._fired)
         handshake = Connect(0, self._zxid, round(self.timeout * 1000), self.id, self._password, False)
@@ -103,7 +99,7 @@ class ZooKeeperSession(Session[None]):
         used = False
         try:
             if not self.ended:
-                await connection.read(MAX_REPLY_TIMEOUT)
+                await connection.read(max(0.5, min(MAX_REPLY_TIMEOUT, self.timeout / 3)))
             used = self.connected
             while self.connected and connection.is_open:
                 await connection.read(READ_SECONDS)
@@ -145,25 +141,18 @@ class ZooKeeperSession(Session[None]):
         for event in list(self._state_events):
             event.set()
 
-    async def _wait_for_state(self, reached: Callable[[], bool], timeout: float) -> bool:
+    async def wait_connected(self, timeout: float) -> bool:
+        """Wait until the session is connected or has ended; return whether it is connected."""
         until = self._runtime.now() + timeout
         event = self._runtime.event()
         self._state_events.add(event)
         try:
-            while not reached() and (left := until - self._runtime.now()) > 0:
+            while not self.connected and not self.ended and (left := until - self._runtime.now()) > 0:
                 await event.wait(left)
                 event.clear()
         finally:
             self._state_events.discard(event)
-        return reached()
-
-    async def wait_connected(self, timeout: float) -> bool:
-        """Wait until the session is connected or has ended; return whether it is connected."""
-        await self._wait_for_state(lambda: self.connected or self.ended, timeout)
         return self.connected
-
-    async def _wait_for_end(self, timeout: float) -> None:
-        await self._wait_for_state(lambda: self.ended, timeout)
 
     # ------------------------------------------------------------------ requests
 
@@ -198,8 +187,11 @@ class ZooKeeperSession(Session[None]):
 
     def _send(self, pairs: list[tuple[Any, Reply]]) -> None:
         connection = self._connection
-        assert connection is not None
-        connection.send(pairs)
+        if connection is not None and self.connected:
+            connection.send(pairs)
+        else:
+            for _, reply in pairs:
+                reply.resolve(error=ConnectionLoss())
 
     async def prove_alive(self, since: float, timeout: float) -> bool:
         """Make the session's claims live for their ttl from `since` at least; return whether they do."""

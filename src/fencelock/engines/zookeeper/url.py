@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from random import sample
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -35,9 +34,9 @@ class ZooKeeperUrl(NamedTuple):
         return f"<ZooKeeperUrl {self.name}>"
 
     def endpoints(self, timeout: float) -> list[Endpoint]:
-        """Return where to connect to, in random order, so that clients spread over the members; raise EngineUnavailable."""
+        """Return where the members listen; raise EngineUnavailable."""
         tls = self._tls_context() if self.tls else None
-        hosts = (host.rpartition(":") for host in sample(self.hosts, len(self.hosts)))
+        hosts = (host.rpartition(":") for host in self.hosts)
         return [Endpoint(name.strip("[]"), int(port), tls, timeout) for name, _, port in hosts]
 
     def _tls_context(self) -> SSLContext:
