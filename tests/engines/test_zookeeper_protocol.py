@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Create, Delete, SetData, reply_header_struct
 from kazoo.security import OPEN_ACL_UNSAFE
 
 import fencelock
 from fencelock.core.runtime import NO_REPLY
-from fencelock.engines.zookeeper import connection
 from fencelock.engines.zookeeper.connection import ZooKeeperConnection
-from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Multi, MultiFailed
+from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Multi, Reply
 from fencelock.runtime.blocking import run_sync
 from tests.contract.subject import SOON
 from tests.engines.zookeeper_server import chroot, session_of
@@ -46,18 +44,18 @@ def test_transactions(zookeeper1: ZooKeeper) -> None:
         assert locks.lock("x", ttl=6).acquire().release()
         session, root = session_of(locks), f"/{url.rpartition('/')[2]}/fencelock"
 
-        def run(*steps: object) -> object:
+        def run(*steps: object) -> Reply:
             (reply,) = run_sync(session.request(Multi(steps), timeout=SOON))
-            return reply.get()
+            return reply
 
         create = Create(f"{root}/näme", b"", OPEN_ACL_UNSAFE, 0)
-        stat, path, deleted = run(SetData(root, b"", -1), create, Delete(f"{root}/näme", -1))  # type: ignore[misc]
+        stat, path, deleted = run(SetData(root, b"", -1), create, Delete(f"{root}/näme", -1)).get()
         assert (path, deleted) == (f"{root}/näme", True)
         assert stat.mzxid == session.zxid
         failed = run(SetData(root, b"", -1), Delete(f"{root}/missing", -1), create)
-        assert isinstance(failed, MultiFailed)
-        assert failed.step == 1
-        assert isinstance(failed.error, NoNodeError)
+        assert (failed.failed_step, failed.no_node) == (1, True)
+        with pytest.raises(fencelock.EngineUnavailable, match="NoNode"):
+            failed.get()
 
 
 HEADER = reply_header_struct.size
@@ -78,7 +76,7 @@ def test_reply_that_ends_too_early(zookeeper1: ZooKeeper, monkeypatch: pytest.Mo
     with fencelock.connect(chroot(zookeeper1)) as locks:
         assert locks.lock("x", ttl=6).acquire().release()
         monkeypatch.setattr(ZooKeeperConnection, "_received", cut)
-        locks._client.engine._sessions._open[6]._connection.close()  # type: ignore[attr-defined]  # the next one is cut
+        session_of(locks)._connection.close()  # type: ignore[union-attr]  # the next one is cut
         first = locks.lock("x", ttl=6).acquire(timeout=SOON)
         assert broken
         assert [holder.token for holder in locks.inspect("x").holders] == [first.token]
@@ -88,18 +86,18 @@ def test_reply_that_ends_too_early(zookeeper1: ZooKeeper, monkeypatch: pytest.Mo
 
 def test_error_code_that_kazoo_does_not_know(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error code of a newer server is a refusal like any other."""
-    decode = connection.decode_header
+    received = ZooKeeperConnection._received
+
+    def refuse(self: ZooKeeperConnection, message: bytes) -> None:
+        if self._pending and self._pending[0][1].type == Multi.type:
+            xid, zxid, _ = reply_header_struct.unpack_from(message)
+            message = reply_header_struct.pack(xid, zxid, -4321)
+        received(self, message)
 
     with fencelock.connect(chroot(zookeeper1)) as locks:
         assert locks.lock("x", ttl=6).acquire().release()
-        session = session_of(locks)
         with monkeypatch.context() as patched:
-
-            def refuse(message: bytes) -> tuple[int, int, int]:
-                xid, zxid, error = decode(message)
-                is_multi = session._connection and session._connection._pending[0][1].type == Multi.type
-                return xid, zxid, -4321 if xid > 0 and is_multi else error
-
-            patched.setattr(connection, "decode_header", refuse)
+            patched.setattr(ZooKeeperConnection, "_received", refuse)
+            session_of(locks)._connection.close()  # type: ignore[union-attr]  # the next one has the patched method
             with pytest.raises(fencelock.EngineUnavailable, match="code -4321"):
                 locks.lock("x", ttl=6).acquire(timeout=SOON)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from kazoo.protocol.serialization import (
-    Close,
     Create2,
     Delete,
     Exists,
@@ -26,7 +25,7 @@ import fencelock
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
 from fencelock.engines.zookeeper.connection import Requests, ZooKeeperConnection
-from fencelock.engines.zookeeper.protocol import CreateContainer, Multi
+from fencelock.engines.zookeeper.protocol import CloseSession, CreateContainer, Multi
 from fencelock.engines.zookeeper.queue import Queue, QueuedClaim
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
@@ -38,7 +37,7 @@ from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
 
-REQUESTS = (Close, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Multi, CreateContainer)
+REQUESTS = (CloseSession, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Multi, CreateContainer)
 NAMES = {request.type: request.__name__ for request in REQUESTS}
 
 
@@ -120,13 +119,14 @@ async def test_uncontended_pair(zookeeper1: ZooKeeper, clients: Clients, sent: C
 async def test_waiters_that_leave_leave_no_listeners(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """Waiters that give up on a long-held lock leave nothing in this process, and no second watch on the server."""
     locks = clients.connect(chroot(zookeeper1), ttl=60)
-    async with locks.lock("x"):
-        for _ in range(30):
-            assert await locks.lock("x").try_acquire() is None
-            with pytest.raises(TimeoutError):
-                await locks.lock("x").acquire(timeout=0.01)
-        assert len(session_of(locks)._listeners) <= 1
-        assert len(engine_of(locks)._queue.claims) == 1
+    lease = await locks.lock("x").acquire()
+    for _ in range(30):
+        assert await locks.lock("x").try_acquire() is None
+        with pytest.raises(TimeoutError):
+            await locks.lock("x").acquire(timeout=0.01)
+    assert len(session_of(locks)._listeners) <= 1
+    assert len(engine_of(locks)._queue.claims) == 1
+    assert await lease.release() is True
 
 
 async def test_many_leases_are_one_renewal(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:

@@ -41,6 +41,15 @@ class CreateContainer(codec.Create2):  # type: ignore[misc]
     type = 19
 
 
+class CloseSession(codec.Close):  # type: ignore[misc]
+    """Ends the session. kazoo's has no decoder for the empty reply."""
+
+    @classmethod
+    def deserialize(cls, data: bytes, offset: int) -> bool:  # noqa: ARG003
+        """Return that it is done."""
+        return True
+
+
 class MultiFailed(NamedTuple):
     """What `Multi` decodes if the transaction was not carried out: which step failed, and why."""
 
@@ -188,5 +197,5 @@ def decode(decoder: Callable[[bytes, int], Any], message: bytes, offset: int = c
     """Return what one of kazoo's decoders finds in a message, behind the header; raise Malformed."""
     try:
         return decoder(message, offset)
-    except (struct.error, ValueError, IndexError, AttributeError) as problem:
+    except (struct.error, ValueError, IndexError) as problem:
         raise Malformed(f"a message that ends too early: {problem}") from problem

@@ -8,14 +8,14 @@ from threading import RLock
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss
-from kazoo.protocol.serialization import Close, Connect, Create2, Delete, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Connect, Create2, Delete, GetChildren, GetData, SetData, Sync
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.core.runtime import Endpoint, Event, Runtime
 from fencelock.core.sessions import Session
 from fencelock.engines.zookeeper.connection import ZooKeeperConnection
-from fencelock.engines.zookeeper.protocol import CreateContainer, Multi, Reply
+from fencelock.engines.zookeeper.protocol import CloseSession, CreateContainer, Multi, Reply
 from fencelock.engines.zookeeper.session_clock import CLAIM_SHARE, SessionClock
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
@@ -289,7 +289,7 @@ class ZooKeeperSession(Session[None]):
         """End the session on the ensemble, too, if it is connected, and with it all its nodes."""
         if self.connected and not self.ended:
             event = self._runtime.event()
-            self._send([(Close(), Reply(event))])
+            self._send([(CloseSession(), Reply(event))])
             await event.wait(timeout)
         self.end()
 
