@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -218,3 +220,12 @@ def test_backend_is_what_the_url_names() -> None:
         with fencelock.connect(f"{scheme}://127.0.0.1:1") as locks:
             assert isinstance(locks._client.engine, ZooKeeperEngine)
             assert locks.traits.engine == "zookeeper"
+
+
+def test_example_of_the_docs_page(zookeeper1: ZooKeeper) -> None:
+    """The example on the page of this engine runs."""
+    page = (Path(__file__).parents[2] / "docs/engines/zookeeper.md").read_text("utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    program = example.replace("zookeeper://localhost:2181", chroot(zookeeper1))
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.endswith(" 20.0\n")
