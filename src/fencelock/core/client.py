@@ -70,6 +70,8 @@ class Client(Generic[L]):
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
         self._compared_limits: set[str] = set()
+        self.flights: dict[str, Any] = {}
+        """The builds of single flight that callers of this process share, by key."""
         self.in_flight: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False
@@ -264,6 +266,7 @@ class Client(Generic[L]):
         self.renewer = LeaseRenewer(self)
         self.reentrant.clear()
         self.entered.clear()
+        self.flights.clear()
         self.in_flight.clear()
         self._left.clear()
         self._connected = False

@@ -35,9 +35,8 @@ class PostgresRates:
         costs, tolerances = _array(r.cost for r in requests), _array(r.tolerance for r in requests)
         params = (self._namespace, _texts(r.key for r in requests), costs, tolerances, int(max_wait * 1e6))
         _, ((granted, wait, times),) = await self._pool.run_once(RESERVE, params, REPLY_TIMEOUT)
-        return Reservation(
-            granted == b"t", int(wait or 0) / 1e6, tuple(map(int, (times or b"").split(b",") if times else ()))
-        )
+        stored = tuple(map(int, times.split(b","))) if times else ()
+        return Reservation(granted == b"t", int(wait or 0) / 1e6, stored)
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one, in one statement."""
