@@ -86,8 +86,8 @@ async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients:
 
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
     outcomes = [await attempt(engine, claim) for claim in claims]
-    holder = outcomes[0]
-    assert isinstance(holder, Grant)
+    assert isinstance(outcomes[0], Grant)
+    holder: Grant = outcomes[0]
     async with background(*(run(granted(engine, waiting)) for waiting in outcomes[1:])) as tasks:
         await asyncio.sleep(1)
         sent.clear()

@@ -139,6 +139,22 @@ async def test_claims_keep_their_token_across_a_raise(zookeeper1: ZooKeeper, cli
     assert [found.token for found in (await first.inspect("x")).holders] == [grant.token]
 
 
+async def test_claim_with_overwritten_data_is_enqueued_again(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A claim that finds its node after a lost reply, with data that others wrote, takes a new node and a new token."""
+    (engine,) = engines(zookeeper1, clients, 1)
+    claim = Claim("x", 30)
+    first = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    assert isinstance(first, Grant)
+    queued = first.engine_state
+    with bare(zookeeper1) as kazoo:
+        kazoo.set(queued.path, b"not ours")
+    queued.node = None  # as if the reply had been lost
+    again = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    assert isinstance(again, Grant)
+    assert again.token > first.token
+    assert [holder.token for holder in (await engine.inspect("x")).holders] == [again.token]
+
+
 async def test_large_raise_is_logged(
     zookeeper1: ZooKeeper, clients: Clients, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ from fencelock.core.clock import wall_us
 from fencelock.core.engine import reply_timeout
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.zookeeper.namespace import Namespace
-from fencelock.engines.zookeeper.paths import ClaimData, QueueNode, decode_claim, in_order, node_prefix
+from fencelock.engines.zookeeper.paths import UNREADABLE, ClaimData, QueueNode, decode_claim, in_order, node_prefix
 from fencelock.engines.zookeeper.protocol import (
     CONTAINER,
     EPHEMERAL,
@@ -169,12 +169,13 @@ class Queue:
                 (reply,) = await session.request(GetData(path, None), timeout=timeout)
                 if reply.no_node:
                     continue
-                data, stat = reply.get()
-                if stat.ephemeralOwner == session.id:
-                    queued.node, queued.data = node.name, decode_claim(data)
-                    queued.token = queued.data.token_of(stat.czxid)
+                content, stat = reply.get()
+                data = decode_claim(content)
+                if stat.ephemeralOwner == session.id and data is not UNREADABLE:
+                    queued.node, queued.data, queued.token = node.name, data, data.token_of(stat.czxid)
                     return children
-                await delete(session, path, timeout)  # of an earlier session of ours, which may live on for a while
+                # Of an earlier session of ours, which may live on for a while; or overwritten, and so without a token.
+                await delete(session, path, timeout)
         return await self.enqueue(queued, timeout)
 
     async def decide(self, queued: QueuedClaim, children: list[str], *, watch: bool) -> Grant | None:
