@@ -8,6 +8,7 @@ from kazoo.protocol.serialization import GetChildren
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import Runtime
 from fencelock.engines.zookeeper.inspect import Inspector
 from fencelock.engines.zookeeper.namespace import Namespace
@@ -43,6 +44,7 @@ class ZooKeeperEngine:
         self._sessions = Sessions(runtime, url, self._namespace, self._queue.session_ended, self._queue.remove_expired)
         self._inspector = Inspector(self._sessions, self._namespace.paths)
         self.records = ZooKeeperRecords(self._sessions, self._namespace)
+        self.rates = RecordRates(self.records, self.records.clock)
 
     # ------------------------------------------------------------------ acquiring
 

@@ -65,6 +65,16 @@ class ZooKeeperRecords:
                 return Written(True, Entry(value, token, origin + stat.mzxid, now + ttl).seen(now))
         raise EngineUnavailable(f"the record {key!r} has too many writers at the same time")
 
+    async def clock(self, _: Record | None = None) -> int:
+        """Return the leader's wall clock in µs, which a write shows: rate limits use it, so clients' clocks may differ."""
+        session = await self._sessions.any()
+        for _attempt in range(ATTEMPTS):
+            (reply,) = await session.request(SetData(self._folder, b"", -1), timeout=MAX_REPLY_TIMEOUT)
+            if not reply.no_node:
+                return int(reply.get().mtime) * 1000
+            await self._namespace.load(session, MAX_REPLY_TIMEOUT)
+        raise EngineUnavailable(f"{self._folder} cannot be used: another client keeps removing it")
+
     async def _look(self, session: ZooKeeperSession, path: str) -> tuple[Entry | None, int | None, int]:
         """Return the record, its node's version (None without a node), and the origin of record versions."""
         reads = Sync(path), GetData(path, None), GetData(self._layout, None)
