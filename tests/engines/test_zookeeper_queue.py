@@ -417,12 +417,12 @@ async def test_waiter_that_lost_its_node_is_enqueued_again(
 def test_close_during_a_read_of_a_waiter(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that close() wakes, and that waits again because its claim still exists, learns when the claim is gone."""
     url = chroot(zookeeper1)
-    stands, remove = Queue.stands, Queue.remove
+    is_alive, remove = Queue.is_alive, Queue.remove
     checks = Semaphore(0)
 
     def checking(self: Queue, queued: QueuedClaim) -> bool:
         checks.release()
-        return stands(self, queued)
+        return is_alive(self, queued)
 
     async def removing(self: Queue, *args: Any) -> bool:
         assert checks.acquire(timeout=SOON)
@@ -436,7 +436,7 @@ def test_close_during_a_read_of_a_waiter(zookeeper1: ZooKeeper, monkeypatch: pyt
             while not others.inspect("x").waiters:
                 time.sleep(0.01)
             with monkeypatch.context() as patched:
-                patched.setattr(Queue, "stands", checking)
+                patched.setattr(Queue, "is_alive", checking)
                 patched.setattr(Queue, "remove", removing)
                 locks.close()
                 assert isinstance(waiter.exception(SOON), fencelock.FencelockError)

@@ -15,7 +15,7 @@ import fencelock
 faulthandler.dump_traceback_later(80, exit=True)
 GUARDED = {
     "session_clock.py": ("answered",), "session.py": ("request", "_send", "watch", "_listen", "unwatch"),
-    "sessions.py": ("_at", "_forget"), "connection.py": ("send",),
+    "sessions.py": ("_get_or_open", "_forget"), "connection.py": ("send",),
 }
 held, seen = None, set()
 

@@ -52,7 +52,7 @@ class ZooKeeperEngine:
         """Create the claim's node, or find it, and decide by the nodes ahead of it."""
         queue = self._queue
         queued = queue.claims.get(claim.id)
-        if queued is not None and not queue.stands(queued):
+        if queued is not None and not queue.is_alive(queued):
             queue.forget(queued)
             queued = None
         is_new = queued is None
@@ -87,7 +87,7 @@ class ZooKeeperEngine:
         queued: QueuedClaim = waiting.engine_state
         queue, until = self._queue, self._runtime.now() + timeout
         while await queued.woken.wait(max(0.0, until - self._runtime.now())):
-            if not queue.stands(queued):
+            if not queue.is_alive(queued):
                 return None
             queued.woken.clear()
             try:
@@ -95,7 +95,7 @@ class ZooKeeperEngine:
                 left = until - self._runtime.now() + MIN_REPLY_TIMEOUT
                 (children,) = await queued.session.request(GetChildren(queued.parent, None), timeout=left)
                 found = [] if children.no_node else children.get()
-                if queued.node not in found or not queue.stands(queued):
+                if queued.node not in found or not queue.is_alive(queued):
                     return None
                 grant = await queue.decide(queued, found, watch=True)
             except BaseException:

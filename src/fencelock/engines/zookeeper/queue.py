@@ -115,7 +115,7 @@ class Queue:
         """Extend the claim for as long as its session lives from now on."""
         queued.session.attach(queued.claim.id, self._runtime.now(), queued.session.ttl)
 
-    def stands(self, queued: QueuedClaim) -> bool:
+    def is_alive(self, queued: QueuedClaim) -> bool:
         """Return whether the claim must still have its node, unless another client removed it."""
         return (
             not queued.gone and self.claims.get(queued.claim.id) is queued and queued.session.alive(self._runtime.now())

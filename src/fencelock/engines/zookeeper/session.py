@@ -75,7 +75,7 @@ class ZooKeeperSession(Session[None]):
         try:
             while not self.ended:
                 for endpoint in sample(self._endpoints, len(self._endpoints)):
-                    if await self._use(endpoint):
+                    if await self._serve(endpoint):
                         pause = FIRST_PAUSE
                 if not self.ended:
                     await self._runtime.sleep(pause * self._runtime.random())
@@ -83,12 +83,12 @@ class ZooKeeperSession(Session[None]):
         finally:
             self.end()
 
-    async def _use(self, endpoint: Endpoint) -> bool:
+    async def _serve(self, endpoint: Endpoint) -> bool:
         """Connect to a member and read until the connection ends; return whether the session was connected."""
         if self.ended:
             return False
         self._begun = self._runtime.now()
-        connection = ZooKeeperConnection(self._url.login, self._shaken, self._fired)
+        connection = ZooKeeperConnection(self._url.login, self._handshake_done, self._fired)
         handshake = Connect(0, self._zxid, round(self.timeout * 1000), self.id, self._password, False)
         try:
             await connection.open(self._runtime, endpoint, handshake)
@@ -96,23 +96,23 @@ class ZooKeeperSession(Session[None]):
             self._problem = str(error)
             return False
         self._connection = connection
-        used = False
+        served = False
         try:
             if not self.ended:
                 await connection.read(max(0.5, min(MAX_REPLY_TIMEOUT, self.timeout / 3)))
-            used = self.connected
+            served = self.connected
             while self.connected and connection.is_open:
                 await connection.read(READ_SECONDS)
-            if not used:
+            if not served:
                 self._problem = f"{endpoint.name}:{endpoint.port}: {connection.problem}"
         finally:
             connection.close()
             self._zxid = self.zxid
             self._disconnected()
             connection.fail_pending()
-        return used
+        return served
 
-    def _shaken(self, handshake: Any) -> None:
+    def _handshake_done(self, handshake: Any) -> None:
         """The server has accepted the session, or has reported that it has expired (without a timeout)."""
         timeout = handshake.time_out / 1000
         if self._clock is None and timeout > 0:

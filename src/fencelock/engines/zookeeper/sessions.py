@@ -62,7 +62,7 @@ class Sessions:
     async def get(self, ttl: float, name: str, deadline: Deadline) -> ZooKeeperSession:
         """Return the session for claims of this ttl; raise InvalidTTL if the ensemble grants no such timeout."""
         step = ttl_step(ttl, TTL_STEPS)
-        session = await self._at(step, deadline)
+        session = await self._get_or_open(step, deadline)
         granted = session.timeout
         if granted != step:
             bound, limit = ("less", "least") if granted > step else ("more", "most")
@@ -80,12 +80,12 @@ class Sessions:
         for session in list(self._open.values()):
             if session.connected and self._usable(session, now):
                 return session
-        return await self._at(READER_TIMEOUT, Deadline(self._runtime.now, timeout))
+        return await self._get_or_open(READER_TIMEOUT, Deadline(self._runtime.now, timeout))
 
     def _usable(self, session: ZooKeeperSession, now: float) -> bool:
         return session.alive(now) and session in self._heartbeats
 
-    async def _at(self, step: float, deadline: Deadline) -> ZooKeeperSession:
+    async def _get_or_open(self, step: float, deadline: Deadline) -> ZooKeeperSession:
         """Return the open session of a step, or open one; one caller opens it, and the others wait."""
         while True:
             if self._closed:
