@@ -7,6 +7,7 @@ import sys
 
 COMMANDS = {
     "run": "run a command while holding a lock",
+    "elect": "run a command while leading, and again in each term",
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and who waits for it",
     "release": "take a lock away from its holder",

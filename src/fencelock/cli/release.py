@@ -29,7 +29,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """Release the lock by force and print the holders that lost it."""
-    options = parser().parse_named(argv)
+    options = parser().parse_names(argv)
     if not options.force:
         write_error(
             f"only its holder can release {options.name!r}; to take it away, give --force and --reason, after a look at "

@@ -25,7 +25,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """Print the lock as text or as JSON."""
-    options = parser().parse_named(argv)
+    options = parser().parse_names(argv)
     from fencelock.api.sync import connect
 
     with connect(engine_url(options), namespace=options.namespace) as locks:

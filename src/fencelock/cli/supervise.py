@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fencelock.cli.child import Child
     from fencelock.cli.signals import Signals
     from fencelock.cli.watchdog import Watchdog
+    from fencelock.core.group import BaseGroup
     from fencelock.core.lease import BaseLease
 
 MAX_SLEEP = 1.0
@@ -48,7 +49,7 @@ class Supervisor:
 
     def __init__(
         self,
-        lease: BaseLease,
+        lease: BaseLease | BaseGroup,
         child: Child,
         watchdog: Watchdog,
         signals: Signals,
@@ -66,6 +67,8 @@ class Supervisor:
         self._killed_at: float | None = None
         self.ended_by_itself = False
         """Whether the command ended before this process asked it to."""
+        self.asked_to_stop = False
+        """Whether SIGTERM or SIGINT was forwarded to the command."""
 
     def watch(self) -> bool:
         """Wait until the command has ended; return False if one of its processes could not be killed."""
@@ -122,6 +125,7 @@ class Supervisor:
 
     def _forward(self, number: int) -> None:
         if number != signal.SIGCHLD and self._killed_at is None:
+            self.asked_to_stop = self.asked_to_stop or number in (signal.SIGTERM, signal.SIGINT)
             self._child.send(number)
 
     def _stop_with_command(self) -> None:
