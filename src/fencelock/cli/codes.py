@@ -1,5 +1,6 @@
 """The exit codes, from sysexits.h where it defines one. `fencelock run` returns the command's own code if it ran."""
 
+NO_LEADER = 1
 USAGE = 64
 UNAVAILABLE = 69
 BUG = 70

@@ -21,6 +21,17 @@ def write_error(message: str) -> None:
         pass  # closed
 
 
+def log_to_stderr(skip: str | None = None, *, quiet: bool = False) -> None:
+    """Write fencelock's own warnings to stderr, except those of the logger `skip`."""
+    from fencelock.core import log
+
+    def write(logger: str, level: int, message: str) -> None:
+        if level >= log.WARNING and logger != skip and not quiet:
+            write_error(message)
+
+    log.sink = write
+
+
 def escaped(text: str) -> str:
     """Return the text with control characters (escape sequences, changes of direction) replaced by their codes."""
     if text.isprintable():

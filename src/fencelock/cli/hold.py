@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_FOUND, SIGNALLED, USAGE
-from fencelock.cli.errors import explain, write_error
+from fencelock.cli.errors import explain, log_to_stderr, write_error
 from fencelock.cli.options import engine_url, seconds
 from fencelock.cli.signals import TERMINATING, Signals
 from fencelock.cli.watchdog import Watchdog
@@ -131,7 +131,6 @@ def _run(
     options: argparse.Namespace, acquire: Acquire, child: Child, watchdog: Watchdog, signals: Signals, foreground: bool
 ) -> Ended:
     from fencelock.cli.waiting import Interrupted, InterruptibleRuntime
-    from fencelock.core import log
     from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
     from fencelock.core.urls import open_engine, shown
@@ -142,11 +141,7 @@ def _run(
     def on_lost(*_: object) -> None:
         signals.wake()
 
-    def write_warning(logger: str, level: int, message: str) -> None:
-        if level >= log.WARNING and logger != "lease" and not options.quiet:  # _lost() reports a loss
-            write_error(message)
-
-    log.sink = write_warning
+    log_to_stderr("lease", quiet=options.quiet)  # _lost() reports a loss
     runtime = InterruptibleRuntime(signals)
     url = engine_url(options)
     engine = open_engine(runtime, url, check_name(options.namespace, "a namespace"))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import USAGE
-from fencelock.cli.errors import write_error, write_output
+from fencelock.cli.errors import log_to_stderr, write_error, write_output
+
+if TYPE_CHECKING:
+    from fencelock.api.sync import Locks
 
 WIDEST = 80
 """Columns of the help at most: long lines are hard to read."""
@@ -113,6 +117,20 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the engine and the namespace."""
     parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
     parser.add_argument("--namespace", default="fencelock", help="keeps applications on one engine apart (%(default)s)")
+
+
+def add_look(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the commands that print what an engine has."""
+    add_engine(parser)
+    parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
+
+
+def connect(options: argparse.Namespace, owner: str | None = None) -> Locks:
+    """Return a client for the engine that the options select."""
+    from fencelock.api.sync import connect
+
+    log_to_stderr()
+    return connect(engine_url(options), namespace=options.namespace, owner=owner)
 
 
 def engine_url(options: argparse.Namespace) -> str:
