@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from typing import Any
 
 import pytest
@@ -239,12 +238,11 @@ def test_wrong_arguments(cli: Cli, arguments: list[str], words: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.engine("mysql")
-def test_engine_without_readers(cli: Cli, request: pytest.FixtureRequest) -> None:
+def test_engine_without_readers(cli: Cli, redis_node: Redis) -> None:
     """An engine that has no readers or permits refuses them before the command is started."""
-    cli.env["FENCELOCK_URL"] = f"redlock://{request.getfixturevalue('redis_node').address}"
+    cli.env["FENCELOCK_URL"] = f"redlock://{redis_node.address}"
     for option in (["--shared"], ["--limit", "2"]):
-        result: subprocess.CompletedProcess[str] = cli("run", "x", *option, "--", "touch", "ran")
+        result = cli("run", "x", *option, "--", "touch", "ran")
         assert result.returncode == 69
         assert "was not started" in result.stderr
     assert not cli.file("ran").exists()
