@@ -46,7 +46,7 @@ def parser() -> Parser:
     parser.add_argument("--value", default="", help="what others see of the leader, such as its address")
     add_engine(parser)
     add_hold_options(parser)
-    parser.set_defaults(no_wait=False)
+    parser.set_defaults(no_wait=False, foreground=False)
     return parser
 
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> NoReturn:
         granted = boottime()
         return term
 
-    ended, signals = hold(options, command, stand, foreground=False)
+    ended, signals = hold(options, command, stand)
     if signals.restore() or not ended.again:
         leave(ended.code)
     import time

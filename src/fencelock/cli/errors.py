@@ -74,10 +74,6 @@ def run_command(command: str, arguments: list[str]) -> int:
         write_error(f"the output cannot be written: {error}")
         return OUTPUT_FAILED
     except Exception as error:
-        if os.environ.get("FENCELOCK_DEBUG"):
-            import traceback
-
-            traceback.print_exc()
         return explain(error)
 
 
@@ -90,6 +86,10 @@ def explain(error: Exception, outcome: str = "") -> int:
     """Write the error to stderr, followed by `outcome` unless the arguments were wrong; return the exit code."""
     from fencelock.errors import FencelockError
 
+    if os.environ.get("FENCELOCK_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
     if isinstance(error, FencelockError):
         if isinstance(error, ValueError):
             write_error(_one_line(error))

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from fencelock.cli.child import Child
 from fencelock.cli.codes import LOST, NOT_FOUND, SIGNALLED, USAGE
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from fencelock.cli.options import Parser
     from fencelock.cli.waiting import InterruptibleRuntime
     from fencelock.core.client import Client
-    from fencelock.core.engine import Engine
     from fencelock.core.group import BaseGroup
     from fencelock.core.lease import BaseLease
+    from fencelock.errors import FencelockError
 
+    T = TypeVar("T")
     Held = BaseLease | BaseGroup
     Acquire = Callable[[Client[BaseLease]], Coroutine[Any, Any, Held]]
 
@@ -65,7 +66,9 @@ def add_hold_options(parser: Parser) -> None:
     )
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("--verbose", action="store_true", help="say on stderr what happens to the lock")
-    loudness.add_argument("--quiet", action="store_true", help="do not say that the lock was not free")
+    loudness.add_argument(
+        "--quiet", action="store_true", help="no warnings on stderr, and not that the lock was not free"
+    )
 
 
 def _ttl(text: str) -> float:
@@ -79,10 +82,8 @@ def _ttl(text: str) -> float:
     return ttl
 
 
-def hold(
-    options: argparse.Namespace, command: list[str], acquire: Acquire, *, foreground: bool
-) -> tuple[Ended, Signals]:
-    """Run the command while holding what `acquire` returns. `foreground`: at a terminal, the keyboard is the command's."""
+def hold(options: argparse.Namespace, command: list[str], acquire: Acquire) -> tuple[Ended, Signals]:
+    """Run the command while holding what `acquire` returns."""
     for fd in (0, 1, 2):
         # The next open() would get the number of a closed standard stream. /dev/null takes its place until exec.
         try:
@@ -93,12 +94,8 @@ def hold(
     watchdog = Watchdog(child)
     signals = Signals()
     try:
-        ended = _run(options, acquire, child, watchdog, signals, foreground)
+        ended = _run(options, acquire, child, watchdog, signals)
     except Exception as error:
-        if os.environ.get("FENCELOCK_DEBUG"):
-            import traceback
-
-            traceback.print_exc()
         names = ", ".join(map(repr, options.names))
         outcome = "was killed" if child.started else f"was not started, as {names} was not acquired"
         ended = Ended(explain(error, f"; the command {outcome}"))
@@ -127,9 +124,7 @@ def check_command(command: list[str], example: str) -> None:
         leave(NOT_FOUND)
 
 
-def _run(
-    options: argparse.Namespace, acquire: Acquire, child: Child, watchdog: Watchdog, signals: Signals, foreground: bool
-) -> Ended:
+def _run(options: argparse.Namespace, acquire: Acquire, child: Child, watchdog: Watchdog, signals: Signals) -> Ended:
     from fencelock.cli.waiting import Interrupted, InterruptibleRuntime
     from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
@@ -137,9 +132,14 @@ def _run(
     from fencelock.core.validation import check_name
     from fencelock.errors import GuaranteeUnavailable
     from fencelock.model import TokenGuarantee
+    from fencelock.runtime.blocking import run_sync
 
     def on_lost(*_: object) -> None:
         signals.wake()
+
+    def close() -> None:
+        # Servers log connections that end without a close.
+        _bounded(lambda: run_sync(engine.close()), CLOSE_TIMEOUT)
 
     log_to_stderr("lease", quiet=options.quiet)  # _lost() reports a loss
     runtime = InterruptibleRuntime(signals)
@@ -155,15 +155,15 @@ def _run(
     except Interrupted as interrupted:
         return Ended(SIGNALLED + interrupted.number)
     if held is None:
-        _close_engine(engine)
+        close()
         return Ended(options.conflict_exit_code)
     for number in signals.take():  # other signals are only for a running command
         if number in TERMINATING:
-            _release(held, runtime.now)
+            _release(held)
             return Ended(SIGNALLED + number)
-    ended = _hold(options, child, watchdog, signals, runtime, held, foreground)
+    ended = _hold(options, child, watchdog, signals, held)
     if ended.code != LOST:
-        _close_engine(engine)
+        close()
     return ended
 
 
@@ -199,33 +199,25 @@ def _write_holders(client: Client[BaseLease], names: list[str]) -> None:
                 write_error(f"{name!r} is held by {who}{line}")
 
 
-def _hold(
-    options: argparse.Namespace,
-    child: Child,
-    watchdog: Watchdog,
-    signals: Signals,
-    runtime: InterruptibleRuntime,
-    held: Held,
-    foreground: bool,
-) -> Ended:
+def _hold(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals: Signals, held: Held) -> Ended:
     from fencelock.cli.supervise import Supervisor
 
     if options.verbose:
         for lease in held._leases():
             write_error(f"holding {lease.name!r} with token {lease.token}")
-    supervisor = Supervisor(held, child, watchdog, signals, runtime.now, options.max_hold)
+    supervisor = Supervisor(held, child, watchdog, signals, options.max_hold)
     if held.is_lost():  # this process was stopped meanwhile; from here on the watchdog covers that
-        return _lost(held, runtime.now, "was not started")
-    child.start(_environment(held), foreground=foreground)
+        return _lost(held, "was not started")
+    child.start(_environment(held), foreground=options.foreground)
     all_ended = supervisor.watch()
     watchdog.dismiss()  # before the release, which may last longer than the watchdog's deadline
     child.give_back_foreground()
     if not all_ended:
         write_error("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
     if not supervisor.ended_by_itself:
-        return _lost(held, runtime.now, "was stopped", again=not supervisor.asked_to_stop)
+        return _lost(held, "was stopped", again=not supervisor.asked_to_stop)
     assert child.status is not None
-    if held.is_lost() or not _release(held, runtime.now):
+    if held.is_lost() or not _release(held):
         write_error(f"{_loss(held)}; the command ended with code {child.status}")
         return Ended(LOST, again=not supervisor.asked_to_stop)
     if (failure := child.failure()) is not None:
@@ -254,20 +246,24 @@ def _environment(held: Held) -> dict[str, str]:
     }
 
 
-def _close_engine(engine: Engine) -> None:
-    """Close the connections within a bounded time: servers log connections that end without a close."""
+def _bounded(work: Callable[[], T], timeout: float) -> T | FencelockError | None:
+    """Return the result or the error of work in another thread, or None if it takes longer."""
     from threading import Thread
 
     from fencelock.errors import FencelockError
-    from fencelock.runtime.blocking import run_sync
 
-    def close() -> None:
-        with suppress(FencelockError):
-            run_sync(engine.close())
+    results: list[T | FencelockError] = []
 
-    thread = Thread(target=close, daemon=True)
+    def run() -> None:
+        try:
+            results.append(work())
+        except FencelockError as error:
+            results.append(error)
+
+    thread = Thread(target=run, daemon=True)
     thread.start()
-    thread.join(CLOSE_TIMEOUT)
+    thread.join(timeout)
+    return results[0] if results else None
 
 
 def _loss(held: Held) -> str:
@@ -281,36 +277,23 @@ def _loss(held: Held) -> str:
     return lease._how_lost()
 
 
-def _lost(held: Held, now: Callable[[], float], outcome: str, *, again: bool = True) -> Ended:
+def _lost(held: Held, outcome: str, *, again: bool = True) -> Ended:
     """Release what may be left of the lease, then report the loss (the release may find its cause), then the warnings."""
     later: list[str] = []
-    _release(held, now, later.append)
+    _release(held, later.append)
     write_error(f"{_loss(held)}; the command {outcome}")
     for warning in later:
         write_error(warning)
     return Ended(LOST, again)
 
 
-def _release(held: Held, now: Callable[[], float], warn: Callable[[str], None] = write_error) -> bool:
+def _release(held: Held, warn: Callable[[str], None] = write_error) -> bool:
     """Release within a bounded time; return False if the lease no longer held the lock. A failure is only a warning."""
-    from threading import Thread
-
-    from fencelock.errors import FencelockError
     from fencelock.runtime.blocking import run_sync
 
-    answers: list[bool] = []
-    errors: list[str] = []
-
-    def release() -> None:
-        try:
-            answers.append(run_sync(held._release()))
-        except FencelockError as error:
-            errors.append(str(error))
-
-    thread = Thread(target=release, daemon=True)
-    thread.start()
-    thread.join(min(max(held.deadline - now(), MIN_RELEASE_TIMEOUT), RELEASE_TIMEOUT))
-    if answers:
-        return answers[0]
-    warn(errors[0] if errors else f"{held.name!r} could not be released; it runs out within {held.ttl:g} s")
+    left = held.deadline - held._client.runtime.now()
+    answer = _bounded(lambda: run_sync(held._release()), min(max(left, MIN_RELEASE_TIMEOUT), RELEASE_TIMEOUT))
+    if isinstance(answer, bool):
+        return answer
+    warn(str(answer or f"{held.name!r} could not be released; it runs out within {held.ttl:g} s"))
     return True

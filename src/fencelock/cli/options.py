@@ -44,9 +44,9 @@ class Parser(argparse.ArgumentParser):
         write_error(f"{message}; see {self.prog} --help")
         self.exit(USAGE)
 
-    def add_name(self, what: str = "the lock's name") -> None:
+    def add_name(self, what: str = "the lock's name", *, several: bool = False) -> None:
         """Add the lock's name as an argument, and as the option --name for a name that begins with a dash."""
-        self.add_argument("names", metavar="NAME", nargs="*", help=what)
+        self.add_argument("names", metavar="NAME", nargs="*" if several else "?", default=[], help=what)
         self.add_argument(
             "--name", action="append", default=[], metavar="NAME", help="for a name that begins with a dash: --name=-x"
         )
@@ -54,8 +54,9 @@ class Parser(argparse.ArgumentParser):
     def parse_names(self, argv: list[str], *, several: bool = False) -> argparse.Namespace:
         """Return the options with `names`: one, or several."""
         options, rest = self.parse_known_args(argv)
+        given = options.names if isinstance(options.names, list) else [options.names]
         unknown = [word for word in rest if word.startswith("-")]
-        options.names = [*options.name, *options.names, *rest]  # argparse leaves the names that follow an option
+        options.names = [*options.name, *given, *rest]  # argparse leaves the names that follow an option
         if unknown and options.names == unknown:
             self.error(f"there is no option {unknown[0]}; a name that begins with a dash is given as --name=-x")
         if not options.names:

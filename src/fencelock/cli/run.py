@@ -35,16 +35,14 @@ def parser() -> Parser:
         f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h, 1d\n\n{TABLE}\n\nexample: {EXAMPLE}",
         usage="fencelock run NAME [NAME ...] [options] -- COMMAND [ARGUMENT ...]",
     )
-    parser.add_name("the lock's name; with several, the command runs when all are held")
+    parser.add_name("the lock's name; with several, the command runs when all are held", several=True)
     add_engine(parser)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--shared", action="store_true", help="a read lock: others that read may hold it, too")
-    mode.add_argument(
-        "--limit", type=int, metavar="N", help="a semaphore: at most N hold it at a time, with --limit all of them"
-    )
+    mode.add_argument("--limit", type=int, metavar="N", help="a semaphore: at most N hold it at the same time")
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument(
-        "-w", "--timeout", type=seconds, help="give up after waiting so long; by default, wait for ever"
+        "-w", "--timeout", type=seconds, metavar="TIME", help="give up after waiting so long; by default, wait for ever"
     )
     waiting.add_argument("-n", "--no-wait", action="store_true", help="give up at once if the lock is not free")
     parser.add_argument(
@@ -56,6 +54,7 @@ def parser() -> Parser:
         help="exit with this code if the lock was not free (75)",
     )
     add_hold_options(parser)
+    parser.set_defaults(foreground=True)
     return parser
 
 
@@ -91,5 +90,5 @@ def main(argv: list[str]) -> NoReturn:
         read, write = (names, []) if options.shared else ([], names)
         return await MultiLockFactory(client, BaseGroup, modes_of((), read, write), **held_how).acquire()
 
-    ended, _ = hold(options, command, acquire, foreground=True)
+    ended, _ = hold(options, command, acquire)
     leave(ended.code)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from fencelock.model import LossReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fencelock.cli.child import Child
     from fencelock.cli.signals import Signals
     from fencelock.cli.watchdog import Watchdog
@@ -53,14 +51,13 @@ class Supervisor:
         child: Child,
         watchdog: Watchdog,
         signals: Signals,
-        now: Callable[[], float],
         max_hold: float | None,
     ) -> None:
         self._lease = lease
         self._child = child
         self._watchdog = watchdog
         self._signals = signals
-        self._now = now
+        self._now = lease._client.runtime.now
         self._plan = plan(lease.ttl, max_hold)
         self._kill_at: float | None = None
         self._update_watchdog()
