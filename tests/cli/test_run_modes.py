@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -107,6 +108,18 @@ def test_several_names(shared_cli: Cli, name: str) -> None:
     assert all(int(token) > 0 for token in tokens.split("\n"))
     assert (mode, value) == ("exclusive", "")
     assert [holders(cli, each) for each in names] == [[], []]
+
+
+def test_fence_for_one_of_several_names(cli: Cli) -> None:
+    """`from_environ(name=…)` selects one of several locks; without a name, or for a reader, it says what is wrong."""
+    code = "import sys; from fencelock.fences import from_environ as f; print(f(name=(sys.argv[1:] or [None])[0]).name)"
+    python = [sys.executable, "-c", code]
+    assert cli("run", "a", "b", "--", *python, "b").stdout == "b\n"
+    assert cli("run", "b", "--", *python, "b").stdout == "b\n"
+    assert cli("run", "b", "--", *python).stdout == "b\n"
+    assert "the locks 'a', 'b': give the name of one" in cli("run", "a", "b", "--", *python).stderr
+    assert "without --shared" in cli("run", "b", "--shared", "--", *python).stderr
+    assert "without --shared" in cli("run", "a", "b", "--shared", "--", *python, "a").stderr
 
 
 def test_several_names_all_or_nothing(shared_cli: Cli, name: str) -> None:

@@ -42,7 +42,8 @@ CLOSE_TIMEOUT = 0.5
 class Ended(NamedTuple):
     """How it ended: the exit code, and whether an election goes on with the next term.
 
-    It does if the term was lost or the command ended with 0, unless a signal asked the command to stop.
+    It does if the term was lost or the command ended with 0, unless a signal asked the command to stop, or one of its
+    processes could not be killed.
     """
 
     code: int
@@ -96,8 +97,8 @@ def hold(options: argparse.Namespace, command: list[str], acquire: Acquire) -> t
     try:
         ended = _run(options, acquire, child, watchdog, signals)
     except Exception as error:
-        names = ", ".join(map(repr, options.names))
-        outcome = "was killed" if child.started else f"was not started, as {names} was not acquired"
+        names, were = ", ".join(map(repr, options.names)), "was" if len(options.names) == 1 else "were"
+        outcome = "was killed" if child.started else f"was not started, as {names} {were} not acquired"
         ended = Ended(explain(error, f"; the command {outcome}"))
         if child.started:
             child.send(signal.SIGKILL)
@@ -215,7 +216,7 @@ def _hold(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals
     if not all_ended:
         write_error("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
     if not supervisor.ended_by_itself:
-        return _lost(held, "was stopped", again=not supervisor.asked_to_stop)
+        return _lost(held, "was stopped", again=all_ended and not supervisor.asked_to_stop)
     assert child.status is not None
     if held.is_lost() or not _release(held):
         write_error(f"{_loss(held)}; the command ended with code {child.status}")

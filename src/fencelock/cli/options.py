@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         for index, word in enumerate(argv):
             if skip:
                 skip = False
-            elif word.startswith("-"):
+            elif word.startswith("-") and word != "-":
                 action = actions.get(word)
                 if action is None and (first := actions.get(word[:2])) is not None and first.nargs == 0:
                     action = actions.get(f"-{word[-1]}")  # -nE is -n -E
