@@ -261,7 +261,7 @@ def test_release_that_fails_is_a_warning(cli: Cli) -> None:
     assert f"could not be released; it runs out within {KEPT} s" in err
     eventually(lambda: boottime() > end)
     cli.file("go").touch()
-    eventually(cli.file("later").exists)  # what it left in the background is none of the warden's business
+    eventually(cli.file("later").exists)  # what it left in the background is none of the watchdog's business
 
 
 def test_console_script_and_closed_streams(cli: Cli) -> None:
