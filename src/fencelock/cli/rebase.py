@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from fencelock.cli.codes import SHORT_TABLE
-from fencelock.cli.errors import log_to_stderr, write_output
+from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, engine_url
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL
 
@@ -38,11 +38,22 @@ def main(argv: list[str]) -> int:
     if not (options.url or os.environ.get("FENCELOCK_URL")):
         raise InvalidURL("name the database or the Redis with the fences: --url, or $FENCELOCK_URL")
     url = engine_url(options)
-    log_to_stderr()
+    _log_to_stderr()
     move = _move_redis if url.partition(":")[0] in ("redis", "rediss", "unix", "valkey") else _move_sql
     count = move(url, options)
     write_output(f"moved {count} {'fence' if count == 1 else 'fences'} to token {options.token}\n")
     return 0
+
+
+def _log_to_stderr() -> None:
+    """Write the log entries of the fences to stderr, one line each."""
+    import logging
+
+    class StderrHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            write_error(record.getMessage())
+
+    logging.basicConfig(handlers=[StderrHandler()])
 
 
 def _move_sql(url: str, options: Any) -> int:
