@@ -42,7 +42,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "OutcomeUnknown",
         "ReleaseFailed",
         "GuaranteeUnavailable",
-        "LimitMismatch",
+        "NotHeld",
         "InvalidArgument",
         "InvalidType",
         "InvalidName",

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
         KeyInProgress,
         KeyReused,
         LeaseLost,
-        LimitMismatch,
         LockTimeout,
         MissingDependency,
+        NotHeld,
         OutcomeUnknown,
         ReleaseFailed,
         StaleToken,
         VersionConflict,
     )
-    from fencelock.model import Holder, LossReason, Snapshot, TokenGuarantee, Traits, Waiter
+    from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
 
 __version__ = "0.1.0"
 
@@ -54,13 +54,14 @@ __all__ = [
     "KeyReused",
     "Lease",
     "LeaseLost",
-    "LimitMismatch",
     "Lock",
     "LockTimeout",
     "Locks",
     "LossReason",
     "Lost",
     "MissingDependency",
+    "Mode",
+    "NotHeld",
     "OutcomeUnknown",
     "ReleaseFailed",
     "Snapshot",

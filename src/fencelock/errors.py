@@ -38,6 +38,10 @@ class LeaseLost(FencelockError):
         self.reason = reason
 
 
+class NotHeld(FencelockError):
+    """This client does not hold the lock, or not in the mode that the caller needs."""
+
+
 class StaleToken(FencelockError):
     """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
 
@@ -115,10 +119,6 @@ class InvalidTTL(InvalidArgument):
 
 class InvalidURL(InvalidArgument):
     """A URL that names no engine of this release, or lacks something that its engine needs."""
-
-
-class LimitMismatch(FencelockError, ValueError):
-    """Others use this name with another number of permits, or as a reader-writer lock: they would not exclude you."""
 
 
 class MissingDependency(FencelockError, ImportError):

@@ -30,17 +30,38 @@ def clock_margin(ttl: float) -> float:
     return ttl * CLOCK_MARGIN_SHARE + CLOCK_MARGIN_MIN
 
 
+class Mode(StrEnum):
+    """How a claim holds a name.
+
+    >>> Mode.SHARED == "shared"
+    True
+    """
+
+    EXCLUSIVE = "exclusive"
+    """Alone: a lock, or the write side of a reader-writer lock."""
+    SHARED = "shared"
+    """Together with any number of readers."""
+    PERMIT = "permit"
+    """As one of at most `limit` holders of a semaphore."""
+
+    @staticmethod
+    def of(shared: bool, limit: int | None) -> Mode:
+        """Return the mode of a claim that an engine stores as a flag and a limit."""
+        return Mode.EXCLUSIVE if not shared else Mode.SHARED if limit is None else Mode.PERMIT
+
+
 class _Claim(NamedTuple):
     name: str
     ttl: float
     owner: str
-    shared: bool
+    mode: Mode
     limit: int | None
+    value: str
     id: str
 
 
 class Claim(_Claim):
-    """One request to hold a name: exclusive, shared, or one of `limit` permits."""
+    """One request to hold a name. `limit` is the number of permits in mode PERMIT; `value` is what an election stores."""
 
     __slots__ = ()
 
@@ -49,14 +70,20 @@ class Claim(_Claim):
         name: str,
         ttl: float,
         owner: str = "",
-        shared: bool = False,
+        mode: Mode = Mode.EXCLUSIVE,
         limit: int | None = None,
+        value: str = "",
         id: str | None = None,
     ) -> Claim:
         # Inlined `new_id` and NamedTuple.__new__: the calls would take half of the time.
-        return tuple.__new__(cls, (name, ttl, owner, shared, limit, urandom(16).hex() if id is None else id))
+        return tuple.__new__(cls, (name, ttl, owner, mode, limit, value, urandom(16).hex() if id is None else id))
 
-    def again(self) -> Claim:
+    @property
+    def shared(self) -> bool:
+        """Whether others may hold the name at the same time."""
+        return self.mode is not Mode.EXCLUSIVE
+
+    def with_new_id(self) -> Claim:
         """Return the same claim with a new id, for when the engine no longer accepts the old one."""
         return self._replace(id=new_id())
 
@@ -71,7 +98,7 @@ class Grant(NamedTuple):
     claim: Claim
     token: int
     since: float
-    handle: Any = None
+    engine_state: Any = None
     attempt_in_flight: bool = False
     """An attempt of this claim got no reply and may still reach the engine, even after the release: abandon the claim too."""
 
@@ -79,6 +106,10 @@ class Grant(NamedTuple):
     def deadline(self) -> float:
         """When the holder must stop, by its own clock: always before the engine grants the lock to another claim."""
         return self.since + self.claim.ttl - clock_margin(self.claim.ttl)
+
+    def downgraded(self, since: float) -> Grant:
+        """Return the shared grant that a downgrade, sent at `since`, made of this one."""
+        return self._replace(claim=self.claim._replace(mode=Mode.SHARED), since=since)
 
 
 class Waiting(NamedTuple):
@@ -91,7 +122,7 @@ class Waiting(NamedTuple):
     claim: Claim
     since: float
     retry_in: float | None = None
-    handle: Any = None
+    engine_state: Any = None
 
 
 class Renewal(Enum):
@@ -164,15 +195,16 @@ class Traits(NamedTuple):
 class Holder(NamedTuple):
     """A claim that holds the name, in a `Snapshot`. `expires_in` is in seconds, by the engine's clock.
 
-    `held_for` is the time since the engine granted it, in seconds; None on etcd and ZooKeeper, which do not record it.
+    `held_for` is the time since the engine granted it, in seconds. `value` is what an election's candidate gave.
     """
 
     owner: str
     token: int
     expires_in: float
-    shared: bool = False
+    mode: Mode = Mode.EXCLUSIVE
     limit: int | None = None
     held_for: float | None = None
+    value: str = ""
 
 
 def held_for(token: int, clock: float) -> float | None:
@@ -191,8 +223,9 @@ class Waiter(NamedTuple):
 
     owner: str
     expires_in: float
-    shared: bool = False
+    mode: Mode = Mode.EXCLUSIVE
     limit: int | None = None
+    value: str = ""
 
 
 class Snapshot(NamedTuple):
@@ -206,6 +239,12 @@ class Snapshot(NamedTuple):
     def token(self) -> int | None:
         """The highest token that holds the name now, or None when it is free."""
         return max((holder.token for holder in self.holders), default=None)
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The limits that holders and waiters of a semaphore use, in order; more than one means that they disagree."""
+        limits = [holder.limit for holder in self.holders] + [waiter.limit for waiter in self.waiters]
+        return tuple(sorted({limit for limit in limits if limit is not None}))
 
 
 class Until(Enum):
@@ -254,8 +293,9 @@ ADMITTED = Admitted()
 def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
     """Decide whether `me` may hold the name, given the claims that came before it, oldest first.
 
-    Only earlier claims count, so no claim overtakes another. An exclusive claim waits for all earlier ones, a reader for
-    the exclusive ones, a permit until fewer than `limit` are ahead. `by` is chosen so that one departure wakes one waiter.
+    Only earlier claims count, and no claim overtakes a blocked one. An exclusive claim waits for all earlier ones, a reader
+    for the exclusive ones, a permit until fewer than its own `limit` are ahead. `by` is chosen so that one departure wakes
+    one waiter; only behind permits, each departure wakes all that are blocked.
 
     >>> a, b = Claim("n", 30), Claim("n", 30)
     >>> admit([a, b], a)
@@ -275,11 +315,10 @@ def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
     for entry in reversed(ahead):
         if not entry.shared:
             return Blocked((entry.id,), Until.ALL)
-    if me.limit is None or len(ahead) < me.limit:
+    # Only readers and permits are ahead. A permit with fewer claims ahead of it than its limit holds the name.
+    if all(entry.limit is None or place < entry.limit for place, entry in enumerate([*ahead, me])):
         return ADMITTED
-    if len(ahead) == me.limit:
-        return Blocked(tuple(entry.id for entry in ahead), Until.ANY)
-    return Blocked((ahead[-1].id,), Until.ALL)
+    return Blocked(tuple(entry.id for entry in ahead), Until.ANY)
 
 
 class QueueEntry(Contender, Protocol):
@@ -329,20 +368,3 @@ def advance_queue(queue: Iterable[Q], now: float) -> QueueUpdate[Q]:
             update.holders_end = entry.expires
         ahead.append(entry)
     return update
-
-
-def limit_conflict(queue: Iterable[Contender], me: Contender) -> str | None:
-    """Return how the limit of `me` differs from other shared claims on its name, or None if they agree.
-
-    >>> limit_conflict([Claim("n", 30, shared=True, limit=3)], Claim("n", 30, shared=True, limit=5))
-    'others use it with 3 permits, not with 5 permits'
-    """
-    if me.shared:
-        for entry in queue:
-            if entry.shared and entry.limit != me.limit:
-                return f"others use it {_mode(entry)}, not {_mode(me)}"
-    return None
-
-
-def _mode(entry: Contender) -> str:
-    return "for any number of readers" if entry.limit is None else f"with {entry.limit} permits"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
+from fencelock.core.clock import Deadline
 from fencelock.core.engine import Engine
 from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
@@ -74,14 +75,14 @@ class Faulty:
             await self._runtime.sleep(seconds)
         return answer
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         async def attempt() -> Grant | Waiting:
-            return await self.inner.attempt(claim, queue=queue, patience=patience)
+            return await self.inner.attempt(claim, enqueue=enqueue, deadline=deadline)
 
         return await self._through("attempt", attempt())
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        return await self._through("wait", self.inner.wait(waiting, timeout, patience))
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        return await self._through("wait", self.inner.wait(waiting, timeout))
 
     async def abandon(self, claim: Claim) -> None:
         await self._through("abandon", self.inner.abandon(claim))
@@ -94,6 +95,9 @@ class Faulty:
             return await self.inner.release(grant)
 
         return await self._through("release", release())
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        return await self._through("downgrade", self.inner.downgrade(grant))
 
     async def inspect(self, name: str) -> Snapshot:
         return await self._through("inspect", self.inner.inspect(name))

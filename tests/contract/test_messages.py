@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout, LossReason, ReleaseFailed
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.faults import Faulty
@@ -101,9 +102,12 @@ async def test_engine_down_for_good_while_waiting(subject: Subject, locks: Locks
     """A waiter gives up with EngineUnavailable once its place in line cannot be there any more."""
     async with subject.connect().lock("x"):
         faulty = Faulty.around(locks)
-        faulty.refuse("wait", 1000)
-        with pytest.raises(EngineUnavailable):
-            await asyncio.wait_for(locks.lock("x", ttl=0.5).acquire(), SOON)
+        async with background(locks.lock("x", ttl=0.5).acquire()) as (task,):
+            await waiting(locks, "x")
+            faulty.refuse("wait", 1000)
+            faulty.refuse("attempt", 1000)
+            with pytest.raises(EngineUnavailable):
+                await asyncio.wait_for(task, SOON)
 
 
 async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> None:
@@ -121,8 +125,8 @@ async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> N
         await holder.release()
         lease = await task
     assert [holder.token for holder in (await other.inspect("x")).holders] == [lease.token]
-    granted = [answer.token for answer in faulty.answers["wait"] if isinstance(answer, Grant)]
-    assert set(granted) == {lease.token}
+    answers = faulty.answers["wait"] + faulty.answers["attempt"]
+    assert {answer.token for answer in answers if isinstance(answer, Grant)} == {lease.token}
     await lease.release()
 
 
@@ -488,8 +492,8 @@ async def test_attempt_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
     engine = subject.engine()
     claim = Claim("x", 30)
-    first = await engine.attempt(claim, queue=True)
-    again = await engine.attempt(claim, queue=True)
+    first = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    again = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(first, Grant)
     assert isinstance(again, Grant)
     assert first.token == again.token
@@ -503,11 +507,11 @@ async def test_wait_in_line_twice(subject: Subject) -> None:
     """On the engine itself: attempting twice while it is busy takes one place in line."""
     engine = subject.engine()
     holder, claim = Claim("x", 30), Claim("x", 30)
-    assert isinstance(await engine.attempt(holder, queue=True), Grant)
+    assert isinstance(await engine.attempt(holder, enqueue=True, deadline=NO_DEADLINE), Grant)
     for _ in range(2):
-        assert isinstance(await engine.attempt(claim, queue=True), Waiting)
+        assert isinstance(await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE), Waiting)
     assert len((await engine.inspect("x")).waiters) == 1
-    assert isinstance(await engine.attempt(claim, queue=False), Waiting)
+    assert isinstance(await engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE), Waiting)
     assert (await engine.inspect("x")).waiters == ()
     await engine.abandon(holder)
 
@@ -518,14 +522,14 @@ async def test_abandon(subject: Subject) -> None:
     holder, waiter = Claim("x", 30), Claim("x", 30)
     await engine.abandon(holder)
     held = Claim("x", 30)
-    assert isinstance(await engine.attempt(held, queue=True), Grant)
-    assert isinstance(await engine.attempt(waiter, queue=True), Waiting)
+    assert isinstance(await engine.attempt(held, enqueue=True, deadline=NO_DEADLINE), Grant)
+    assert isinstance(await engine.attempt(waiter, enqueue=True, deadline=NO_DEADLINE), Waiting)
     for _ in range(2):
         await engine.abandon(waiter)
     assert (await engine.inspect("x")).waiters == ()
     for _ in range(2):
         await engine.abandon(held)
-    assert isinstance(await engine.attempt(Claim("x", 30), queue=False), Grant)
+    assert isinstance(await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE), Grant)
     await engine.abandon(held)
     assert len((await engine.inspect("x")).holders) == 1
 
@@ -558,9 +562,9 @@ async def test_release_that_a_close_overtakes(subject: Subject) -> None:
 async def test_release_of_somebody_else(subject: Subject) -> None:
     """On the engine itself: a release or a renewal under another id does nothing."""
     engine = subject.engine()
-    grant = await engine.attempt(Claim("x", 30), queue=False)
+    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.handle)
+    stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.engine_state)
     assert await engine.release(stranger) is False
     assert await engine.renew([stranger, grant]) == [Renewal.LOST, Renewal.RENEWED]
     assert len((await engine.inspect("x")).holders) == 1

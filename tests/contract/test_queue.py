@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from unittest.mock import ANY
 
 import pytest
 
-from fencelock import GuaranteeUnavailable, LimitMismatch
+from fencelock import GuaranteeUnavailable, NotHeld
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
-from fencelock.model import Admitted, Claim, Grant, Waiting, admit
+from fencelock.model import Admitted, Claim, Grant, Mode, Renewal, Waiting, admit
 from tests.contract.engines import EngineCase
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, Subject, waiting
@@ -30,11 +32,11 @@ async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) 
         (permit(3), engine.traits.limit, "permits"),
     ):
         if can:
-            assert isinstance(await engine.attempt(claim, queue=False), Grant)
+            assert isinstance(await engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE), Grant)
             await engine.abandon(claim)
         else:
             with pytest.raises(GuaranteeUnavailable, match=what):
-                await engine.attempt(claim, queue=False)
+                await engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE)
     assert (await engine.inspect("x")).holders == ()
 
 
@@ -153,36 +155,40 @@ async def test_names_of_the_dead(locks: LocksView, pace: TtlScale) -> None:
 # ---------------------------------------------------------------------------- readers and permits, on the engine itself
 
 
+async def attempt(engine: Engine, claim: Claim) -> Grant | Waiting:
+    return await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+
+
 def reader(name: str = "x", owner: str = "") -> Claim:
-    return Claim(name, 60, owner, shared=True)
+    return Claim(name, 60, owner, Mode.SHARED)
 
 
 def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
-    return Claim(name, 60, owner, shared=True, limit=limit)
+    return Claim(name, 60, owner, Mode.PERMIT, limit)
 
 
 @pytest.mark.shared
 async def test_readers_share(subject: Subject) -> None:
     """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
     engine = subject.engine()
-    readers = [await engine.attempt(reader(), queue=True) for _ in range(3)]
+    readers = [await engine.attempt(reader(), enqueue=True, deadline=NO_DEADLINE) for _ in range(3)]
     assert all(isinstance(grant, Grant) for grant in readers)
     writer = Claim("x", 60)
-    assert isinstance(await engine.attempt(writer, queue=True), Waiting)
+    assert isinstance(await engine.attempt(writer, enqueue=True, deadline=NO_DEADLINE), Waiting)
     late = reader()
-    assert isinstance(await engine.attempt(late, queue=True), Waiting)
+    assert isinstance(await engine.attempt(late, enqueue=True, deadline=NO_DEADLINE), Waiting)
     for grant in readers[:-1]:
         assert isinstance(grant, Grant)
         await engine.release(grant)
-    assert isinstance(await engine.attempt(writer, queue=True), Waiting)
+    assert isinstance(await engine.attempt(writer, enqueue=True, deadline=NO_DEADLINE), Waiting)
     last = readers[-1]
     assert isinstance(last, Grant)
     await engine.release(last)
-    writing = await engine.attempt(writer, queue=True)
+    writing = await engine.attempt(writer, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(writing, Grant)
-    assert isinstance(await engine.attempt(late, queue=True), Waiting)
+    assert isinstance(await engine.attempt(late, enqueue=True, deadline=NO_DEADLINE), Waiting)
     await engine.release(writing)
-    assert isinstance(await engine.attempt(late, queue=True), Grant)
+    assert isinstance(await engine.attempt(late, enqueue=True, deadline=NO_DEADLINE), Grant)
 
 
 @pytest.mark.limit
@@ -190,32 +196,108 @@ async def test_permits(subject: Subject) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
     engine = subject.engine()
     claims = [permit(3) for _ in range(5)]
-    outcomes = [await engine.attempt(claim, queue=True) for claim in claims]
+    outcomes = [await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE) for claim in claims]
     assert [isinstance(outcome, Grant) for outcome in outcomes] == [True, True, True, False, False]
     second = outcomes[1]
     assert isinstance(second, Grant)
     await engine.release(second)
-    assert isinstance(await engine.attempt(claims[3], queue=True), Grant)
-    assert isinstance(await engine.attempt(claims[4], queue=True), Waiting)
+    assert isinstance(await engine.attempt(claims[3], enqueue=True, deadline=NO_DEADLINE), Grant)
+    assert isinstance(await engine.attempt(claims[4], enqueue=True, deadline=NO_DEADLINE), Waiting)
     snapshot = await engine.inspect("x")
     assert [holder.limit for holder in snapshot.holders] == [3, 3, 3]
-    assert all(holder.shared for holder in snapshot.holders)
+    assert all(holder.mode is Mode.PERMIT for holder in snapshot.holders)
 
 
 @pytest.mark.limit
-@pytest.mark.parametrize("other", [permit(5), reader()], ids=["permits", "readers"])
-async def test_limit_that_contradicts(subject: Subject, other: Claim) -> None:
-    """Who uses a name with another limit is told, with both numbers, and leaves nothing behind."""
+async def test_contenders_with_different_limits_respect_their_own(subject: Subject) -> None:
+    """During a rolling deploy a permit of 5 is admitted beside three holders, a permit of 3 behind it is not."""
     engine = subject.engine()
-    grant = await engine.attempt(permit(3), queue=True)
-    assert isinstance(grant, Grant)
-    with pytest.raises(LimitMismatch, match="3 permits") as caught:
-        await engine.attempt(other, queue=True)
-    assert caught.value.name == "x"
+    for _ in range(3):
+        assert isinstance(await attempt(engine, permit(3)), Grant)
+    larger, smaller, last = permit(5), permit(3), permit(5)
+    assert isinstance(await attempt(engine, larger), Grant)
+    assert isinstance(await attempt(engine, smaller), Waiting)
+    assert isinstance(await attempt(engine, last), Waiting), "nobody overtakes a permit that waits"
+    assert (await engine.inspect("x")).limits == (3, 5)
+
+
+@pytest.mark.limit
+async def test_any_departure_admits_the_next_permit(subject: Subject) -> None:
+    """Of eight permits with limit 3, each release admits exactly one more: three hold the name until the last."""
+    engine = subject.engine()
+    claims = [permit(3) for _ in range(8)]
+    outcomes = [await attempt(engine, claim) for claim in claims]
+    holding = [outcome for outcome in outcomes if isinstance(outcome, Grant)]
+    for claim in claims[3:]:
+        await engine.release(holding.pop(len(holding) // 2))
+        granted = await attempt(engine, claim)
+        assert isinstance(granted, Grant)
+        holding.append(granted)
+        assert len((await engine.inspect("x")).holders) == 3
+
+
+@pytest.mark.shared
+async def test_downgrade_admits_the_readers_behind_it(subject: Subject) -> None:
+    """A writer that becomes a reader keeps its token; readers directly behind it are admitted, a queued writer is not."""
+    engine = subject.engine()
+    writing = await attempt(engine, Claim("x", 60, "w"))
+    assert isinstance(writing, Grant)
+    readers, writer, late = [reader(), reader()], Claim("x", 60), reader()
+    for claim in (*readers, writer, late):
+        assert isinstance(await attempt(engine, claim), Waiting)
+    reading = await engine.downgrade(writing)
+    assert (reading.token, reading.claim.mode, reading.claim.id) == (writing.token, Mode.SHARED, writing.claim.id)
+    assert await engine.downgrade(writing) == reading._replace(since=ANY)
+    assert all([isinstance(await attempt(engine, claim), Grant) for claim in readers])
+    assert isinstance(await attempt(engine, writer), Waiting)
+    assert isinstance(await attempt(engine, late), Waiting)
     snapshot = await engine.inspect("x")
-    assert (len(snapshot.holders), len(snapshot.waiters)) == (1, 0)
-    await engine.release(grant)
-    assert isinstance(await engine.attempt(other, queue=True), Grant)
+    assert [holder.mode for holder in snapshot.holders] == [Mode.SHARED] * 3
+    assert writing.token in [holder.token for holder in snapshot.holders]
+    assert await engine.renew([reading]) == [Renewal.RENEWED]
+    assert await engine.release(reading) is True
+    for claim in readers:
+        await engine.abandon(claim)
+    assert isinstance(await attempt(engine, writer), Grant)
+
+
+@pytest.mark.shared
+async def test_downgrade_of_a_lock_that_is_gone(subject: Subject) -> None:
+    """A holder that was dropped learns it from the downgrade, and does not come back as a reader."""
+    engine = subject.engine()
+    writing = await attempt(engine, Claim("x", 60))
+    assert isinstance(writing, Grant)
+    await engine.force_release("x")
+    with pytest.raises(NotHeld, match="'x'"):
+        await engine.downgrade(writing)
+    assert (await engine.inspect("x")).holders == ()
+
+
+@pytest.mark.shared
+async def test_abandon_removes_a_downgraded_claim(subject: Subject) -> None:
+    """Clean-up knows only the claim as it was asked for; that is enough after a downgrade, too."""
+    engine = subject.engine()
+    claim = Claim("x", 60)
+    writing = await attempt(engine, claim)
+    assert isinstance(writing, Grant)
+    await engine.downgrade(writing)
+    await engine.abandon(claim)
+    assert (await engine.inspect("x")).holders == ()
+
+
+VALUES = ["", "http://web-7:8080", "a:b\nc\td", 'it\'s */ "quoted" \\ 100 %', "日本 🔒", "x" * 1024]
+
+
+async def test_values_come_back_unchanged(subject: Subject) -> None:
+    """The value of a claim, an election's, is shown for holders and for waiters exactly as it was given."""
+    engine = subject.engine()
+    for number, value in enumerate(VALUES):
+        name = f"x{number}"
+        assert isinstance(await attempt(engine, Claim(name, 60, "a", value=value)), Grant)
+        assert isinstance(await attempt(engine, Claim(name, 60, "b", value=value)), Waiting)
+        snapshot = await engine.inspect(name)
+        assert [(holder.owner, holder.value) for holder in snapshot.holders] == [("a", value)]
+        assert [(waiter.owner, waiter.value) for waiter in snapshot.waiters] == [("b", value)]
 
 
 @dataclass
@@ -262,7 +344,8 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
     chance = random.Random(seed)
     engine, other = subject.engine(), subject.engine()
     model = Model()
-    limit = chance.choice([None, None, 1, 2, 3])
+    kinds: list[list[int | None]] = [[None], [2], [1, 3], [None, 1, 2, 3]]
+    limits = chance.choice(kinds)
     granted: dict[str, Grant] = {}
     highest = 0
     for step in range(120):
@@ -270,20 +353,21 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
         what = chance.random()
         if what < 0.5 or not model.queue:
             owner = f"c{step}"
-            claim = Claim("x", 60, owner, shared=chance.random() < 0.6, limit=None)
-            if claim.shared:
-                claim = Claim("x", 60, owner, shared=True, limit=limit)
-            queue = chance.random() < 0.8
+            claim = Claim("x", 60, owner)
+            if chance.random() < 0.6:
+                limit = chance.choice(limits)
+                claim = Claim("x", 60, owner, Mode.of(True, limit), limit)
+            enqueue = chance.random() < 0.8
             member = Member(claim, case)
             model.queue.append(member)
             model.advance_queue()
-            outcome = await case.attempt(claim, queue=queue)
+            outcome = await case.attempt(claim, enqueue=enqueue, deadline=NO_DEADLINE)
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 granted[claim.id] = outcome
                 assert outcome.token > highest
                 highest = outcome.token
-            elif not queue:
+            elif not enqueue:
                 model.queue.remove(member)
         elif what < 0.75:
             member = chance.choice(model.queue)
@@ -301,7 +385,9 @@ async def test_engine_against_admit(subject: Subject, seed: int) -> None:
             member = chance.choice(model.queue)
             if case.traits.session:
                 case = member.case  # a claim hangs on its client's session, and nobody else's can keep it
-            outcome = await case.attempt(member.claim, queue=True)  # a sign of life; the place in line stays
+            outcome = await case.attempt(
+                member.claim, enqueue=True, deadline=NO_DEADLINE
+            )  # a sign of life; the place in line stays
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 known = granted.setdefault(member.claim.id, outcome)

@@ -13,24 +13,24 @@ from fencelock.model import (
     Blocked,
     Claim,
     Grant,
+    Mode,
     Until,
     admit,
     advance_queue,
     clock_margin,
-    limit_conflict,
     new_id,
 )
 
 WRITER = Claim("n", 30)
-READER = Claim("n", 30, shared=True)
+READER = Claim("n", 30, mode=Mode.SHARED)
 
 
 def permit(limit: int) -> Claim:
-    return Claim("n", 30, shared=True, limit=limit)
+    return Claim("n", 30, mode=Mode.PERMIT, limit=limit)
 
 
 def queue(*kinds: Claim) -> list[Claim]:
-    return [kind.again() for kind in kinds]
+    return [kind.with_new_id() for kind in kinds]
 
 
 def test_first_is_admitted() -> None:
@@ -58,11 +58,11 @@ def test_reader_waits_for_the_last_writer() -> None:
 
 
 def test_permit_waits_for_any_holder() -> None:
-    """The first waiter for a permit watches all holders, the others only the waiter ahead."""
+    """Any departure ahead wakes a permit that waits."""
     line = queue(*[permit(2)] * 4)
     assert isinstance(admit(line, line[1]), Admitted)
     assert admit(line, line[2]) == Blocked((line[0].id, line[1].id), Until.ANY)
-    assert admit(line, line[3]) == Blocked((line[2].id,), Until.ALL)
+    assert admit(line, line[3]) == Blocked((line[0].id, line[1].id, line[2].id), Until.ANY)
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 3])
@@ -140,13 +140,14 @@ def test_settle_stops_at_the_first_that_stays_blocked() -> None:
     assert advance_queue(lines(), 0).admitted == []  # type: ignore[arg-type]
 
 
-def test_contradiction() -> None:
-    """Shared claims have to agree on the limit; exclusive ones contradict nobody."""
-    assert limit_conflict([permit(3)], permit(3)) is None
-    assert limit_conflict([permit(3)], WRITER) is None
-    assert limit_conflict([WRITER], permit(3)) is None
-    assert limit_conflict([READER], permit(3)) == "others use it for any number of readers, not with 3 permits"
-    assert limit_conflict([permit(3)], READER) == "others use it with 3 permits, not for any number of readers"
+def test_nobody_overtakes_a_permit_that_waits() -> None:
+    """With different limits on one name, a larger limit or a reader does not pass a smaller limit that waits."""
+    holding, small, large, reader = queue(permit(3), permit(1), permit(5), READER)
+    line = [holding, small, large, reader]
+    assert isinstance(admit(line, small), Blocked)
+    assert admit(line, large) == Blocked((holding.id, small.id), Until.ANY)
+    assert admit(line, reader) == Blocked((holding.id, small.id, large.id), Until.ANY)
+    assert isinstance(admit([small, large, reader], reader), Admitted)
 
 
 def test_deadline_is_before_the_engines() -> None:

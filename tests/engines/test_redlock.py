@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from fencelock import EngineUnavailable, InvalidURL, LeaseLost, LockTimeout, LossReason
-from fencelock.core.clock import boottime
+from fencelock.core.clock import NO_DEADLINE, boottime
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim, Grant, Renewal
 from tests.contract.runtimes import LocksView
@@ -97,7 +97,7 @@ async def test_renewal_beside_a_node_that_hangs(
     took = []
     for turn in range(5):  # a busy machine may keep one of them waiting, and not all
         engine = clients.on("redlock://" + ",".join(proxy.address for proxy in through.members)).engine()
-        grant = await engine.attempt(Claim(f"turn {turn}", 60.0), queue=False)
+        grant = await engine.attempt(Claim(f"turn {turn}", 60.0), enqueue=False, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
         await eventually(_on_all(nodes, f"turn {turn}"), "all nodes have the lease")
         for proxy in through.members:
@@ -124,7 +124,7 @@ async def test_many_leases_and_a_node_that_hangs(
     engine = clients.on(nodes.url).engine()
     grants = []
     for number in range(40):
-        grant = await engine.attempt(Claim(f"held {number}", 3.0), queue=False)
+        grant = await engine.attempt(Claim(f"held {number}", 3.0), enqueue=False, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
         grants.append(grant)
     await eventually(_on_all(nodes, "held 39"), "all nodes have the leases")
@@ -154,11 +154,11 @@ async def test_nobody_waits_for_the_slowest(
     engine = clients.on("redlock://" + ",".join(proxy.address for proxy in through.members)).engine()
     assert isinstance(engine, RedlockEngine)
     for number in range(3):
-        await engine.attempt(Claim(f"warm {number}", 30.0), queue=False)
+        await engine.attempt(Claim(f"warm {number}", 30.0), enqueue=False, deadline=NO_DEADLINE)
     await asyncio.sleep(0.1)
     for proxy in through.members[:2]:
         proxy.delay(0.4)  # less than is waited for an answer
-    grant = await engine.attempt(Claim("x", 30.0), queue=False)
+    grant = await engine.attempt(Claim("x", 30.0), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     assert all(connection.raw.owed for node in list(engine._cluster)[:2] for connection in node.pool._all)
 

@@ -59,8 +59,8 @@ def deadline_from_the_call() -> Iterator[None]:
     """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
     wait = RedisEngine.wait
 
-    async def late(self: RedisEngine, busy: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        outcome = await wait(self, busy, timeout, patience)
+    async def late(self: RedisEngine, waiting: Waiting, timeout: float) -> Grant | None:
+        outcome = await wait(self, waiting, timeout)
         return outcome._replace(since=self._runtime.now()) if isinstance(outcome, Grant) else outcome
 
     with patch.object(RedisEngine, "wait", late):

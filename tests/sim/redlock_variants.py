@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from fencelock.core.clock import Deadline
 from fencelock.engines.redis.scripts import Script
 from fencelock.engines.redlock import engine
 from fencelock.engines.redlock.engine import RedlockEngine
@@ -63,8 +64,8 @@ def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the last answer came."""
     attempt = RedlockEngine.attempt
 
-    async def late(self: RedlockEngine, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._runtime.now())
+    async def late(self: RedlockEngine, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
+        return (await attempt(self, claim, enqueue=enqueue, deadline=deadline))._replace(since=self._runtime.now())
 
     with patch.object(RedlockEngine, "attempt", late):
         yield

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from fencelock import model
 from fencelock.core import acquire, lease
+from fencelock.core.clock import Deadline
 from fencelock.core.lease import BaseLease
 from fencelock.core.leftovers import Leftovers
 from fencelock.engines.memory import MemoryEngine, MemoryStore
@@ -44,8 +45,8 @@ def deadline_from_reply() -> Iterator[None]:
     """The ttl counts from when the answer came, as if it had taken no time."""
     attempt = MemoryEngine.attempt
 
-    async def late(self: MemoryEngine, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        return (await attempt(self, claim, queue=queue, patience=patience))._replace(since=self._runtime.now())
+    async def late(self: MemoryEngine, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
+        return (await attempt(self, claim, enqueue=enqueue, deadline=deadline))._replace(since=self._runtime.now())
 
     with patch.object(MemoryEngine, "attempt", late):
         yield
@@ -137,8 +138,8 @@ def deadline_from_wake_up() -> Iterator[None]:
     """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
     wait = MemoryEngine.wait
 
-    async def late(self: MemoryEngine, busy: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        outcome = await wait(self, busy, timeout, patience)
+    async def late(self: MemoryEngine, waiting: Waiting, timeout: float) -> Grant | None:
+        outcome = await wait(self, waiting, timeout)
         return outcome._replace(since=self._runtime.now()) if isinstance(outcome, Grant) else outcome
 
     with patch.object(MemoryEngine, "wait", late):

@@ -8,6 +8,7 @@ from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.errors import write_error, write_output
 from fencelock.cli.options import Parser, add_engine, engine_url
 from fencelock.cli.show import as_json, dump, duration, printable, write_engine
+from fencelock.model import Mode
 
 
 def parser() -> Parser:
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         rows.append(
             (
                 printable(snapshot.name),
-                "free" if not holders else "shared" if holders[0].shared else "held",
+                "free" if not holders else "held" if holders[0].mode is Mode.EXCLUSIVE else holders[0].mode.value,
                 ", ".join(printable(holder.owner) for holder in holders) or "-",
                 duration(max((holder.held_for for holder in holders if holder.held_for is not None), default=None)),
                 str(snapshot.token or "-"),

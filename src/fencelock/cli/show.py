@@ -60,9 +60,8 @@ def held(holder: Holder) -> str:
 
 
 def _mode(claim: Holder | Waiter) -> str:
-    if not claim.shared:
-        return ""
-    return ", shared" if claim.limit is None else f", one of {claim.limit} permits"
+    mode = {"exclusive": "", "shared": ", shared"}.get(claim.mode, f", one of {claim.limit} permits")
+    return f"{mode}, value {claim.value!r}" if claim.value else mode
 
 
 def as_json(snapshot: Snapshot) -> dict[str, object]:
@@ -85,8 +84,9 @@ def _claim_json(claim: Holder | Waiter) -> dict[str, object]:
     return {
         "owner": claim.owner,
         "expires_in": round(claim.expires_in, 3),
-        "shared": claim.shared,
+        "mode": claim.mode.value,
         "limit": claim.limit,
+        "value": claim.value,
     }
 
 

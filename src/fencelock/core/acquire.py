@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import inf
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
@@ -16,6 +15,10 @@ from fencelock.model import Claim, Grant, Renewal, Waiting
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+STOP_CHECK_SECONDS = 0.5
+"""How often a caller with `should_stop` is asked."""
+
+ShouldStop = Callable[[], bool]
 
 
 async def acquire(
@@ -26,6 +29,7 @@ async def acquire(
     in_flight: dict[str, Claim],
     leftovers: Leftovers,
     connected: bool,
+    should_stop: ShouldStop | None = None,
 ) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
@@ -33,59 +37,149 @@ async def acquire(
     never `connected`: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
     error, a cancellation), nothing of the claim is left on the engine, or it is in `leftovers`. close() finds the claim in
     `in_flight`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
+    `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS.
     """
     first, started = claim.id, runtime.now()
+    slack = MIN_REPLY_TIMEOUT if connected else FIRST_CONNECT_TIMEOUT
     deadline = Deadline(runtime.now, timeout, started)
-    answer_by = Deadline(
-        runtime.now,
-        None if timeout is None else timeout + (MIN_REPLY_TIMEOUT if connected else FIRST_CONNECT_TIMEOUT),
-        started,
-    )
+    answer_by = Deadline(runtime.now, None if timeout is None else timeout + slack, started)
     while True:
-        refused = False  # the engine refused, or could not be reached at all: there is nothing to abandon
-        enqueued = timeout != 0  # or it may be, by an attempt without a reply
+        loop = _Loop(runtime, engine, claim, deadline, answer_by, should_stop, lambda: first in in_flight)
         try:
-            sent = runtime.now()
-            outcome: Grant | Waiting | None
-            try:
-                left = None if timeout is None else deadline.at_most(inf)
-                outcome = await engine.attempt(claim, queue=timeout != 0, patience=left)
-            except OutcomeUnknown:
-                late = timeout is not None and runtime.now() - sent >= max(timeout, MIN_REPLY_TIMEOUT)
-                if late or first not in in_flight:
-                    raise  # the engine hangs, and there is no time left to ask again; or the claim is not ours
-                outcome, enqueued = None, True
-            except FencelockError:
-                refused = True
-                raise
-            if not isinstance(outcome, Grant):
-                outcome = await _wait_in_queue(
-                    runtime, engine, claim, deadline, outcome, sent, lambda: first in in_flight
-                )
-            if outcome is None:
-                if enqueued:
-                    await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
-                return None
-            if runtime.now() - outcome.since > outcome.claim.ttl / 3:
-                outcome = await _freshen(runtime, engine, outcome, answer_by)
-            if outcome is not None and not answer_by.passed:
-                return outcome
+            grant = await loop.run()
+            time_is_over = grant is None or answer_by.passed
+            if grant is not None and runtime.now() - grant.since > grant.claim.ttl / 3:
+                grant = await _freshen(runtime, engine, grant, answer_by)
+            if grant is not None and not answer_by.passed:
+                return grant
         except BaseException as error:
-            if not refused and first in in_flight:
+            if loop.on_engine and first in in_flight:
                 if isinstance(error, FencelockError):
                     await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
                     await leftovers.clean_up(claim)
             attach_name(error, claim.name)
             raise
-        # The grant is stale, or comes too late: this process was stopped, or the reply took too long.
+        # The time is over; or the grant is stale or late: this process was stopped, or the reply took too long.
         if first not in in_flight:
             raise Forked(FORKED, claim.name)
-        await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
-        if deadline.passed:
+        if loop.on_engine:
+            await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
+        if time_is_over or deadline.passed:
             return None
-        claim = claim.again()
+        claim = claim.with_new_id()
         in_flight[first] = claim
+
+
+class _Loop:
+    """Attempts a claim, waits and attempts again, under one id, until it is granted or the time is over."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        engine: Engine,
+        claim: Claim,
+        deadline: Deadline,
+        answer_by: Deadline,
+        should_stop: ShouldStop | None,
+        ours: Callable[[], bool],
+    ) -> None:
+        self._runtime = runtime
+        self._engine = engine
+        self._claim = claim
+        self._deadline = deadline
+        self._answer_by = answer_by
+        self._should_stop = should_stop
+        self._ours = ours
+        self._enqueue = deadline.seconds != 0
+        self.on_engine = True
+        """Whether the engine may have the claim, enqueued or granted."""
+        self._answered = runtime.now()
+        """When the engine answered last."""
+        self._unanswered: float | None = None
+        """When the first request since then was sent."""
+        self._attempt_in_flight = False
+        self._pause = FIRST_PAUSE
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the caller does not want to wait any longer."""
+        return self._deadline.passed or (self._should_stop is not None and self._should_stop())
+
+    async def run(self) -> Grant | None:
+        """Return the grant, or None when the time is over. The claim may be enqueued then."""
+        waiting: Waiting | None = None
+        while True:
+            sent = self._runtime.now()
+            try:
+                outcome = await self._engine.attempt(self._claim, enqueue=self._enqueue, deadline=self._answer_by)
+                if isinstance(outcome, Waiting):
+                    waiting = outcome
+                    self.on_engine = self._enqueue or self._unanswered is not None
+                    self._answered, self._unanswered, self._pause = self._runtime.now(), None, FIRST_PAUSE
+                    if self._is_over:
+                        return None
+                    grant = await self._engine.wait(waiting, self._seconds_to_wait(waiting))
+                else:
+                    grant = outcome
+            except FencelockError as error:
+                await self._pause_after(error, sent, first=waiting is None and self._unanswered is None)
+                continue
+            if grant is not None:
+                return self._count_from_unanswered(grant)
+            if self._is_over:
+                return None
+
+    def _seconds_to_wait(self, waiting: Waiting) -> float:
+        """Return how long to wait before the next attempt, which keeps the claim's place in the queue."""
+        seconds = waiting.claim.ttl / 3
+        if waiting.retry_in is not None:
+            seconds = min(seconds, waiting.retry_in)
+        if self._should_stop is not None:
+            seconds = min(seconds, STOP_CHECK_SECONDS)
+        return self._deadline.at_most(seconds)
+
+    async def _pause_after(self, error: FencelockError, sent: float, *, first: bool) -> None:
+        """Sleep before the claim is attempted again, or raise the error if that cannot help.
+
+        While a claim is enqueued, the loop waits for an engine that restarts, for as long as its queue keeps the claim.
+        """
+        unknown = isinstance(error, OutcomeUnknown)
+        if first and not unknown:
+            self.on_engine = False  # the engine refused it, or could not be reached at all
+        if not isinstance(error, EngineUnavailable) or not self.on_engine or not self._ours():
+            raise error
+        # An attempt without a reply is repeated once even after the deadline: the answer decides what the caller gets.
+        is_over = self._deadline.passed and (not first or self._answer_by.passed)
+        if is_over or self._runtime.now() - self._answered >= self._claim.ttl:
+            raise error
+        if self._unanswered is None:
+            self._unanswered = sent
+        self._attempt_in_flight = self._attempt_in_flight or unknown
+        await self._runtime.sleep(self._deadline.at_most(self._pause * self._runtime.random()))
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+    def _count_from_unanswered(self, grant: Grant) -> Grant:
+        """Return the grant, counted from the first attempt without a reply: the engine may have granted that one."""
+        if self._unanswered is None and not self._attempt_in_flight:
+            return grant
+        since = grant.since if self._unanswered is None else min(grant.since, self._unanswered)
+        return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight)
+
+
+async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:
+    """Renew a grant with less than two thirds of its ttl left; return None if only a new claim can help."""
+    sent = runtime.now()
+    if sent >= grant.deadline:
+        return None
+    try:
+        (answer,) = await runtime.in_background(engine.renew([grant]), answer_by.at_most(MAX_REPLY_TIMEOUT))
+    except (EngineUnavailable, TimeoutError):
+        return None
+    if answer is not Renewal.RENEWED:
+        return None
+    grant = grant._replace(since=sent)
+    return grant if runtime.now() < grant.deadline else None
 
 
 def attach_name(error: BaseException, name: str) -> None:
@@ -102,68 +196,3 @@ def naming(name: str) -> Iterator[None]:
     except FencelockError as error:
         attach_name(error, name)
         raise
-
-
-async def _wait_in_queue(
-    runtime: Runtime,
-    engine: Engine,
-    claim: Claim,
-    deadline: Deadline,
-    waiting: Waiting | None,
-    sent: float,
-    ours: Callable[[], bool],
-) -> Grant | None:
-    """Wait for what the first attempt did not get; None when the time is over. `busy` is None if it was not answered."""
-    queue = deadline.seconds != 0
-    heard = sent  # when the engine was last known to answer
-    unanswered = sent if waiting is None else None  # when the first attempt that got no answer was sent
-    attempt_in_flight = waiting is None  # whether an attempt may still be on its way
-    pause = FIRST_PAUSE
-    answered = waiting is not None
-    while True:
-        if answered:
-            if (not queue and unanswered is None) or deadline.passed:
-                return None
-            heard, unanswered, pause = runtime.now(), None, FIRST_PAUSE
-        sent, answered = runtime.now(), False
-        outcome: Grant | Waiting
-        try:
-            if waiting is None:
-                left = None if deadline.at is None else deadline.at_most(claim.ttl)
-                outcome = await engine.attempt(claim, queue=queue, patience=left)
-            else:
-                left = None if deadline.at is None else deadline.at_most(inf)
-                outcome = await engine.wait(waiting, deadline.at_most(waiting.claim.ttl / 3), left)
-        except EngineUnavailable as error:
-            # Wait for an engine that restarts, under the same id, for as long as the queue can keep our claim.
-            if deadline.passed or runtime.now() - heard >= claim.ttl or not ours():
-                raise
-            if unanswered is None:
-                unanswered = sent
-            attempt_in_flight = attempt_in_flight or isinstance(error, OutcomeUnknown)
-            await runtime.sleep(deadline.at_most(pause * runtime.random()))
-            pause = min(pause * 2, LONGEST_PAUSE)
-            continue
-        if isinstance(outcome, Waiting):
-            waiting, answered = outcome, True
-        elif not attempt_in_flight and unanswered is None:
-            return outcome
-        else:
-            # The engine may have granted an earlier attempt whose answer was lost, and counts from there.
-            since = outcome.since if unanswered is None else min(outcome.since, unanswered)
-            return outcome._replace(since=since, attempt_in_flight=attempt_in_flight)
-
-
-async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:
-    """Renew a grant with less than two thirds of its ttl left; return None if only a new claim can help."""
-    sent = runtime.now()
-    if sent >= grant.deadline:
-        return None
-    try:
-        (answer,) = await runtime.in_background(engine.renew([grant]), answer_by.at_most(MAX_REPLY_TIMEOUT))
-    except (EngineUnavailable, TimeoutError):
-        return None
-    if answer is not Renewal.RENEWED:
-        return None
-    grant = grant._replace(since=sent)
-    return grant if runtime.now() < grant.deadline else None

@@ -12,7 +12,15 @@ from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from fencelock.core.acquire import acquire, naming
-from fencelock.core.engine import MIN_REPLY_TIMEOUT, Configured, Engine, LossNotifier, never_repeated
+from fencelock.core.clock import Deadline
+from fencelock.core.engine import (
+    FIRST_CONNECT_TIMEOUT,
+    MIN_REPLY_TIMEOUT,
+    Configured,
+    Engine,
+    LossNotifier,
+    never_repeated,
+)
 from fencelock.core.fork import FORKED, Forked
 from fencelock.core.lease import BaseLease
 from fencelock.core.log import ERROR, WARNING, log
@@ -109,7 +117,8 @@ class Client(Generic[L]):
         self._check_open(name)
         if hasattr(self.engine, "learn_traits"):
             with naming(name):
-                await cast(Configured, self.engine).learn_traits(timeout)
+                seconds = None if timeout is None else timeout + FIRST_CONNECT_TIMEOUT
+                await cast(Configured, self.engine).learn_traits(Deadline(self.runtime.now, seconds))
             self._connected = True
         check_purpose(purpose, self.engine.traits, name)
 

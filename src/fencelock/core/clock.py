@@ -64,5 +64,5 @@ class Deadline:
         return seconds if self.at is None else max(0.0, min(seconds, self.at - self._now()))
 
 
-PATIENT = Deadline(boottime, None)
+NO_DEADLINE = Deadline(boottime, None)
 """A deadline that never passes."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import Deadline
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Traits, Waiting
 
@@ -18,31 +18,9 @@ MAX_REPLY_TIMEOUT = 5.0
 """Seconds to wait for a reply at most."""
 
 
-def reply_timeout(ttl: float, shortest: float, within: float | None = None) -> float:
-    """Return how long to wait for a reply: a third of the ttl, as a later reply has no use, but at least `shortest`.
-
-    `within` is the caller's remaining time in seconds.
-    """
-    seconds = min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
-    return seconds if within is None else min(seconds, max(within, MIN_REPLY_TIMEOUT))
-
-
-def limit_of(now: Callable[[], float], within: float | None, *, met: bool = True) -> Deadline:
-    """Return the deadline of an operation for a caller with `within` seconds left.
-
-    `met` is whether this client has connected before; the first connection gets FIRST_CONNECT_TIMEOUT.
-    """
-    return (
-        PATIENT if within is None else Deadline(now, max(within, MIN_REPLY_TIMEOUT if met else FIRST_CONNECT_TIMEOUT))
-    )
-
-
-def time_to_answer(limit: Deadline, seconds: float) -> float:
-    """Return how many of these seconds are left for a reply.
-
-    After a slow connect the server still gets MIN_REPLY_TIMEOUT.
-    """
-    return max(limit.at_most(seconds), min(seconds, MIN_REPLY_TIMEOUT))
+def reply_timeout(ttl: float, shortest: float) -> float:
+    """Return how long to wait for a reply: a third of the ttl, as a later reply has no use, but at least `shortest`."""
+    return min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
 
 
 @contextmanager
@@ -65,20 +43,21 @@ class Engine(Protocol):
     @property
     def traits(self) -> Traits: ...
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Acquire the lock or, if `queue`, enqueue the claim, in one atomic step that also mints the token.
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
+        """Acquire the lock or, with `enqueue`, put the claim into the queue, in one atomic step that also mints the token.
 
-        `patience` is the caller's remaining time in seconds: a later reply has no use.
-
-        A second attempt with the same claim finds the result of the first: one grant, one token. Its ttl counts from the
-        second attempt. Without `queue`, a refused claim (`Waiting`) leaves nothing in the engine.
+        A second attempt with the same claim finds the result of the first: one grant, one token, the same place in the
+        queue. Its ttl counts from the second attempt. Without `enqueue`, a claim that is not granted leaves nothing in the
+        engine. The caller needs the answer before `deadline`; a later one has no use.
         """
         ...
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait until the engine wakes the claim, at most `timeout` seconds, then attempt again to stay in the queue.
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Wait until the engine wakes the claim, at most `timeout` seconds. This changes nothing on the engine.
 
-        A lock that a release granted meanwhile counts from the last attempt (`since`), never from the wake-up.
+        Return the grant if the wake-up or a read has shown it; it counts from the last attempt (`since`), never from the
+        wake-up. Return None if the caller should attempt again: after a wake-up without a grant, a broken connection, or
+        the timeout.
         """
         ...
 
@@ -95,6 +74,13 @@ class Engine(Protocol):
 
         False is certain: the holder lost its lock before. If the reply is lost, raise OutcomeUnknown and do not repeat the
         request: a repetition cannot tell whether the first one released the lock.
+        """
+        ...
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn an exclusive grant into a shared one, in place, and grant the lock to the readers directly behind it.
+
+        The token stays; the ttl restarts. Repeating it is harmless. Raise NotHeld if the engine no longer has the grant.
         """
         ...
 
@@ -140,8 +126,8 @@ class LossNotifier(Engine, Protocol):
 class Configured(Engine, Protocol):
     """An engine whose `traits` depend on its server's settings, which it reads on the first connection."""
 
-    async def learn_traits(self, patience: float | None) -> None:
-        """Connect, unless this client has connected before. `patience` is the caller's remaining time in seconds."""
+    async def learn_traits(self, deadline: Deadline) -> None:
+        """Connect, unless this client has connected before. The caller needs the answer before `deadline`."""
         ...
 
 

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
-from fencelock.core.clock import boottime, wall_us
+from fencelock.core.clock import Deadline, boottime, wall_us
 from fencelock.core.records import Entry as Stored
 from fencelock.core.records import Record, Written
 from fencelock.core.runtime import Event, Runtime
 from fencelock.core.urls import redact
-from fencelock.errors import ClientClosed, InvalidURL, LimitMismatch
+from fencelock.errors import ClientClosed, InvalidURL, NotHeld
 from fencelock.model import (
     Claim,
     Grant,
     Holder,
+    Mode,
     Renewal,
     Snapshot,
     TokenGuarantee,
@@ -29,7 +30,6 @@ from fencelock.model import (
     Waiting,
     advance_queue,
     held_for,
-    limit_conflict,
 )
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class MemoryStore:
         self._wakeups: dict[str, Callable[[], None]] = {}
         self._records: dict[str, Stored] = {}
 
-    def attempt(self, claim: Claim, queue: bool, wake: Callable[[], None] | None = None) -> AttemptReply:
+    def attempt(self, claim: Claim, enqueue: bool, wake: Callable[[], None] | None = None) -> AttemptReply:
         """Grant the lock or enqueue the claim; restart the ttl of an earlier attempt. A later grant calls `wake`."""
         with self._mutex:
             now = self._now()
@@ -94,13 +94,11 @@ class MemoryStore:
             entries = self._queues.setdefault(claim.name, [])
             mine = _find(entries, claim.id)
             if mine is None:
-                if (problem := limit_conflict(entries, claim)) is not None:
-                    raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
                 mine = Entry(claim, now + claim.ttl)
                 entries.append(mine)
             mine.expires = now + claim.ttl
             first, holders_end = self._advance(claim.name, now)
-            if mine.token is None and not queue:
+            if mine.token is None and not enqueue:
                 self._remove(claim)
             elif mine.token is None and wake is not None:
                 self._wakeups[claim.id] = wake
@@ -113,15 +111,6 @@ class MemoryStore:
         with self._mutex:
             mine = _find(self._queues.get(claim.name, ()), claim.id)
             return None if mine is None or mine.expires <= self._now() else mine.token
-
-    def on_grant(self, claim: Claim, wake: Callable[[], None]) -> None:
-        """Call `wake` when the claim is granted the lock, or now if it is granted or gone already."""
-        with self._mutex:
-            mine = _find(self._queues.get(claim.name, ()), claim.id)
-            if mine is None or mine.token is not None:
-                wake()
-            else:
-                self._wakeups[claim.id] = wake
 
     def abandon(self, claim: Claim) -> None:
         """Remove the claim and remember its id for a ttl: an attempt that was sent earlier may still arrive."""
@@ -150,6 +139,18 @@ class MemoryStore:
         with self._mutex:
             return self._remove(claim)
 
+    def downgrade(self, claim: Claim) -> bool:
+        """Make an exclusive holder a shared one and admit the readers behind it; return whether it still held the lock."""
+        with self._mutex:
+            now = self._now()
+            mine = _find(self._queues.get(claim.name, ()), claim.id)
+            if mine is None or mine.token is None or mine.expires <= now:
+                return False
+            mine.claim = mine.claim._replace(mode=Mode.SHARED)
+            mine.expires = now + claim.ttl
+            self._advance(claim.name, now)
+            return True
+
     def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters that have not expired."""
         with self._mutex:
@@ -158,11 +159,17 @@ class MemoryStore:
             return Snapshot(
                 name,
                 tuple(
-                    Holder(e.claim.owner, e.token, e.expires - now, e.shared, e.limit, held_for(e.token, wall))
+                    Holder(c.owner, e.token, e.expires - now, c.mode, c.limit, held_for(e.token, wall), c.value)
                     for e in alive
+                    for c in (e.claim,)
                     if e.token is not None
                 ),
-                tuple(Waiter(e.claim.owner, e.expires - now, e.shared, e.limit) for e in alive if e.token is None),
+                tuple(
+                    Waiter(c.owner, e.expires - now, c.mode, c.limit, c.value)
+                    for e in alive
+                    for c in (e.claim,)
+                    if e.token is None
+                ),
             )
 
     def names(self, prefix: str) -> list[str]:
@@ -250,39 +257,32 @@ class MemoryEngine:
         self._closed = False
         self.records = MemoryRecords(self)
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:  # noqa: ARG002
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:  # noqa: ARG002
         """Acquire the lock or enqueue the claim. The lease counts from before the request."""
         sent = self._runtime.now()
-        event = self._wakeups.get(claim.id)  # passed each time: an entry that expired has lost its callback
-        wake = None if event is None else self._remote_callback(event.set)
-        answer = await self._call(self._store.attempt, claim, queue, wake)
-        if answer.token is not None:
-            return Grant(claim, answer.token, sent)
-        return Waiting(claim, sent, answer.retry_in)
+        wake = None
+        if enqueue:
+            if claim.id not in self._wakeups:
+                self._wakeups[claim.id] = self._runtime.event()
+            wake = self._remote_callback(self._wakeups[claim.id].set)
+        answer = await self._call(self._store.attempt, claim, enqueue, wake)
+        if answer.token is None:
+            return Waiting(claim, sent, answer.retry_in)
+        self._wakeups.pop(claim.id, None)
+        return Grant(claim, answer.token, sent)
 
-    async def wait(
-        self,
-        waiting: Waiting,
-        timeout: float,
-        patience: float | None = None,  # noqa: ARG002
-    ) -> Grant | Waiting:
-        """Wait until the lock is granted, then attempt again."""
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Wait until the store calls back, and read the token."""
         claim = waiting.claim
         event = self._wakeups.get(claim.id)
-        if event is None:
-            event = self._wakeups[claim.id] = self._runtime.event()
-            await self._call(self._store.on_grant, claim, self._remote_callback(event.set))
-        woken = await event.wait(timeout if waiting.retry_in is None else min(timeout, waiting.retry_in))
-        if woken:
-            event.clear()
-            token = await self._call(self._store.granted_token, claim)
-            if token is not None:
-                self._wakeups.pop(claim.id, None)
-                return Grant(claim, token, waiting.since)
-        outcome = await self.attempt(claim, queue=True)
-        if isinstance(outcome, Grant):
-            self._wakeups.pop(claim.id, None)
-        return outcome
+        if event is None or not await event.wait(timeout):
+            return None
+        event.clear()
+        token = await self._call(self._store.granted_token, claim)
+        if token is None:
+            return None
+        self._wakeups.pop(claim.id, None)
+        return Grant(claim, token, waiting.since)
 
     async def abandon(self, claim: Claim) -> None:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
@@ -297,6 +297,13 @@ class MemoryEngine:
     async def release(self, grant: Grant) -> bool:
         """Release the lock."""
         return await self._call(self._store.release, grant.claim)
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn an exclusive grant into a shared one."""
+        sent = self._runtime.now()
+        if not await self._call(self._store.downgrade, grant.claim):
+            raise NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
+        return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""

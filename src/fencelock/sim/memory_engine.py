@@ -113,6 +113,6 @@ class SimMemoryEngine(MemoryEngine):
             raise ClientClosed("this client is closed; connect again")
         return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
 
-    def _remote_callback(self, ring: Callable[[], None]) -> Callable[[], None]:
-        arrive = partial(self._process.deliver, ring)
+    def _remote_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
+        arrive = partial(self._process.deliver, wake)
         return partial(self._network.send, self._server, self._process.label, arrive)

@@ -7,7 +7,7 @@ from random import Random
 
 from fencelock.core.client import Client
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
-from fencelock.model import Claim
+from fencelock.model import Claim, Mode
 from fencelock.primitives.lock import LockFactory
 from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
@@ -125,7 +125,7 @@ class Worker:
 
     async def _ask(self, job: Job) -> SimLease | None:
         if job.shared:
-            claim = Claim(job.name, job.ttl, self._client.owner, shared=True, limit=job.limit)
+            claim = Claim(job.name, job.ttl, self._client.owner, Mode.of(True, job.limit), job.limit)
             return await self._client.acquire(claim, job.timeout, job.renew, job.max_hold)
         lock = LockFactory(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
         return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))

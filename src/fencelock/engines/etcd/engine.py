@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from math import inf
 
+from fencelock.core.clock import Deadline
 from fencelock.core.runtime import Runtime
 from fencelock.engines.etcd.asking import Asking, Limit
 from fencelock.engines.etcd.claims import Claims, Hold
@@ -21,7 +23,7 @@ from fencelock.engines.etcd.place import Place
 from fencelock.engines.etcd.records import EtcdRecords
 from fencelock.engines.etcd.sessions import Sessions, patience
 from fencelock.engines.etcd.taking import Taking
-from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
@@ -63,8 +65,13 @@ class EtcdEngine:
 
     # ------------------------------------------------------------------ taking it
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Take the lock or a place in line."""
+        return await self._attempt(
+            claim, queue=enqueue, patience=None if deadline.at is None else deadline.at_most(inf)
+        )
+
+    async def _attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
         limit = Limit(self._runtime, claim.ttl, patience, met=self._namespace.about is not None)
         while True:
             self._asking.check_open()
@@ -83,19 +90,28 @@ class EtcdEngine:
                 if self._leaving.is_left(claim.id):
                     self._keys.end(claim.id, again=False)
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Watch whom we wait for."""
+        outcome = await self._wait(waiting, timeout, timeout)
+        return outcome if isinstance(outcome, Grant) else None
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Refuse."""
+        raise GuaranteeUnavailable("not built yet", grant.claim.name)
+
+    async def _wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Watch whom we wait for; look again in the end."""
-        claim, seat = waiting.claim, waiting.handle
+        claim, seat = waiting.claim, waiting.engine_state
         now = self._runtime.now()
         until = None if patience is None else now + patience
         if not isinstance(seat, Seat):
             await self._runtime.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
         if not isinstance(seat, Seat) or not seat.session.alive(now):
-            return await self.attempt(claim, queue=True, patience=self._left(until))
+            return await self._attempt(claim, queue=True, patience=self._left(until))
         seat.session.attach(claim.id, now, seat.session.ttl)
         look = partial(self._taking.look, claim, seat, lambda: self._left(until))
         outcome = await self._line.watch(seat, timeout, look)
-        return outcome or await self.attempt(claim, queue=True, patience=self._left(until))
+        return outcome or await self._attempt(claim, queue=True, patience=self._left(until))
 
     def _left(self, until: float | None) -> float | None:
         return None if until is None else max(0.0, until - self._runtime.now())
@@ -108,12 +124,12 @@ class EtcdEngine:
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Keep the sessions alive; what is gone of the claims on them is known already."""
-        sessions = list({grant.handle.session: None for grant in grants})
+        sessions = list({grant.engine_state.session: None for grant in grants})
         sent = self._runtime.now()
         answers = dict(zip(sessions, await self._sessions.renew(sessions), strict=True))
         renewals = []
         for grant in grants:
-            hold: Hold = grant.handle
+            hold: Hold = grant.engine_state
             answer = answers[hold.session]
             if answer is Renewal.RENEWED:
                 id = grant.claim.id
@@ -124,7 +140,7 @@ class EtcdEngine:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock; whoever watches it sees that."""
-        hold: Hold = grant.handle
+        hold: Hold = grant.engine_state
         self._claims.drop(grant.claim.id)
         deleted, tries = await self._leaving.delete(grant.claim, hold.key, hold.revision, patience(grant.claim.ttl))
         if not deleted and tries > 1:

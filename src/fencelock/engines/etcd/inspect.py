@@ -28,7 +28,7 @@ from fencelock.engines.etcd.messages import (
     txn,
 )
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
-from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
+from fencelock.model import Admitted, Holder, Mode, Snapshot, Waiter, admit
 
 if TYPE_CHECKING:
     from fencelock.engines.etcd.asking import Asking
@@ -64,10 +64,16 @@ class Looks:
         for place in places:
             if isinstance(admit(places, place), Admitted):
                 holders.append(
-                    Holder(place.owner, about.token(place.created), left[place.lease], place.shared, place.limit)
+                    Holder(
+                        place.owner,
+                        about.token(place.created),
+                        left[place.lease],
+                        Mode.of(place.shared, place.limit),
+                        place.limit,
+                    )
                 )
             else:
-                waiters.append(Waiter(place.owner, left[place.lease], place.shared, place.limit))
+                waiters.append(Waiter(place.owner, left[place.lease], Mode.of(place.shared, place.limit), place.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     async def _left(self, leases: set[int]) -> dict[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, time_to_answer
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Runtime
@@ -58,7 +58,7 @@ class MySQLPool:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
 
-    async def get(self, ttl: int | None = None, deadline: Deadline = PATIENT) -> MySQLConnection:
+    async def get(self, ttl: int | None = None, deadline: Deadline = NO_DEADLINE) -> MySQLConnection:
         """Return an idle connection, if possible with this ttl, or a new one. Only the caller may use it until `put`."""
         self.check_open()
         while self._idle:
@@ -92,7 +92,7 @@ class MySQLPool:
         self._all.discard(connection)
         connection.close()
 
-    async def connect(self, ttl: int, deadline: Deadline = PATIENT) -> MySQLConnection:
+    async def connect(self, ttl: int, deadline: Deadline = NO_DEADLINE) -> MySQLConnection:
         """Connect, log in and prepare the session. Raises EngineUnavailable, also if the server is unsuitable."""
         if isinstance(self._url, MySQLUrl):
             return await self._connect(self._url, ttl, deadline)
@@ -259,7 +259,7 @@ class MySQLPool:
         *statements: str,
         check: bool = True,
         timeout: float = MAX_REPLY_TIMEOUT,
-        deadline: Deadline = PATIENT,
+        deadline: Deadline = NO_DEADLINE,
         repeat: bool = True,
     ) -> list[Any]:
         """Run statements on any connection; with `repeat`, run them once more if a pooled connection was broken."""
@@ -294,7 +294,7 @@ class MySQLPool:
             self.put(connection)
         return token
 
-    async def ensure_connected(self, deadline: Deadline = PATIENT) -> None:
+    async def ensure_connected(self, deadline: Deadline = NO_DEADLINE) -> None:
         """Connect, unless this client has connected before: lock names and traits depend on the server."""
         if self.database is None:
             self.put(await self.get(deadline=deadline))

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from fencelock.core import dedicated
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import time_to_answer
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
@@ -127,7 +127,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         value = reply.value
         return isinstance(value, Rows) and value.rows == [(str(session.connection.id).encode(),)]
 
-    async def unlock(self, session: MySQLSession, deadline: Deadline = PATIENT) -> bool | None:
+    async def unlock(self, session: MySQLSession, deadline: Deadline = NO_DEADLINE) -> bool | None:
         """Release the lock on the session; return whether it held the lock.
 
         None means that the outcome is unknown, and that the caller has to end the session.
@@ -164,7 +164,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         self.pop(session.claim.id, None)
         self._pool.discard(session.connection)
 
-    async def end(self, session: MySQLSession, deadline: Deadline = PATIENT) -> None:
+    async def end(self, session: MySQLSession, deadline: Deadline = NO_DEADLINE) -> None:
         """End a session on the server, and with it whatever it holds or waits for. Raises OutcomeUnknown."""
         await self._pool.end_session(session.connection, session.patience, deadline)
         if self.is_current(session):

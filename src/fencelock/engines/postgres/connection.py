@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import time_to_answer
 from fencelock.core.fork import silence
 from fencelock.core.runtime import Runtime
@@ -322,7 +322,7 @@ def _ignore(connection: PostgresConnection) -> None:
 async def connect(
     runtime: Runtime,
     url: PostgresUrl,
-    deadline: Deadline = PATIENT,
+    deadline: Deadline = NO_DEADLINE,
     on_start: Callable[[PostgresConnection], None] = _ignore,
 ) -> PostgresConnection:
     """Connect and log in, at one host after the other; raise EngineUnavailable.

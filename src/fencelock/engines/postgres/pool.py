@@ -9,7 +9,7 @@ from threading import Lock
 from weakref import WeakSet
 
 from fencelock.core.adopted_client import AdoptedClient
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import time_to_answer
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Event, Runtime
@@ -93,7 +93,7 @@ class PostgresPool:
         timeout: float,
         *,
         urgent: bool = False,
-        deadline: Deadline = PATIENT,
+        deadline: Deadline = NO_DEADLINE,
     ) -> list[Row]:
         """Run a statement that may be repeated; repeat it once if its reply was lost and there is time."""
         try:
@@ -111,7 +111,7 @@ class PostgresPool:
         timeout: float,
         *,
         urgent: bool = False,
-        deadline: Deadline = PATIENT,
+        deadline: Deadline = NO_DEADLINE,
     ) -> tuple[float, list[Row]]:
         """Run a statement on any connection; return the time before it was sent, and the rows.
 
@@ -136,7 +136,7 @@ class PostgresPool:
     # ------------------------------------------------------------------ connections in use
 
     async def checkout(
-        self, timeout: float, *, urgent: bool = False, deadline: Deadline = PATIENT
+        self, timeout: float, *, urgent: bool = False, deadline: Deadline = NO_DEADLINE
     ) -> PostgresConnection:
         """Return a working connection; the caller gives it back with `checkin`. Raise EngineUnavailable.
 
@@ -193,7 +193,7 @@ class PostgresPool:
             if self._queue:
                 self._queue.popleft().set()
 
-    async def borrow(self, deadline: Deadline = PATIENT) -> PostgresConnection:
+    async def borrow(self, deadline: Deadline = NO_DEADLINE) -> PostgresConnection:
         """Return an idle or new connection, without a limit on their number; the caller gives it back with `keep`."""
         while (connection := self._pop_idle()) is not None:
             usable = False
@@ -242,7 +242,7 @@ class PostgresPool:
         if not self.connected:
             self.keep(await self.borrow(deadline))
 
-    async def connect(self, deadline: Deadline = PATIENT) -> PostgresConnection:
+    async def connect(self, deadline: Deadline = NO_DEADLINE) -> PostgresConnection:
         """Return a new connection; raise EngineUnavailable.
 
         It is made in the background. If connecting takes longer than this caller has, the next caller gets the result:

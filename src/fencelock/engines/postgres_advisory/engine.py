@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, limit_of, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import MAX_REGISTERED, PostgresConnection
@@ -199,7 +199,9 @@ class AdvisoryEngine:
         session.checked_at = now
         return rows != [(None,)]
 
-    async def _read_grant(self, session: AdvisorySession, timeout: float, deadline: Deadline = PATIENT) -> Grant | None:
+    async def _read_grant(
+        self, session: AdvisorySession, timeout: float, deadline: Deadline = NO_DEADLINE
+    ) -> Grant | None:
         """Wait for the reply to LOCK_WAIT; return None if it is still pending."""
         connection, claim = session.connection, session.claim
         try:

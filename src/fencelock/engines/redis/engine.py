@@ -6,11 +6,13 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from itertools import count
+from math import inf
 from typing import NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.clock import Deadline
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
@@ -18,11 +20,12 @@ from fencelock.engines.redis.errors import reconnect_may_help
 from fencelock.engines.redis.pool import RedisPool, escape_pattern
 from fencelock.engines.redis.records import RedisRecords
 from fencelock.engines.redis.scripts import load, ttl_ms
-from fencelock.errors import EngineUnavailable, LimitMismatch
+from fencelock.errors import EngineUnavailable, NotHeld
 from fencelock.model import (
     Claim,
     Grant,
     Holder,
+    Mode,
     Renewal,
     Snapshot,
     TokenGuarantee,
@@ -41,8 +44,8 @@ BATCH = 500
 MIN_TIMEOUT = 0.2
 """The shortest time to wait for a reply, in seconds."""
 
-ATTEMPT, RELEASE, ABANDON, RENEW, INSPECT, FORCE = map(
-    load, ("attempt", "release", "abandon", "renew", "inspect", "force")
+ATTEMPT, RELEASE, ABANDON, RENEW, DOWNGRADE, INSPECT, FORCE = map(
+    load, ("attempt", "release", "abandon", "renew", "downgrade", "inspect", "force")
 )
 
 
@@ -85,10 +88,10 @@ class RedisEngine:
 
     # ------------------------------------------------------------------ the engine protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Acquire the lock or enqueue the claim, in one script."""
-        name, ttl, owner, shared, limit, id = claim
-        commands = self._commands(name, ttl, owner, shared, limit)
+        name, ttl, owner, mode, limit, value, id = claim
+        commands = self._commands(name, ttl, owner, mode, limit, value)
         timeout = commands.reply_timeout
         queued = self._queued.pop(id, None)
         if queued is not None and not self._pool.usable(queued.connection, timeout):
@@ -97,17 +100,16 @@ class RedisEngine:
         if queued is not None:
             connection = queued.connection
         else:
-            connection = self._pool.get_idle(timeout) or await self._connect(patience)
-        if patience is not None:
-            timeout = min(timeout, max(patience, MIN_REPLY_TIMEOUT))
+            connection = self._pool.get_idle(timeout) or await self._connect(deadline)
+        timeout = deadline.at_most(timeout)
         since = self._runtime.now()
         attempt_no = str(next(self._attempt_numbers))
         waiting = False
         try:
-            address = f"{connection.channel}:{attempt_no}" if queue else ""
+            address = f"{connection.channel}:{attempt_no}" if enqueue else ""
             command = f"{commands.attempt}${len(id)}\r\n{id}\r\n${len(address)}\r\n{address}\r\n".encode()
             reply = await self._pool.request(connection, ATTEMPT, command, timeout)
-            waiting = queue and type(reply) is int and reply < 0
+            waiting = enqueue and reply < 0
             if waiting:
                 token, _, notified = connection.notifications.pop(id, "").partition(":")
                 if notified == attempt_no:  # the notification arrived together with the reply
@@ -119,32 +121,27 @@ class RedisEngine:
                 self._dequeue(claim, queued)
             else:
                 self._pool.put_back(connection)
-        if type(reply) is not int:
-            others = "for any number of readers" if reply == b"s" else f"with {reply.decode()} permits"
-            raise LimitMismatch(f"{name!r}: others use it {others}", name)
         if reply > 0:
             return Grant(claim, reply, since, commands)
         return Waiting(claim, since, None if reply == -1 else (-1 - reply) / 1000, commands)
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for the notification that the claim holds the lock; without one, attempt again."""
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Wait for the notification that the claim holds the lock."""
         claim = waiting.claim
-        until = None if patience is None else self._runtime.now() + patience
         queued = self._queued.pop(claim.id, None)
-        if queued is not None:
-            try:
-                if waiting.retry_in is not None:
-                    timeout = min(timeout, waiting.retry_in)
-                await self._runtime.wait_for_push([queued.connection.raw], queued.event, timeout)
-            except BaseException:
-                self._dequeue(claim, queued)
-                raise
-            token, _, notified = queued.connection.notifications.get(claim.id, "").partition(":")
-            if notified == queued.attempt_no:
-                self._dequeue(claim, queued)
-                return Grant(claim, int(token), waiting.since, waiting.handle)
-            self._queued[claim.id] = queued
-        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
+        if queued is None:
+            return None
+        try:
+            await self._runtime.wait_for_push([queued.connection.raw], queued.event, timeout)
+        except BaseException:
+            self._dequeue(claim, queued)
+            raise
+        token, _, notified = queued.connection.notifications.get(claim.id, "").partition(":")
+        if notified == queued.attempt_no:
+            self._dequeue(claim, queued)
+            return Grant(claim, int(token), waiting.since, waiting.engine_state)
+        self._queued[claim.id] = queued
+        return None
 
     async def abandon(self, claim: Claim) -> None:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
@@ -178,7 +175,7 @@ class RedisEngine:
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
-        commands: PackedCommands = grant.handle
+        commands: PackedCommands = grant.engine_state
         try:
             connection = self._pool.get_idle(commands.reply_timeout) or await self._pool.connect()
             return await self._release(grant, connection)
@@ -189,13 +186,21 @@ class RedisEngine:
         return await self._release(grant, connection)
 
     async def _release(self, grant: Grant, connection: RedisConnection) -> bool:
-        commands: PackedCommands = grant.handle
+        commands: PackedCommands = grant.engine_state
         id = grant.claim.id
         command = f"{commands.release}${len(id)}\r\n{id}\r\n".encode()
         try:
             return bool(await self._pool.request(connection, RELEASE, command, commands.reply_timeout))
         finally:
             self._pool.put_back(connection)
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn an exclusive grant into a shared one and admit the readers behind it, in one script."""
+        claim, sent = grant.claim, self._runtime.now()
+        command = DOWNGRADE.call((self._bucket_key(claim.name),), (claim.name, claim.id, ttl_ms(claim.ttl)))
+        if not await self._pool.run(DOWNGRADE, command, reply_timeout(claim.ttl, MIN_TIMEOUT)):
+            raise NotHeld(f"the engine no longer has the lock on {claim.name!r}", claim.name)
+        return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
@@ -204,10 +209,15 @@ class RedisEngine:
         return Snapshot(
             name,
             tuple(
-                Holder(owner.decode(), token, left / 1000, *_mode(mode), held_for(token, clock))
-                for left, token, mode, owner in sorted(holders, key=lambda holder: holder[1])
+                Holder(owner, token, left / 1000, *_mode(mode), held_for(token, clock), value)
+                for left, token, mode, label in sorted(holders, key=lambda holder: holder[1])
+                for owner, _, value in (label.decode().partition("\n"),)
             ),
-            tuple(Waiter(owner.decode(), left / 1000, *_mode(mode)) for left, mode, owner in waiters),
+            tuple(
+                Waiter(owner, left / 1000, *_mode(mode), value)
+                for left, mode, label in waiters
+                for owner, _, value in (label.decode().partition("\n"),)
+            ),
         )
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
@@ -244,12 +254,8 @@ class RedisEngine:
 
     # ------------------------------------------------------------------ connections, queued claims, commands, keys
 
-    async def _connect(self, patience: float | None) -> RedisConnection:
-        if patience is None:
-            return await self._pool.connect()
-        return await self._pool.connect(
-            max(patience, FIRST_CONNECT_TIMEOUT if self._pool.run_id is None else MIN_REPLY_TIMEOUT)
-        )
+    async def _connect(self, deadline: Deadline) -> RedisConnection:
+        return await self._pool.connect(deadline.at_most(inf))
 
     def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connection: RedisConnection, attempt_no: str) -> None:
         """Keep the connection for the claim, which the server has put into its queue, until it is notified."""
@@ -268,10 +274,13 @@ class RedisEngine:
         queued.connection.notifications.pop(claim.id, None)
         self._pool.put_back(queued.connection)
 
-    def _pack_commands(self, name: str, ttl: float, owner: str, shared: bool, limit: int | None) -> PackedCommands:
-        mode = "x" if not shared else "s" if limit is None else limit
+    def _pack_commands(
+        self, name: str, ttl: float, owner: str, mode: Mode, limit: int | None, value: str
+    ) -> PackedCommands:
+        stored_mode = "x" if mode is Mode.EXCLUSIVE else "s" if limit is None else limit
         keys = (self._bucket_key(name),)
-        attempt = ATTEMPT.begin(keys, (name, ttl_ms(ttl), mode, owner), 2)
+        # An owner has no control characters, so the first newline ends it.
+        attempt = ATTEMPT.begin(keys, (name, ttl_ms(ttl), stored_mode, f"{owner}\n{value}"), 2)
         return PackedCommands(attempt, RELEASE.begin(keys, (name,), 1), reply_timeout(ttl, MIN_TIMEOUT))
 
     def _make_bucket_key(self, name: str) -> str:
@@ -279,5 +288,6 @@ class RedisEngine:
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
 
-def _mode(mode: bytes) -> tuple[bool, int | None]:
-    return mode != b"x", int(mode) if mode.isdigit() else None
+def _mode(stored: bytes) -> tuple[Mode, int | None]:
+    limit = int(stored) if stored.isdigit() else None
+    return Mode.of(stored != b"x", limit), limit

@@ -9,7 +9,7 @@ from fencelock.engines.redis.connection import RedisConnection, all_replied
 from fencelock.engines.redis.errors import HINTS, raise_for_error
 from fencelock.errors import EngineUnavailable
 
-LAYOUT = "1"
+LAYOUT = "2"
 """The version of the stored data. Releases with different versions must not share a namespace."""
 
 

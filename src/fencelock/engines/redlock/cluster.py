@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fencelock.core.clock import PATIENT, Deadline
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.redis.connection import RedisConnection
@@ -45,7 +45,7 @@ class Cluster:
 
     # ------------------------------------------------------------------ connections
 
-    async def get(self, timeout: float, deadline: Deadline = PATIENT) -> Connections:
+    async def get(self, timeout: float, deadline: Deadline = NO_DEADLINE) -> Connections:
         """Return a connection to every node that can be reached, even if that is no majority. The caller puts them back."""
         connections: Connections = [None] * len(self._nodes)
         try:
@@ -138,7 +138,7 @@ class Cluster:
         undo: bytes | None = None,
         repeated_zero_counts: bool = True,
         repeat: bool = True,
-        deadline: Deadline = PATIENT,
+        deadline: Deadline = NO_DEADLINE,
     ) -> list[Any]:
         """Run a script on every node that has a connection, with a call for each. Return one reply for each node.
 
@@ -217,7 +217,7 @@ class Cluster:
         is_undo: bool = False,
         repeated_zero_counts: bool = True,
         repeat: bool = True,
-        deadline: Deadline = PATIENT,
+        deadline: Deadline = NO_DEADLINE,
     ) -> list[Any]:
         """Run a script on all nodes and return their replies as soon as they are `enough`. The deadline is for connecting.
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fencelock.core.clock import Deadline, wall_us
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, limit_of
+from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
 from fencelock.core.runtime import NO_REPLY, Command, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
@@ -94,36 +94,12 @@ class RedlockEngine:
 
     # ------------------------------------------------------------------ the engine protocol
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Propose a token to all nodes at once."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: Redlock has neither readers nor permits", claim.name)
-        deadline = limit_of(self._runtime.now, patience, met=self._cluster.started)
-        return await self._attempt(claim, queue, self._queued.pop(claim.id, None), deadline)
-
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for notifications of the nodes, or for a random, growing pause; then attempt again."""
-        claim = waiting.claim
-        until = None if patience is None else self._runtime.now() + patience
-        queued = self._queued.pop(claim.id, None)
-        if queued is not None:
-            queued.attempts += 1
-            pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(queued.attempts, 10)) * self._runtime.random()
-            if waiting.retry_in is not None:
-                pause = min(pause, waiting.retry_in + FIRST_PAUSE * self._runtime.random())
-            try:
-                connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
-                await self._runtime.wait_for_push(connections, queued.event, min(timeout, pause))
-            except BaseException:
-                self._dequeue(claim, queued)
-                raise
-        left = None if until is None else until - self._runtime.now()
-        return await self._attempt(claim, True, queued, limit_of(self._runtime.now, left))
-
-    async def _attempt(
-        self, claim: Claim, queue: bool, queued: QueuedClaim | None, deadline: Deadline
-    ) -> Grant | Waiting:
         timeout = _reply_timeout(claim.ttl)
+        queued = self._queued.pop(claim.id, None)
         connections: Connections = []
         outcome: Grant | Waiting | None = None
         try:
@@ -132,15 +108,31 @@ class RedlockEngine:
             else:
                 connections = queued.connections
                 await self._cluster.replace_broken(connections, timeout, deadline)
-            outcome = await self._propose(claim, connections, queued, queue, timeout, deadline)
+            outcome = await self._propose(claim, connections, queued, enqueue, timeout, deadline)
         finally:
-            if isinstance(outcome, Waiting) and queue:
-                self._enqueue(claim, queued, connections, outcome.handle)
+            if isinstance(outcome, Waiting) and enqueue:
+                self._enqueue(claim, queued, connections, outcome.engine_state)
             elif queued is not None:
                 self._dequeue(claim, queued)
             else:
                 self._cluster.put_back(connections)
         return outcome
+
+    async def wait(self, waiting: Waiting, timeout: float) -> None:
+        """Wait for notifications of the nodes, or for a random, growing pause."""
+        claim = waiting.claim
+        queued = self._queued.pop(claim.id, None)
+        if queued is None:
+            return
+        queued.attempts += 1
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(queued.attempts, 10)) * self._runtime.random()
+        try:
+            connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
+            await self._runtime.wait_for_push(connections, queued.event, min(timeout, pause))
+        except BaseException:
+            self._dequeue(claim, queued)
+            raise
+        self._queued[claim.id] = queued
 
     async def abandon(self, claim: Claim) -> None:
         """Undo the claim's last proposal on all nodes, and remove it from their queues. Safe to repeat."""
@@ -191,6 +183,10 @@ class RedlockEngine:
             raise OutcomeUnknown(f"{claim.name!r}: too few Redlock nodes said whether it was still held", claim.name)
         return False
 
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Refuse: Redlock has no readers."""
+        raise GuaranteeUnavailable(f"{grant.claim.name!r}: Redlock has no readers", grant.claim.name)
+
     async def inspect(self, name: str) -> Snapshot:
         """Return the holder that a majority of the nodes has, and the waiters that a majority has."""
         replies = await self._cluster.request_majority(INSPECT, INSPECT.call(self._keys, (name,)), MAX_TIMEOUT)
@@ -202,13 +198,23 @@ class RedlockEngine:
                 mine = [holder for holder, _ in found if holder and (holder[0], holder[1]) == attempt]
                 left = sorted((holder[2] for holder in mine), reverse=True)[self._cluster.majority - 1]
                 token = int(attempt[1])
-                holders.append(Holder(mine[0][3].decode(), token, left / 1000, held_for=held_for(token, self._wall())))
+                owner, _, value = mine[0][3].decode().partition("\n")
+                age = held_for(token, self._wall())
+                holders.append(Holder(owner, token, left / 1000, held_for=age, value=value))
         waiting: dict[bytes, list[tuple[float, int, bytes]]] = {}
         for _, waiters in found:
-            for id, ticket, left, owner in waiters:
-                waiting.setdefault(id, []).append((float(ticket), left, owner))
+            for id, ticket, left, label in waiters:
+                waiting.setdefault(id, []).append((float(ticket), left, label))
         queue = sorted(min(places) for places in waiting.values() if len(places) >= self._cluster.majority)
-        return Snapshot(name, tuple(holders), tuple(Waiter(owner.decode(), left / 1000) for _, left, owner in queue))
+        return Snapshot(
+            name,
+            tuple(holders),
+            tuple(
+                Waiter(owner, left / 1000, value=value)
+                for _, left, label in queue
+                for owner, _, value in (label.decode().partition("\n"),)
+            ),
+        )
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that a majority of the nodes holds, or that have a waiter on any node."""
@@ -276,7 +282,7 @@ class RedlockEngine:
         claim: Claim,
         connections: Connections,
         queued: QueuedClaim | None,
-        queue: bool,
+        enqueue: bool,
         timeout: float,
         deadline: Deadline,
     ) -> Grant | Waiting:
@@ -308,7 +314,7 @@ class RedlockEngine:
                 return Grant(claim, proposal, since)
             valid = [reply for reply in replies if type(reply) is list]
             await self._undo_proposal(
-                claim, proposal, connections, timeout, ticket if queue and len(valid) >= majority else None
+                claim, proposal, connections, timeout, ticket if enqueue and len(valid) >= majority else None
             )
             # After an undo the nodes have seen one more than the proposal.
             self._highest = max([self._highest, proposal + 1, *(reply[1] for reply in valid if reply[0] == -1)])
@@ -316,7 +322,9 @@ class RedlockEngine:
                 raise self._cluster.too_few(len(valid), replies)
             held_ms = sorted(reply[1] for reply in valid if reply[0] == 0)
             if len(held_ms) > len(self._cluster) - majority or not any(reply[0] == -1 for reply in valid):
-                return Waiting(claim, since, max(0, held_ms[-1]) / 1000 if held_ms else None, ticket)
+                # A random part: waiters that attempt at the same moment would split the nodes between them.
+                retry_in = max(0, held_ms[-1]) / 1000 + FIRST_PAUSE * self._runtime.random() if held_ms else None
+                return Waiting(claim, since, retry_in, ticket)
             if deadline.passed:
                 break
         return Waiting(claim, since, None, ticket)
@@ -373,7 +381,7 @@ class RedlockEngine:
     async def _heal(self, grant: Grant, connections: Connections, timeout: float) -> None:
         """Put a lease back on nodes that have lost it."""
         claim = grant.claim
-        call = HEAL.call(self._keys, (claim.name, ttl_ms(claim.ttl), claim.owner, claim.id, grant.token))
+        call = HEAL.call(self._keys, (claim.name, ttl_ms(claim.ttl), _label(claim), claim.id, grant.token))
         await self._cluster.run(HEAL, [call] * len(connections), connections, timeout, at_once)
 
     def _next_proposal(self) -> int:
@@ -406,21 +414,21 @@ class RedlockEngine:
     # ------------------------------------------------------------------ commands
 
     def _claim_call(self, claim: Claim, proposal: int) -> bytes:
-        name, ttl, owner, _, _, id = claim
-        return f"{self._packed_commands(name, ttl, owner)[0]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+        begin, _ = self._packed_commands(claim.name, claim.ttl, _label(claim))
+        return f"{begin}{packed(claim.id, proposal)}".encode()
 
     def _undo_call(self, claim: Claim, proposal: int) -> bytes:
-        name, ttl, owner, _, _, id = claim
-        return f"{self._packed_commands(name, ttl, owner)[1]}${len(id)}\r\n{id}\r\n{packed(proposal)}".encode()
+        _, begin = self._packed_commands(claim.name, claim.ttl, _label(claim))
+        return f"{begin}{packed(claim.id, proposal)}".encode()
 
     def _enqueue_call(self, claim: Claim, proposal: int, connection: RedisConnection, ticket: int) -> bytes:
         """Return the call that undoes a proposal and enqueues the claim."""
-        name, ttl, owner, _, _, id = claim
-        return UNDO.call(self._keys, (name, id, proposal, ttl_ms(ttl), owner, connection.channel, ticket))
+        args = (claim.name, claim.id, proposal, ttl_ms(claim.ttl), _label(claim), connection.channel, ticket)
+        return UNDO.call(self._keys, args)
 
-    def _pack_commands(self, name: str, ttl: float, owner: str) -> tuple[str, str]:
+    def _pack_commands(self, name: str, ttl: float, label: str) -> tuple[str, str]:
         """Return the claim and undo commands of all claims that differ in nothing but id and proposal, up to these two."""
-        return CLAIM.begin(self._keys, (name, ttl_ms(ttl), owner), 2), UNDO.begin(self._keys, (name,), 2)
+        return CLAIM.begin(self._keys, (name, ttl_ms(ttl), label), 2), UNDO.begin(self._keys, (name,), 2)
 
 
 def _remember(table: dict[str, int], id: str, value: int) -> None:
@@ -428,6 +436,11 @@ def _remember(table: dict[str, int], id: str, value: int) -> None:
     table[id] = value
     if len(table) > MAX_CLAIMS:
         table.pop(next(iter(table)), None)
+
+
+def _label(claim: Claim) -> str:
+    """Return the owner and the value as the nodes store them. The first newline ends the owner."""
+    return f"{claim.owner}\n{claim.value}"
 
 
 def _reply_timeout(ttl: float) -> float:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APPLICATION_ID = 0x666C6F63  # "floc"
-LAYOUT = 2
+LAYOUT = 3
 RESERVE_US = 300_000_000
 # The next token: above every earlier one and, unless the clock goes back, above the tokens of a lost database too.
 # It returns no row if the reserve is used up.

@@ -13,7 +13,7 @@ from fencelock.core.wakeup import WakeupSender
 from fencelock.engines.sqlite.database import Database, DatabaseBusy
 from fencelock.engines.sqlite.queue import AttemptResult, Queue
 from fencelock.engines.sqlite.records import SqliteRecords
-from fencelock.errors import EngineUnavailable
+from fencelock.errors import EngineUnavailable, NotHeld
 from fencelock.model import (
     Claim,
     Grant,
@@ -51,54 +51,45 @@ class SqliteEngine:
         self._queue = Queue(database, namespace, self._wakeup_address)
         self._wakeups: dict[str, ProcessWakeup | None] = {}
         self._wakeup_sender = WakeupSender()
+        self._tickets: dict[str, int] = {}
+        """The places of waiting claims in the queue."""
         self.records = SqliteRecords(self._read, self._write_synced, database.mint, namespace)
 
     # ------------------------------------------------------------------ the protocol
 
-    async def attempt(
-        self,
-        claim: Claim,
-        *,
-        queue: bool,
-        patience: float | None = None,
-        ticket: int | None = None,
-    ) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Acquire the lock or enqueue the claim, in one transaction."""
         sent = self._runtime.now()
         wakeups: list[str] = []
-        first = ticket is None
+        ticket = self._tickets.get(claim.id) if self._tickets else None
         try:
             try:
                 result: AttemptResult | None = self._database.write(
-                    0, self._queue.attempt, wakeups, claim, queue, ticket
+                    0, self._queue.attempt, wakeups, claim, enqueue, ticket
                 )
             except DatabaseBusy:
                 result = None  # continue after the block, so that later errors do not have this one as their context
             if result is None:
-                seconds = BUSY_TIMEOUT if patience is None else max(patience, MIN_REPLY_TIMEOUT)
-                result = await self._write_blocking(
-                    min(seconds, BUSY_TIMEOUT), self._queue.attempt, claim, queue, ticket
-                )
+                seconds = deadline.at_most(BUSY_TIMEOUT)
+                result = await self._write_blocking(seconds, self._queue.attempt, claim, enqueue, ticket)
         except BaseException:
-            if first:
-                self._close_wakeup(claim)  # the claim is not in the queue, so no release wakes it
+            if ticket is None:
+                self._dequeue(claim)  # the claim is not in the queue, so no release wakes it
             raise
         token, ticket, retry_in = result
         if wakeups:
             self._wake(wakeups)
         if token is None:
+            if ticket is not None and enqueue:
+                self._tickets[claim.id] = ticket
             return Waiting(claim, sent, retry_in, ticket)
-        if self._wakeups:
-            self._close_wakeup(claim)
+        self._dequeue(claim)
         return Grant(claim, token, sent, ticket)
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait for the wake-up; read the queue now and then, as a wake-up may be lost."""
-        claim, ticket = waiting.claim, waiting.handle
+        claim, ticket = waiting.claim, waiting.engine_state
         wakeup = self._wakeups.get(claim.id)
-        if waiting.retry_in is not None:
-            timeout = min(timeout, waiting.retry_in)
-        end = None if patience is None else self._runtime.now() + patience
         until = Deadline(self._runtime.now, timeout)
         poll = POLL_FIRST
         while not until.passed:
@@ -109,12 +100,11 @@ class SqliteEngine:
                 poll = min(poll * 2, POLL_LAST)
             found = await self._read(self._queue.peek, claim, ticket)
             if found is None or found[1]:
-                break
+                break  # the claim or a holder has expired
             if found[0] is not None:
-                self._close_wakeup(claim)
+                self._dequeue(claim)
                 return Grant(claim, found[0], waiting.since, ticket)
-        left = None if end is None else end - self._runtime.now()
-        return await self.attempt(claim, queue=True, patience=left, ticket=ticket)
+        return None
 
     async def abandon(self, claim: Claim) -> None:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
@@ -122,7 +112,7 @@ class SqliteEngine:
         self._queue.abandoned[claim.id] = None
         if len(self._queue.abandoned) > ABANDONED_KEPT:
             self._queue.abandoned.pop(next(iter(self._queue.abandoned)), None)
-        self._close_wakeup(claim)
+        self._dequeue(claim)
         await self._write(self._queue.remove, claim, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
@@ -139,14 +129,21 @@ class SqliteEngine:
         """Release the lock and grant it to the next waiter, in one transaction."""
         wakeups: list[str] = []
         try:
-            released = self._database.write(0, self._queue.remove, wakeups, grant.claim, grant.handle)
+            released = self._database.write(0, self._queue.remove, wakeups, grant.claim, grant.engine_state)
         except DatabaseBusy:
             pass
         else:
             if wakeups:
                 self._wake(wakeups)
             return released
-        return await self._write_blocking(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.handle)
+        return await self._write_blocking(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.engine_state)
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn an exclusive grant into a shared one and admit the readers behind it, in one transaction."""
+        sent = self._runtime.now()
+        if not await self._write(self._queue.downgrade, grant):
+            raise NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
+        return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
@@ -190,12 +187,15 @@ class SqliteEngine:
         wakeup = self._wakeups[claim.id]
         return None if wakeup is None else wakeup.address
 
-    def _close_wakeup(self, claim: Claim) -> None:
+    def _dequeue(self, claim: Claim) -> None:
+        """Forget what a waiting claim needed in this process."""
+        self._tickets.pop(claim.id, None)
         wakeup = self._wakeups.pop(claim.id, None)
         if wakeup is not None:
             wakeup.close()
 
     def _close_wakeups(self) -> None:
+        self._tickets.clear()
         for id in list(self._wakeups):
             if (wakeup := self._wakeups.pop(id, None)) is not None:
                 wakeup.close()

@@ -1,7 +1,7 @@
 """The queue of a name in the database. Each method is one step that the caller runs in a transaction.
 
 All statements are at the top. `wakeups` collects the addresses of the claims that a step granted the lock; the caller
-wakes them after the commit. The column `bell` holds that address.
+wakes them after the commit. The column `wakeup` holds that address.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 from fencelock.core.clock import wall_us
 from fencelock.engines.sqlite.database import Database
-from fencelock.errors import ClientClosed, LimitMismatch
-from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, Waiter, advance_queue, held_for, limit_conflict
+from fencelock.errors import ClientClosed
+from fencelock.model import Claim, Grant, Holder, Mode, Renewal, Snapshot, Waiter, advance_queue, held_for
 
 AttemptResult = tuple[int | None, int | None, float | None]
 """What an attempt returns: token, ticket, and for the first waiter the seconds until the holders expire."""
 
 # The claims of a name, oldest first.
-QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, bell FROM claim
+QUEUE = """SELECT id, shared, permits, token, expires, ticket, ttl, wakeup FROM claim
            WHERE space = ? AND name = ? ORDER BY ticket"""
 ANY_CLAIM = "SELECT 1 FROM claim WHERE space = ? AND name = ? LIMIT 1"
-INSERT = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, bell, token, expires)
+INSERT = """INSERT INTO claim (space, name, ticket, id, shared, permits, ttl, owner, value, wakeup, token, expires)
           VALUES (?, ?, (SELECT coalesce(max(ticket), 0) + 1 FROM claim WHERE space = ? AND name = ?),
-                  ?, ?, ?, ?, ?, ?, ?, ?) RETURNING ticket"""
+                  ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING ticket"""
 REFRESH = "UPDATE claim SET expires = ? WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
 RENEW = REFRESH + " AND token IS NOT NULL"
 FIND = "SELECT ticket FROM claim WHERE space = ? AND name = ? AND id = ?"
@@ -37,8 +37,8 @@ PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ? AND name = ?
 DELETE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
 REMOVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
 REMOVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
-OTHER_LIMIT = """SELECT permits FROM claim WHERE space = ? AND name = ? AND shared AND permits IS NOT ? AND expires > ?
-                 LIMIT 1"""
+DOWNGRADE = """UPDATE claim SET shared = 1, expires = ?
+               WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ? AND token IS NOT NULL"""
 
 
 class Row(NamedTuple):
@@ -66,9 +66,9 @@ class Queue:
         """Claims that must not be enqueued again, as an abandon may overtake an attempt of another thread."""
 
     def attempt(
-        self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, queue: bool, ticket: int | None
+        self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, enqueue: bool, ticket: int | None
     ) -> AttemptResult:
-        """Grant the lock or, if `queue`, enqueue the claim. Other waiters that may hold the lock now are granted it too."""
+        """Grant the lock or, if `enqueue`, enqueue the claim. Other waiters that may hold the lock now are granted it too."""
         if claim.id in self.abandoned:
             raise ClientClosed("this client is closed; connect again")
         now = int(self._now() * 1e6)
@@ -94,14 +94,14 @@ class Queue:
                 self._grant(db, wakeups, claim.name, row, minted, now)
         if ticket is None:
             first = update.first is mine
-            if queue:
+            if enqueue:
                 ticket = self._insert(db, claim, self._wakeup_address(claim), None, now + ttl)
         else:
             first = update.first is not None and update.first.id == claim.id
             if token is None:
                 found = self._look(db, claim, ticket)
                 token = found[0] if found else None
-                if token is None and not queue:
+                if token is None and not enqueue:
                     db.execute(DELETE, (*key, ticket))
         if not first or update.holders_end is None:
             return token, ticket, None
@@ -118,10 +118,6 @@ class Queue:
             db.execute(
                 REMOVE, (self._space, claim.name, ticket, claim.id)
             ).fetchall()  # it has expired: enqueue it again
-        if claim.shared:
-            other = db.execute(OTHER_LIMIT, (self._space, claim.name, claim.limit, now)).fetchone()
-            if other is not None:
-                raise _mismatch(claim, other[0])
         return None
 
     def remove(self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, ticket: int | None) -> bool:
@@ -140,9 +136,18 @@ class Queue:
         answers = []
         for grant in grants:
             claim = grant.claim
-            args = (now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.handle, claim.id, now)
+            args = (now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.engine_state, claim.id, now)
             answers.append(Renewal.RENEWED if db.execute(RENEW, args).rowcount else Renewal.LOST)
         return answers
+
+    def downgrade(self, db: sqlite3.Cursor, wakeups: list[str], grant: Grant) -> bool:
+        """Make an exclusive holder a shared one and admit the readers behind it; return whether it still held the lock."""
+        now, claim = int(self._now() * 1e6), grant.claim
+        args = (now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.engine_state, claim.id, now)
+        if not db.execute(DOWNGRADE, args).rowcount:
+            return False
+        self._advance(db, wakeups, claim.name, now)
+        return True
 
     def _look(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None] | None:
         """Return a row with the claim's token (None while it waits), or None if the claim is no longer in the queue."""
@@ -178,7 +183,7 @@ class Queue:
     def _insert(self, db: sqlite3.Cursor, claim: Claim, wakeup: str | None, token: int | None, expires: int) -> int:
         args = (
             self._space, claim.name, self._space, claim.name, claim.id, claim.shared, claim.limit,
-            int(claim.ttl * 1e6) + 1, claim.owner, wakeup, token, expires,
+            int(claim.ttl * 1e6) + 1, claim.owner, claim.value, wakeup, token, expires,
         )  # fmt: skip
         return db.execute(INSERT, args).fetchone()[0]  # type: ignore[no-any-return]
 
@@ -189,16 +194,16 @@ class Queue:
         now, wall = int(self._now() * 1e6), wall_us()
         holders: list[Holder] = []
         waiters: list[Waiter] = []
-        for owner, token, expires, shared, limit in db.execute(
-            "SELECT owner, token, expires, shared, permits FROM claim WHERE space = ? AND name = ? AND expires > ? "
+        for owner, token, expires, shared, limit, value in db.execute(
+            "SELECT owner, token, expires, shared, permits, value FROM claim WHERE space = ? AND name = ? AND expires > ? "
             "ORDER BY ticket",
             (self._space, name, now),
         ):
-            left = (expires - now) / 1e6
+            left, mode = (expires - now) / 1e6, Mode.of(shared, limit)
             if token is None:
-                waiters.append(Waiter(owner, left, bool(shared), limit))
+                waiters.append(Waiter(owner, left, mode, limit, value))
             else:
-                holders.append(Holder(owner, token, left, bool(shared), limit, held_for(token, wall)))
+                holders.append(Holder(owner, token, left, mode, limit, held_for(token, wall), value))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     def names(self, db: sqlite3.Cursor, prefix: str) -> list[str]:
@@ -207,8 +212,3 @@ class Queue:
             (self._space, len(prefix), prefix, int(self._now() * 1e6)),
         )
         return [name for (name,) in rows]
-
-
-def _mismatch(claim: Claim, permits: int | None) -> LimitMismatch:
-    other = Claim(claim.name, claim.ttl, shared=True, limit=permits)
-    return LimitMismatch(f"{claim.name!r}: {limit_conflict([other], claim)}", claim.name)

@@ -1,4 +1,4 @@
--- Layout 2 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first;
+-- Layout 3 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first;
 -- in `record`, one row per record. Times of claims are µs since the boot that `counter.boot` names: after another boot every
 -- claim is void. Records survive a boot: their times are µs of the wall clock.
 
@@ -18,7 +18,8 @@ CREATE TABLE claim (
     permits INTEGER,
     ttl     INTEGER NOT NULL,
     owner   TEXT    NOT NULL,
-    bell    TEXT,              -- address of the datagram that wakes the waiter when it is granted the lock
+    value   TEXT NOT NULL,     -- what an election's candidate gave; else empty
+    wakeup  TEXT,              -- address of the datagram that wakes the waiter when it is granted the lock
     token   INTEGER,           -- NULL while it waits
     expires INTEGER NOT NULL,
     PRIMARY KEY (space, name, ticket)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from math import inf
 
+from fencelock.core.clock import Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.zookeeper.address import Address
@@ -17,7 +19,7 @@ from fencelock.engines.zookeeper.places import SHORTEST, Places
 from fencelock.engines.zookeeper.records import ZooKeeperRecords
 from fencelock.engines.zookeeper.sessions import Sessions
 from fencelock.engines.zookeeper.signs import BEAT
-from fencelock.errors import FencelockError, LimitMismatch, OutcomeUnknown
+from fencelock.errors import FencelockError, GuaranteeUnavailable, OutcomeUnknown
 from fencelock.model import (
     Admitted,
     Claim,
@@ -28,7 +30,6 @@ from fencelock.model import (
     Traits,
     Waiting,
     admit,
-    limit_conflict,
 )
 
 TRAITS = Traits(
@@ -58,9 +59,9 @@ class ZooKeeperEngine:
 
     # ------------------------------------------------------------------ taking it
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Take the lock or a place in line."""
-        return await self._attempt(claim, queue, patience, anew=True)
+        return await self._attempt(claim, enqueue, None if deadline.at is None else deadline.at_most(inf), anew=True)
 
     async def _attempt(self, claim: Claim, queue: bool, within: float | None, *, anew: bool) -> Grant | Waiting:
         place = self._places.get(claim.id)
@@ -107,9 +108,6 @@ class ZooKeeperEngine:
         if mine is None:
             raise OutcomeUnknown(f"{claim.name!r}: the claim was removed at once")
         del nodes[nodes.index(mine) + 1 :]
-        if (problem := limit_conflict(nodes, claim)) is not None:
-            await self._places.remove(place, reply_timeout(claim.ttl, SHORTEST))
-            raise LimitMismatch(f"{claim.name!r}: {problem}", claim.name)
         answer = admit(nodes, claim)
         if isinstance(answer, Admitted):
             return self._places.granted(place)
@@ -117,13 +115,22 @@ class ZooKeeperEngine:
             place.watch(self._runtime, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
         else:
             await self._places.remove(place, reply_timeout(claim.ttl, SHORTEST))
-        return Waiting(place.kept, session.since, handle=place)
+        return Waiting(place.kept, session.since, engine_state=place)
 
     # ------------------------------------------------------------------ waiting for it
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Wait until one ahead is gone."""
+        outcome = await self._wait(waiting, timeout, timeout)
+        return outcome if isinstance(outcome, Grant) else None
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Refuse."""
+        raise GuaranteeUnavailable("not built yet", grant.claim.name)
+
+    async def _wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
         """Wait until one ahead is gone; look again in the end."""
-        place: Place = waiting.handle
+        place: Place = waiting.engine_state
         until = None if patience is None else self._runtime.now() + patience
         if not place.gone and self._places.get(place.claim.id) is place:
             await place.listen(timeout)
@@ -168,7 +175,7 @@ class ZooKeeperEngine:
         """One sync for each session, however many claims hang on it."""
         sent = self._runtime.now()
         links: list[Link] = sorted(
-            {grant.handle.session.handle for grant in grants if _is_held(grant)}, key=lambda link: link.seconds
+            {grant.engine_state.session.handle for grant in grants if _is_held(grant)}, key=lambda link: link.seconds
         )
         renewed: dict[Link, bool] = {}
         for link in links:
@@ -179,7 +186,7 @@ class ZooKeeperEngine:
             renewed[link] = await self._fresh(link, sent, patience)
         answers = []
         for grant in grants:
-            place: Place = grant.handle
+            place: Place = grant.engine_state
             if not _is_held(grant):
                 answers.append(Renewal.LOST)
             elif renewed[place.session.handle]:
@@ -199,7 +206,7 @@ class ZooKeeperEngine:
 
     async def release(self, grant: Grant) -> bool:
         """Give back the lock: whoever is next is woken by ZooKeeper."""
-        place: Place = grant.handle
+        place: Place = grant.engine_state
         mine = self._places.get(grant.claim.id)
         if mine is None:
             if place.session.ended or place.claim.id != grant.claim.id:
@@ -251,4 +258,4 @@ def _news(nodes: list[Node], node: Node, claim: Claim) -> News:
 
 def _is_held(grant: Grant) -> bool:
     """Return whether the claim still has its node, as far as was heard."""
-    return not grant.handle.gone and grant.handle.claim.id == grant.claim.id
+    return not grant.engine_state.gone and grant.engine_state.claim.id == grant.claim.id

@@ -13,7 +13,7 @@ from fencelock.engines.zookeeper.layout import Node, Paths, said, unescape
 from fencelock.engines.zookeeper.link import Link
 from fencelock.engines.zookeeper.nodes import PATIENCE, queue_of
 from fencelock.engines.zookeeper.sessions import Sessions
-from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
+from fencelock.model import Admitted, Holder, Mode, Snapshot, Waiter, admit
 
 BATCH = 500
 """Nodes that are asked for at once."""
@@ -37,9 +37,11 @@ class Looks:
         for node, (content, stat) in await self._contents(link, parent, queue):
             ttl, owner = said(content)
             if isinstance(admit(queue, node), Admitted):
-                holders.append(Holder(owner, link.layout.token(stat.czxid), ttl, node.shared, node.limit))
+                holders.append(
+                    Holder(owner, link.layout.token(stat.czxid), ttl, Mode.of(node.shared, node.limit), node.limit)
+                )
             else:
-                waiters.append(Waiter(owner, ttl, node.shared, node.limit))
+                waiters.append(Waiter(owner, ttl, Mode.of(node.shared, node.limit), node.limit))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:

@@ -1,33 +1,23 @@
 -- Acquire the lock or enqueue the claim, in one step that also mints the token. An attempt of a claim that already holds the
 -- lock or waits restarts its ttl.
--- KEYS: base.  ARGV: name, ttl, mode, owner, id, address: "channel:attempt_no" (empty: do not enqueue).
+-- KEYS: base.  ARGV: name, ttl, mode, label, id, address: "channel:attempt_no" (empty: do not enqueue).
 -- Returns the token; or a number below 0 if the claim has to wait: -1, or -2 minus the ms after which it should attempt
--- again; or a string: the mode in which others use the name, if it conflicts with this claim's mode.
-local BASE, NAME, ttl, mode, owner, id, address = KEYS[1], unpack(ARGV)
+-- again.
+local BASE, NAME, ttl, mode, label, id, address = KEYS[1], unpack(ARGV)
 -- include queue.lua
 local held_token = token_of(id)
 if held_token then -- the reply to an earlier attempt was lost
-  hold(id, held_token, ttl, mode, owner)
+  hold(id, held_token, ttl, mode, label)
   return tonumber(held_token)
 end
 if redis.call('EXISTS', BASE .. ':gone:' .. id) == 1 then return -1 end
 local queued = redis.call('HEXISTS', WAITERS, id) == 1
-if mode ~= 'x' and not queued then
-  for i = 2, #sharing, 2 do
-    local ends, theirs = string.match(sharing[i], '^(%d+):%d+:%d+:([^:]*)')
-    if theirs ~= mode and tonumber(ends) > now then return theirs end
-  end
-  for _, other in ipairs(redis.call('HVALS', WAITERS)) do
-    local ends, theirs = string.match(other, '^(%d+):%d+:([^:]*)')
-    if theirs ~= 'x' and theirs ~= mode and tonumber(ends) > now then return theirs end
-  end
-end
-local function enqueue_me() enqueue(id, ttl, mode, address == '' and ':0' or address, owner) end
+local function enqueue_me() enqueue(id, ttl, mode, address == '' and ':0' or address, label) end
 if queued then enqueue_me() end -- restart its ttl
 local token, first = advance_queue(id)
 if not token and not queued and not first and fits(mode) then
   token = mint()
-  hold(id, token, ttl, mode, owner)
+  hold(id, token, ttl, mode, label)
 end
 if token then return tonumber(token) end
 if address == '' then

@@ -1,13 +1,13 @@
 -- The admission rule (model.py: `admit` and `advance_queue`), restated: who holds the name, and who is next.
 --
 -- base            string  the last token of the bucket; the only key that outlives a name's holders and waiters
--- base:lock:N     string  "id:token:ttl:owner"               the exclusive holder of N; the key expires with its ttl
--- base:holders:N  hash    id -> "ends:token:ttl:mode:owner"  the shared holders
+-- base:lock:N     string  "id:token:ttl:label"               the exclusive holder of N; the key expires with its ttl
+-- base:holders:N  hash    id -> "ends:token:ttl:mode:label"  the shared holders
 -- base:queue:N    list    ids of the waiters, in order
--- base:waiters:N  hash    id -> "ends:ttl:mode:channel:attempt_no:owner"  the waiters; a notification repeats the attempt_no,
+-- base:waiters:N  hash    id -> "ends:ttl:mode:channel:attempt_no:label"  the waiters; a notification repeats the attempt_no,
 --                         so that the client ignores one for an earlier queue entry, which has expired since
 -- base:gone:ID    string  this claim was abandoned: an attempt of it that arrives later is refused
--- Times are ms on this server's clock. A ttl is 1 ms longer than the client's. mode: x (exclusive), s (shared), or a number
+-- A label is the owner, a newline, and the value that an election stores. Times are ms on this server's clock. A ttl is 1 ms longer than the client's. mode: x (exclusive), s (shared), or a number
 -- (one of so many permits). All keys of a name share the hash tag in `base`.
 local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
 local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
@@ -31,12 +31,12 @@ local function token_of(id)
   end
 end
 
-local function hold(id, token, ttl, mode, owner)
+local function hold(id, token, ttl, mode, label)
   if mode == 'x' then
-    exclusive = id .. ':' .. token .. ':' .. ttl .. ':' .. owner
+    exclusive = id .. ':' .. token .. ':' .. ttl .. ':' .. label
     redis.call('SET', LOCK, exclusive, 'PX', ttl)
   else
-    redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. owner)
+    redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. label)
     if redis.call('PTTL', HOLDERS) < tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl) end
   end
 end
@@ -56,8 +56,8 @@ local function drop(id)
 end
 
 -- Add a claim to the queue, or restart its ttl there.
-local function enqueue(id, ttl, mode, address, owner)
-  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. address .. ':' .. owner) == 1 then
+local function enqueue(id, ttl, mode, address, label)
+  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. address .. ':' .. label) == 1 then
     redis.call('RPUSH', QUEUE, id)
   end
   if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
@@ -104,7 +104,7 @@ local function advance_queue(me)
   while not exclusive do
     local id = redis.call('LINDEX', QUEUE, place)
     if not id then return token, nil end
-    local ends, ttl, mode, channel, attempt_no, owner =
+    local ends, ttl, mode, channel, attempt_no, label =
       string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):(%d+):([^:]*):([^:]*):(%d+):(.*)$')
     if not ends or tonumber(ends) <= now then
       redis.call('HDEL', WAITERS, id)
@@ -119,7 +119,7 @@ local function advance_queue(me)
         if id == me then token = minted end
         if notify then redis.pcall('PUBLISH', channel, id .. ':' .. minted .. ':' .. attempt_no) end
         dequeue(id)
-        hold(id, minted, ttl, mode, owner)
+        hold(id, minted, ttl, mode, label)
         held = held + 1
         soonest = math.min(soonest or now + ttl, now + ttl)
       else

@@ -1,12 +1,12 @@
 -- Accept a proposal, if this node is free and has seen no proposal as high.
--- KEYS: base.  ARGV: name, ttl, owner, id, proposal.
+-- KEYS: base.  ARGV: name, ttl, label, id, proposal.
 -- Returns {1}: acknowledged; {0, ms}: another claim holds this node, for that long; {-1, last}: the proposal is too low.
 -- include redlock/node.lua
-local _, ttl, owner, id, proposal = unpack(ARGV)
+local _, ttl, label, id, proposal = unpack(ARGV)
 -- include redlock/last.lua
 local least = math.max(last, tonumber(born))
 local above = tonumber(proposal) > least
-local mine = id .. ':' .. proposal .. ':' .. owner
+local mine = id .. ':' .. proposal .. ':' .. label
 -- The usual case first: the node is free and the proposal is high enough.
 if not (above and redis.call('SET', LOCK, mine, 'PX', ttl, 'NX')) then
   local holder, held = string.match(redis.call('GET', LOCK) or '', '^([^:]*):(%d+):')

@@ -8,9 +8,9 @@ local function dequeue(id)
   redis.call('ZREM', QUEUE, id)
 end
 
-local function enqueue(id, ttl, owner, channel, ticket)
+local function enqueue(id, ttl, label, channel, ticket)
   local ends = now + ttl
-  redis.call('HSET', WAITERS, id, ends .. ':' .. channel .. ':' .. owner)
+  redis.call('HSET', WAITERS, id, ends .. ':' .. channel .. ':' .. label)
   redis.call('ZADD', QUEUE, 'NX', ticket, id)
   if redis.call('PTTL', WAITERS) < ends - now then
     redis.call('PEXPIREAT', WAITERS, ends)
