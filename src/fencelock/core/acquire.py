@@ -164,7 +164,7 @@ class _Loop:
         if self._unanswered is None and not self._attempt_in_flight:
             return grant
         since = grant.since if self._unanswered is None else min(grant.since, self._unanswered)
-        return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight)
+        return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight or grant.attempt_in_flight)
 
 
 async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:

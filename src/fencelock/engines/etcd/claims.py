@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 class OwnClaim:
     """A claim of this client that etcd has, or may have."""
 
-    __slots__ = ("data", "grant_time", "held", "id", "in_flight", "key", "queue", "revision", "session", "slot")
+    __slots__ = (
+        "data",
+        "grant_time",
+        "held",
+        "id",
+        "in_flight",
+        "key",
+        "queue",
+        "revision",
+        "session",
+        "slot",
+        "waited",
+    )
 
     def __init__(self, id: str, queue: bytes, client: bytes, slot: int) -> None:
         self.id = id
@@ -39,6 +51,7 @@ class OwnClaim:
         self.in_flight = False
         """Whether an attempt has no reply: it may still arrive, until the claim is abandoned."""
         self.held = False
+        self.waited = False
         self.grant_time = 0
         """The wall clock, in µs, of a grant after a wait, until a renewal has written it; else 0."""
 

@@ -143,7 +143,7 @@ class EtcdClient:
         rounds, rest = divmod(failures, len(self._connectors))
         if rest:
             return 0.0
-        return min(FIRST_PAUSE * 2 ** (rounds - 1), LONGEST_PAUSE) * (0.5 + self._runtime.random() / 2)
+        return min(FIRST_PAUSE * 2.0 ** (rounds - 1), LONGEST_PAUSE) * (0.5 + self._runtime.random() / 2)
 
     def check_header(self, header: Header, revision: int) -> None:
         """Check the header of a reply that needed a majority; `revision` is `self.revision` when the request was sent.
@@ -153,7 +153,9 @@ class EtcdClient:
         if header.cluster != self.cluster:
             before, self.cluster = self.cluster, header.cluster
             if before:
-                message = f"the cluster was replaced or wiped (id {before:x}, now {header.cluster:x}): all locks are gone"
+                message = (
+                    f"the cluster was replaced or wiped (id {before:x}, now {header.cluster:x}): all locks are gone"
+                )
                 self._history_changed(message)
         elif header.revision < revision <= self.revision:  # else another reply has shown it already
             self._history_changed(

@@ -49,9 +49,7 @@ class EtcdConnector:
 
     def within(self, seconds: float) -> EtcdConnector:
         """Return a connector that takes at most this long."""
-        return (
-            self if seconds >= self._endpoint.seconds else EtcdConnector(self._endpoint._replace(seconds=seconds))
-        )
+        return self if seconds >= self._endpoint.seconds else EtcdConnector(self._endpoint._replace(seconds=seconds))
 
     def connect(self, open_stream: Callable[[Endpoint], Any]) -> Any:
         """Connect; raises EngineUnavailable."""
@@ -98,7 +96,18 @@ class RawData:
 class Call:
     """One gRPC call: messages in both directions, and a status at the end."""
 
-    __slots__ = ("_received", "closed", "ends", "headers", "messages", "method", "on_message", "reset", "stream", "unsent")
+    __slots__ = (
+        "_received",
+        "closed",
+        "ends",
+        "headers",
+        "messages",
+        "method",
+        "on_message",
+        "reset",
+        "stream",
+        "unsent",
+    )
 
     def __init__(self, method: str, unsent: bytes, on_message: Callable[[], object], *, ends: bool) -> None:
         self.method = method

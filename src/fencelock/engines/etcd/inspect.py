@@ -1,102 +1,90 @@
-"""Looking at what is on etcd, for people: who holds a name and who waits, which names there are, how the members are."""
+"""inspect, names and force_release: the claims of a name, for people."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
-from fencelock.engines.etcd.layout import data, read_about, spot
-from fencelock.engines.etcd.link import Link, Refused
+from fencelock.engines.etcd.keyspace import Keyspace, queue_of, read_namespace
 from fencelock.engines.etcd.messages import (
-    EQUAL,
     RANGE,
-    STATUS,
     TIME_TO_LIVE,
     TXN,
-    Status,
-    below,
-    created,
     do_delete,
     do_range,
-    find,
-    of_lease,
+    get_key,
+    get_prefix,
+    is_created_at,
+    lease_request,
     read_lease,
     read_range,
-    read_status,
     read_txn,
     txn,
 )
-from fencelock.errors import EngineUnavailable, OutcomeUnknown
-from fencelock.model import Admitted, Holder, Mode, Snapshot, Waiter, admit
+from fencelock.engines.etcd.rpc_errors import RpcError
+from fencelock.errors import OutcomeUnknown
+from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit, held_for
 
 if TYPE_CHECKING:
-    from fencelock.engines.etcd.asking import Asking
-    from fencelock.engines.etcd.layout import Layout
-    from fencelock.engines.etcd.links import Links
+    from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.engines.etcd.grpc import EtcdConnection
 
 PAGE = 1000
-"""Keys that are asked for at once."""
-FORCED_AT_ONCE = 60
-"""Holders that are dropped in one transaction: etcd allows 128 steps."""
+"""Keys that one request reads."""
+MAX_FORCED = 60
+"""Holders that one transaction removes: etcd allows 128 steps."""
 
 
-class Looks:
-    """What `inspect`, `names`, `force_release` and `doctor` do on etcd."""
+class Inspection:
+    """Reads the claims of all clients."""
 
-    def __init__(self, links: Links, layout: Layout, asking: Asking) -> None:
-        self._links = links
-        self._layout = layout
-        self._asking = asking
-        self._ask = asking.request
+    def __init__(self, client: EtcdClient, keyspace: Keyspace) -> None:
+        self._client = client
+        self._keyspace = keyspace
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look at the line, and ask how long each session has left."""
-        steps = [do_range(find(self._layout.about)), do_range(below(self._layout.queue(name).encode()))]
-        answer = read_txn(await self._ask(TXN, txn([], steps)))
-        pairs = answer.found(1)
-        if not pairs or not answer.found(0):
-            return Snapshot(name)
-        about = read_about(answer.found(0)[0], self._links.address)
-        left = await self._left({pair.lease for pair in pairs})
-        places = [spot(pair) for pair in pairs]
+        """Return the holders and waiters of a name."""
+        steps = [do_range(get_key(self._keyspace.about)), do_range(get_prefix(self._keyspace.queue(name)))]
+        reply = read_txn(await self._client.request(TXN, txn([], steps)))
+        read_namespace(reply.pairs(0), self._client.address)  # refuses the layout of another release
+        queue = queue_of(reply.pairs(1))
+        left = await self._seconds_left({entry.lease for entry in queue}) if queue else {}
+        now = wall_us()
         holders, waiters = [], []
-        for place in places:
-            if isinstance(admit(places, place), Admitted):
-                holders.append(
-                    Holder(
-                        place.owner,
-                        about.token(place.created),
-                        left[place.lease],
-                        Mode.of(place.shared, place.limit),
-                        place.limit,
-                    )
-                )
+        for entry in queue:
+            data, seconds = entry.data, left[entry.lease]
+            if isinstance(admit(queue, entry), Admitted):
+                held = held_for(data.granted or data.created, now)
+                holders.append(Holder(data.owner, entry.token, seconds, data.mode, data.limit, held, data.value))
             else:
-                waiters.append(Waiter(place.owner, left[place.lease], Mode.of(place.shared, place.limit), place.limit))
+                waiters.append(Waiter(data.owner, seconds, data.mode, data.limit, data.value))
         return Snapshot(name, tuple(holders), tuple(waiters))
 
-    async def _left(self, leases: set[int]) -> dict[int, float]:
-        """Ask how many seconds each session has left, all at once; none if it is over by now."""
+    async def _seconds_left(self, leases: set[int]) -> dict[int, float]:
+        """Return how many seconds each session has left, 0 if it has ended; all requests are sent together."""
 
-        async def work(link: Link, seconds: float) -> dict[int, float]:
-            calls = {lease: link.start(TIME_TO_LIVE, of_lease(lease)) for lease in leases}
+        async def work(connection: EtcdConnection, timeout: float) -> dict[int, float]:
+            calls = {lease: connection.start(TIME_TO_LIVE, lease_request(lease)) for lease in leases}
             return {
-                lease: float(max(0, read_lease(await link.finish(call, seconds))[1])) for lease, call in calls.items()
+                lease: float(max(0, read_lease(await connection.finish(*call, timeout))[1]))
+                for lease, call in calls.items()
             }
 
         try:
-            return await self._links.run(work, MAX_REPLY_TIMEOUT)
-        except Refused as refusal:
-            raise refusal.told(self._links.address) from refusal
+            return await self._client.run(work, MAX_REPLY_TIMEOUT)
+        except RpcError as error:
+            raise error.translate(self._client.address) from error
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call, or came into use meanwhile."""
-        start = root = self._layout.queue(prefix).encode()[:-1] if prefix else self._layout.claims.encode()
+        """Yield the names that have claims, in order. A name that changes meanwhile may or may not be there."""
+        start = root = self._keyspace.names_from(prefix)
         found: set[str] = set()
         while True:
-            _, page = read_range(await self._ask(RANGE, below(root, limit=PAGE, bare=True, start=start)))
-            found.update(self._layout.name_of(pair.key) for pair in page.pairs)
+            request = get_prefix(root, limit=PAGE, keys_only=True, start=start)
+            _, page = read_range(await self._client.request(RANGE, request))
+            found.update(self._keyspace.name_of(pair.key) for pair in page.pairs)
             if not page.more or not page.pairs:
                 break
             start = page.pairs[-1].key + b"\0"
@@ -105,44 +93,27 @@ class Looks:
                 yield name
 
     async def force_release(self, name: str) -> int:
-        """Delete the holders' claims; those behind came later, and so have higher tokens.
+        """Delete the holders' claims; the claims behind them were created later, and so have higher tokens.
 
-        Raise Unanswered if that was asked twice and the second time found other holders: the first time may have dropped
-        them, and whoever holds the lock now may be the next.
+        Raises OutcomeUnknown if the request was sent twice and the second one found other holders: the first one may have
+        removed them, and a repetition would remove the next holder.
         """
         while True:
-            _, found = read_range(await self._ask(RANGE, below(self._layout.queue(name).encode())))
-            places = [spot(pair) for pair in found.pairs]
-            holders = [place for place in places if isinstance(admit(places, place), Admitted)][:FORCED_AT_ONCE]
+            request = get_prefix(self._keyspace.queue(name))
+            _, found = read_range(await self._client.request(RANGE, request))
+            queue = queue_of(found.pairs)
+            holders = [entry for entry in queue if isinstance(admit(queue, entry), Admitted)][:MAX_FORCED]
             if not holders:
                 return 0
-            keys = [data(place.id) for place in holders]
-            compares = [created(key, EQUAL, place.created) for key, place in zip(keys, holders, strict=True)]
-            said, tries = await self._asking.ask_counted(TXN, txn(compares, [do_delete(key) for key in keys]))
-            if read_txn(said).succeeded:
+            body = txn(
+                [is_created_at(entry.key, entry.created) for entry in holders],
+                [do_delete(entry.key) for entry in holders],
+            )
+            data, sent = await self._client.request_counted(TXN, body)
+            if read_txn(data).succeeded:
                 return len(holders)
-            if tries > 1:
+            if sent > 1:
                 raise OutcomeUnknown(
-                    f"etcd at {self._links.address}: no reply to a request that may have released {name!r} by force; "
-                    "look who holds it before you repeat it",
+                    f"etcd at {self._client.address}: no reply to a request that may have released {name!r} by force",
                     name,
                 )
-
-    async def health(self) -> list[Status | EngineUnavailable]:
-        """Ask every member how it is: versions, leader, alarms. What was noticed by the way is in `facts`."""
-        answers: list[Status | EngineUnavailable] = []
-        for member in range(self._links.members):
-            try:
-                link = await self._links.visit(member)
-            except EngineUnavailable as error:
-                answers.append(error)
-                continue
-            try:
-                answers.append(read_status(await link.call(STATUS, b"", MAX_REPLY_TIMEOUT)))
-            except EngineUnavailable as error:
-                answers.append(error)
-            except Refused as refusal:
-                answers.append(EngineUnavailable(str(refusal.told(link.address))))
-            finally:
-                self._links.leave(link)
-        return answers

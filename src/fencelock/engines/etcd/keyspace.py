@@ -111,7 +111,9 @@ def read_claim(value: bytes) -> ClaimData:
     """Read the value of a claim's key. Whatever somebody else has put there counts as an exclusive claim without a token."""
     try:
         data = ClaimData(**json.loads(value))
-        return data._replace(mode=Mode(data.mode), base=int(data.base), created=int(data.created), granted=int(data.granted))
+        return data._replace(
+            mode=Mode(data.mode), base=int(data.base), created=int(data.created), granted=int(data.granted)
+        )
     except (ValueError, TypeError):
         return ClaimData("", Mode.EXCLUSIVE, None, "", "", 0, 0)
 

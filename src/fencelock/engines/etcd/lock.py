@@ -10,8 +10,9 @@ from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
 from fencelock.engines.etcd.keyspace import ClaimData, Keyspace, QueueEntry, id_of, key_of, queue_of, read_claim
+from fencelock.engines.etcd.removal import delete_if_created_at
 from fencelock.engines.etcd.rpc_errors import RpcError
-from fencelock.errors import EngineUnavailable, FencelockError, NotHeld, OutcomeUnknown
+from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
 from fencelock.model import Admitted, Blocked, Claim, Grant, Mode, Waiting, admit
 
 if TYPE_CHECKING:
@@ -84,20 +85,21 @@ class Acquisition:
         self, claim: Claim, own: OwnClaim, enqueue: bool, left: Callable[[], float]
     ) -> Grant | Waiting | None:
         """Attempt once; None if something has changed meanwhile, and the attempt has to be repeated."""
-        session = own.session
-        if session is not None and not session.alive(self._runtime.now()):
+        await self._removal.remove_expired(left())
+        session, now = own.session, self._runtime.now()
+        if session is not None and not session.alive(now):
             session = None
         if session is not None and own.revision and not own.in_flight:
-            session.attach(own.id, self._runtime.now(), session.ttl)
-            outcome = await self._look(claim, own, left(), keep_alive=True)
+            session.attach(own.id, now, session.ttl)
+            outcome = await self._look(claim, own, left(), enqueue)
             if outcome is None:
-                self._forget(own)
+                self._sessions.detach(own.id)
+                self._claims.remove(own, reuse=False)  # etcd does not have it any more: start again
             return outcome
         # What an attempt without a reply may still create belongs to its session: use the same one again.
         if session is None or not own.in_flight:
             session = await self._sessions.get(claim.ttl, left())
         namespace = await self._token_base.get(left())
-        await self._removal.remove_expired(left())
         self._client.check_open()  # a session that was created while close() ends the others would stay
         return await self._create(claim, own, enqueue, session, namespace, left)
 
@@ -153,8 +155,6 @@ class Acquisition:
             return await self._continue(claim, own, found[0], enqueue, left)
         if not about_pairs or about_pairs[0].modified != namespace.revision:
             self._token_base.forget(namespace)
-            if not own.in_flight:
-                self._forget(own)
             return None
         # Another claim holds the lock and this one must not wait; or it was abandoned; or its key is another claim's, as
         # after a restored backup.
@@ -171,43 +171,24 @@ class Acquisition:
         """Continue with a key that an earlier attempt has created."""
         own.data, own.revision = read_claim(pair.value), pair.created
         session = self._sessions.find(pair.lease)
-        if session is None:
+        if session is None or not session.alive(self._runtime.now()):
             # Its session has ended by our clock, not yet by etcd's.
-            await self._client.request(m.TXN, m.txn([m.is_created_at(own.key, own.revision)], [m.do_delete(own.key)]), left())
+            await self._client.request(m.TXN, delete_if_created_at(own.key, own.revision), left())
             own.revision = 0
             return None
         if own.session is not session and own.session is not None:
             own.session.remove(own.id)
         own.session = session
         session.attach(own.id, self._runtime.now(), session.ttl)
-        return await self._look(claim, own, left(), keep_alive=True, enqueue=enqueue)
+        return await self._look(claim, own, left(), enqueue)
 
-    def _forget(self, own: OwnClaim) -> None:
-        """Start again with a claim that etcd does not have."""
-        self._sessions.detach(own.id)
-        self._claims.remove(own, reuse=False)
-
-    # ------------------------------------------------------------------ the place in the queue
-
-    async def _look(
-        self, claim: Claim, own: OwnClaim, timeout: float, *, keep_alive: bool = False, at: int = 0, enqueue: bool = True
-    ) -> Grant | Waiting | None:
-        """Read the claim's place in the queue; None if it is not in the queue any more.
-
-        If it is enough to read `at` this revision or a later one, a single member may answer that has got there: a claim
-        that has left never comes back, so the claims ahead that are gone stay gone. Of our own claim such a reply shows only
-        that it existed; its session is alive by our clock, and if somebody deletes the key, its watch reports it. A majority
-        would have to wait for its disks, between every two holders.
-        """
-        body = _queue_request(claim, own, own.revision)
-        if at:
-            header, found = m.read_range(await self._client.request(m.RANGE, m.serializable(body), timeout))
-            if header.revision >= at and header.cluster == self._client.cluster:
-                return await self._decide(claim, own, found.pairs, header, enqueue)
+    async def _look(self, claim: Claim, own: OwnClaim, timeout: float, enqueue: bool) -> Grant | Waiting | None:
+        """Keep the session alive and read the claim's place in the queue; None if it is not in the queue any more."""
         assert own.session is not None
+        body = _queue_request(claim, own, own.revision)
         try:
             (header, found), _ = await self._sessions.request(
-                own.session, m.RANGE, body, m.read_range, timeout, keep_alive=keep_alive
+                own.session, m.RANGE, body, m.read_range, timeout, keep_alive=True
             )
         except RpcError as error:
             raise error.translate(self._client.address) from error
@@ -231,10 +212,13 @@ class Acquisition:
         if isinstance(result, Admitted):
             if not self._claims.hold(own):
                 return None
+            if own.waited and not data.granted:
+                own.grant_time = own.grant_time or wall_us()
             return Grant(claim, me.token, session.since, own, attempt_in_flight=own.in_flight)
         if not enqueue:
             await self._removal.abandon(claim)
             return Waiting(claim, session.since)
+        own.waited = True
         return Waiting(claim, session.since, None, QueuedClaim(own, result, header.revision))
 
     # ------------------------------------------------------------------ wait
@@ -249,8 +233,6 @@ class Acquisition:
         while True:
             outcome = await self._watch(claim, queued, until)
             if isinstance(outcome, Grant):
-                assert queued.own.data is not None
-                queued.own.grant_time = wall_us()
                 return outcome
             if outcome is None or self._runtime.now() >= until:
                 return None
@@ -286,7 +268,9 @@ class Acquisition:
         if len(by) == 1:
             return connection.watches.start(by[0], event.set, puts=claim.shared)
         queue = queued.own.queue
-        return connection.watches.start(queue, event.set, end=m.prefix_end(queue), keys=frozenset(by), puts=claim.shared)
+        return connection.watches.start(
+            queue, event.set, end=m.prefix_end(queue), keys=frozenset(by), puts=claim.shared
+        )
 
     async def _wait_for(
         self, connection: EtcdConnection, event: Event, until: float, watch: Watch, *, created: bool = False
@@ -305,9 +289,22 @@ class Acquisition:
             raise
 
     async def _read_place(self, claim: Claim, queued: QueuedClaim, until: float, at: int) -> Grant | Waiting | None:
+        """Read the claim's place in the queue at a revision or later; None if it is not in the queue any more.
+
+        A single member may answer if it has got there: a claim that has left never comes back, so the claims ahead that are
+        gone stay gone. Of our own claim such a reply shows only that it existed; its session is alive by our clock, and if
+        somebody deletes the key, its watch reports it. A majority would have to wait for its disks, between every two
+        holders.
+        """
         self._client.check_open()
-        left = max(0.0, until - self._runtime.now()) + MIN_REPLY_TIMEOUT
-        return await self._look(claim, queued.own, min(left, timeout_for(claim.ttl)), at=at)
+        body = _queue_request(claim, queued.own, queued.own.revision)
+        for request in (m.serializable(body), body):
+            left = max(0.0, until - self._runtime.now()) + MIN_REPLY_TIMEOUT
+            reply = await self._client.request(m.RANGE, request, min(left, timeout_for(claim.ttl)))
+            header, found = m.read_range(reply)
+            if header.revision >= at and header.cluster == self._client.cluster:
+                return await self._decide(claim, queued.own, found.pairs, header, enqueue=True)
+        return None
 
     # ------------------------------------------------------------------ downgrade
 
@@ -316,9 +313,10 @@ class Acquisition:
         own: OwnClaim = grant.engine_state
         session, data = own.session, own.data
         if session is None or data is None or not self._claims.holds(own):
-            raise NotHeld(f"{grant.claim.name!r} is no longer held", grant.claim.name)
+            raise _not_held(grant)
         shared = data._replace(mode=Mode.SHARED, granted=data.granted or own.grant_time)
         own.data = shared  # before the request, which may run even if its reply is lost
+        await self._removal.remove_expired_of(session)
         put = m.do_put(own.key, shared.encode(), session.handle)
         body = m.txn([m.is_created_at(own.key, own.revision)], [put])
         try:
@@ -328,13 +326,17 @@ class Acquisition:
         except RpcError as error:
             if error.lease_not_found:
                 self._sessions.ended(session)
-                raise NotHeld(f"{grant.claim.name!r} is no longer held", grant.claim.name) from error
+                raise _not_held(grant) from error
             raise error.translate(self._client.address) from error
         if not reply.succeeded:
             self._claims.deleted(own.id)
-            raise NotHeld(f"{grant.claim.name!r} is no longer held", grant.claim.name)
+            raise _not_held(grant)
         session.extend(own.id, self._runtime.now(), session.ttl)
-        return grant._replace(claim=grant.claim._replace(mode=Mode.SHARED), since=max(grant.since, session.since))
+        return grant.downgraded(max(grant.since, session.since))
+
+
+def _not_held(grant: Grant) -> NotHeld:
+    return NotHeld(f"etcd no longer has the lock on {grant.claim.name!r}", grant.claim.name)
 
 
 def _queue_request(claim: Claim, own: OwnClaim, until: int) -> bytes:

@@ -1,10 +1,8 @@
-"""What is held is watched: a keep-alive says that a session lives, not that each of its claims is still there.
+"""Watches the keys of held locks: a keep-alive shows that a session lives, not that each of its claims still exists.
 
-Most locks are given back within a moment, so a claim is watched only when it has been held for one. The watch begins with
-the revision after the claim's own: what happened in that moment is told all the same.
-
-A watch that says nothing is like one whose link is dead, so a majority is asked something over that link now and then, once
-for all claims: without an answer, they are watched anew over another.
+Most locks are held only briefly, so a claim is watched once it has been held for 0.1 s. The watch starts at the revision
+after the claim's own, so nothing that happened before is missed. A connection that reports nothing looks like a dead one, so
+the watcher reads a key over it every third of the shortest ttl; without a reply, it watches all claims over another one.
 """
 
 from __future__ import annotations
@@ -12,286 +10,229 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from fencelock.engines.etcd.link import Link, Refused
-from fencelock.engines.etcd.messages import RANGE, count, find, read_range
-from fencelock.engines.etcd.sessions import patience
-from fencelock.errors import FencelockError, OutcomeUnknown
+from fencelock.core.log import ERROR, log
+from fencelock.engines.etcd.client import timeout_for
+from fencelock.engines.etcd.messages import RANGE, count_key, get_key, read_range
+from fencelock.errors import FencelockError
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Runtime, WakeupEvent
-    from fencelock.engines.etcd.links import Links
-    from fencelock.engines.etcd.watch import Watcher
+    from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.engines.etcd.grpc import Call, EtcdConnection
+    from fencelock.engines.etcd.watch import Watch
 
-MOMENT = 0.1
+WATCH_AFTER = 0.1
 """Seconds after which a held claim is watched."""
 LINGER = 2.0
-"""Seconds without any after which the watch ends, as starting it anew costs a thread in the blocking world; and without a
-new one, after which watches end that waiters have kept."""
-PAUSE = 0.5
-"""Seconds between two tries when etcd cannot be reached: the deadline of each lease counts down meanwhile."""
-ASK_SECONDS = 2.0
-LONGEST = 3600.0
-MANY = 1000
-"""Claims that begin to be watched at once."""
-
-
-class Entry:
-    """A claim that is held."""
-
-    __slots__ = ("id", "key", "revision", "since", "ttl", "watcher")
-
-    def __init__(self, key: str, id: str, revision: int, since: float, ttl: float) -> None:
-        self.key = key.encode()
-        self.id = id
-        self.revision = revision
-        """The last at which it was known to be there."""
-        self.since = since
-        self.ttl = ttl
-        self.watcher: Watcher | None = None
+"""Seconds for which the watcher stays when nothing is held: in the blocking runtime, starting it costs a thread."""
+RETRY_PAUSE = 0.5
+"""Seconds between two tries while etcd cannot be reached; the leases count down meanwhile."""
+BATCH = 1000
+"""Claims whose watches start together."""
 
 
 class Held:
-    """All that a client holds. One task or thread watches it, and ends when there is nothing left."""
+    """A held claim."""
 
-    def __init__(self, runtime: Runtime, links: Links, witness: bytes, tell: Callable[[str], None]) -> None:
+    __slots__ = ("id", "key", "revision", "since", "ttl", "watch")
+
+    def __init__(self, id: str, key: bytes, revision: int, ttl: float, since: float) -> None:
+        self.id = id
+        self.key = key
+        self.revision = revision
+        """The last revision at which it is known to exist."""
+        self.ttl = ttl
+        self.since = since
+        self.watch: Watch | None = None
+
+
+class LossWatcher:
+    """Watches all claims that a client holds, in one task or thread, which ends when nothing is held."""
+
+    def __init__(
+        self, runtime: Runtime, client: EtcdClient, probe_key: bytes, on_deleted: Callable[[str], None]
+    ) -> None:
         self._runtime = runtime
-        self._links = links
-        self._witness = witness
-        self._tell = tell
-        self._begin()
+        self._client = client
+        self._probe_key = probe_key
+        self._on_deleted = on_deleted
+        self._event: WakeupEvent | None = None
+        self.detach_after_fork()
 
-    def _begin(self) -> None:
+    def detach_after_fork(self) -> None:
+        """Start without claims: in a forked child, the claims are the parent's."""
+        event, self._event = self._event, None
+        if event is not None:
+            event.close()
         self._mutex = RLock()
-        self._young: dict[str, Entry] = {}
-        self._watched: dict[str, Entry] = {}
-        self._again: list[Entry] = []
-        self._news: deque[Entry] = deque()
-        self._left: list[Watcher] = []
-        self._shortest = LONGEST
-        """No ttl of what is held is below this."""
-        self._added = -inf
-        """When something was added, if the links have not been quiet since."""
-        self._bell: WakeupEvent | None = None
-        self._asleep = False
+        self._unwatched: dict[str, Held] = {}
+        self._watched: dict[str, Held] = {}
+        self._reports: deque[Held] = deque()
+        self._unneeded: list[Watch] = []
+        self._sleeping = False
+        """Whether the next claim must wake the watcher; otherwise it wakes up soon enough by itself."""
         self._closed = False
 
-    def add(self, key: str, id: str, revision: int, ttl: float) -> None:
-        """Look after a claim from now on."""
+    def add(self, id: str, key: bytes, revision: int, ttl: float) -> None:
+        """Watch a claim from now on."""
         with self._mutex:
-            watched = self._watched.get(id)
-            if self._closed or (watched is not None and revision <= watched.revision):
+            if self._closed or id in self._unwatched or id in self._watched:
                 return
-            self.drop(id)  # it was watched under a key that is gone
-            self._added = self._runtime.now()
-            self._young[id] = Entry(key, id, revision, self._added, ttl)
-            self._shortest = min(self._shortest, ttl)
-            if self._bell is not None:
-                if self._asleep:
-                    self._asleep = False
-                    self._bell.set()
+            self._unwatched[id] = Held(id, key, revision, ttl, self._runtime.now())
+            if self._event is not None:
+                if self._sleeping:
+                    self._sleeping = False
+                    self._event.set()
                 return
-            bell = self._bell = self._runtime.wakeup_event()
+            event = self._event = self._runtime.wakeup_event()
             try:
-                self._runtime.spawn(self._run(bell), "fencelock-watch")
+                self._runtime.spawn(self._run(event), "fencelock-watch")
             except RuntimeError:  # no more threads: the next claim tries again
-                self._bell = None
-                bell.close()
+                self._event = None
+                event.close()
 
     def drop(self, id: str) -> None:
-        """Forget a claim that is being given back."""
+        """Stop watching a claim that this client removes."""
         with self._mutex:
-            self._young.pop(id, None)
-            entry = self._watched.pop(id, None)
-            if entry is not None and entry.watcher is not None:
-                self._left.append(entry.watcher)
+            self._unwatched.pop(id, None)
+            held = self._watched.pop(id, None)
+            if held is not None and held.watch is not None:
+                self._unneeded.append(held.watch)
 
     def close(self) -> None:
-        """End."""
+        """End the watcher."""
         with self._mutex:
             self._closed = True
-            self._young.clear()
+            self._unwatched.clear()
             self._watched.clear()
-            if self._bell is not None:
-                self._bell.set()
+            if self._event is not None:
+                self._event.set()
 
-    def forget(self) -> None:
-        """Begin anew in a forked child."""
-        bell = self._bell
-        self._begin()
-        if bell is not None:
-            bell.close()
+    # ------------------------------------------------------------------ the watcher
 
-    # ------------------------------------------------------------------ the one that watches
-
-    async def _run(self, bell: WakeupEvent) -> None:
-        link: Link | None = None
-        empty_since: float | None = None
-        probed = self._runtime.now()
-        self._watch_anew()
+    async def _run(self, event: WakeupEvent) -> None:
+        connection: EtcdConnection | None = None
+        probe: Call | None = None
+        probed = -inf
+        last_held = self._runtime.now()
+        self._watch_again()
         try:
             while True:
-                bell.clear()
-                if link is not None and not link.usable:
-                    self._links.give(link)
-                    link = None
-                    with self._mutex:
-                        self._left.clear()  # they have ended with it
-                pause: float | None = None
+                event.clear()
+                pause = WATCH_AFTER
+                shortest = self._shortest_ttl()
+                now = self._runtime.now()
+                if connection is not None:
+                    if probe is not None and not probe.closed and now >= probed + timeout_for(shortest):
+                        self._client.report_silence(connection, probed)
+                    if not connection.usable:
+                        self._client.give_back(connection)
+                        connection = probe = None
+                        self._watch_again()
                 try:
-                    if link is not None and self._runtime.now() >= probed + self._shortest / 3:
-                        probed = await self._probe(link)
-                        if not link.usable:
-                            continue
-                    pause = await self._take_news(link)
-                    due = self._due()
-                    if due and link is None:
-                        link = await self._links.take()
-                    for entry in due:
-                        assert link is not None
-                        self._watch(link, entry)
+                    await self._handle_reports(connection)
+                    if connection is None and (self._unwatched or self._watched):
+                        connection, probed = await self._client.take(), -inf
+                    if connection is not None:
+                        self._start_watches(connection)
+                        self._cancel_unneeded(connection)
+                        if self._watched and self._runtime.now() >= probed + shortest / 3:
+                            probed = self._runtime.now()
+                            probe = connection.open(RANGE, count_key(self._probe_key), event.set)
                 except Exception as error:
                     if not isinstance(error, FencelockError):
-                        import logging
-
-                        log = "what is held cannot be watched, which never should be; it is tried again"
-                        logging.getLogger("fencelock").exception(log)
-                    self._watch_anew()
-                    pause = PAUSE
-                if 0 <= self._added <= self._runtime.now() - LINGER:
-                    self._added = -inf
-                    self._links.quiet()
+                        log("etcd", ERROR, "the watch of held locks failed; it is repeated", error=error)
+                    self._watch_again()
+                    pause = RETRY_PAUSE
                 with self._mutex:
                     now = self._runtime.now()
-                    empty = not self._young and not self._watched
-                    empty_since = None if not empty else now if empty_since is None else empty_since
-                    if self._closed or (empty_since is not None and now - empty_since >= LINGER):
-                        self._bell = None
+                    if self._unwatched or self._watched:
+                        last_held = now
+                    if self._closed or now >= last_held + LINGER:
+                        self._event = None
                         break
-                    timeout = LINGER if empty else self._timeout(now, pause)
-                    if link is not None:
-                        timeout = min(timeout, max(0.0, probed + self._shortest / 3 - now))
-                    if self._added >= 0:
-                        timeout = min(timeout, max(0.0, self._added + LINGER - now))
-                    self._asleep = pause is None and not self._young
-                if link is not None:
-                    self._end_left(link)
-                await self._runtime.wait_for_push([] if link is None else [link.connection], bell, timeout)
-                self._asleep = False
+                    self._sleeping = not self._unwatched and not self._reports
+                    timeout = pause
+                    if self._sleeping:
+                        probing = probe is not None and not probe.closed
+                        due = probed + (timeout_for(shortest) if probing else shortest / 3)
+                        timeout = max(0.0, min(LINGER, due - now)) if self._watched else LINGER
+                await self._runtime.wait_for_push([] if connection is None else [connection.raw], event, timeout)
+                self._sleeping = False
         finally:
             with self._mutex:
-                if self._bell is bell:
-                    self._bell = None  # its event loop was closed: the next claim starts it anew
-            if link is not None:
-                self._end_left(link)
-                self._links.give(link)
-            bell.close()
+                if self._event is event:
+                    self._event = None  # its event loop was closed: the next claim starts another watcher
+            if connection is not None:
+                self._cancel_unneeded(connection)
+                self._client.give_back(connection)
+            event.close()
 
-    def _watch_anew(self) -> None:
-        """Begin all watches anew: nobody knows which of them there are."""
+    def _shortest_ttl(self) -> float:
         with self._mutex:
-            self._left.clear()
-            self._news.clear()
-            self._again = list(self._watched.values())
-            for entry in self._again:
-                entry.watcher = None
+            return min((held.ttl for held in (*self._unwatched.values(), *self._watched.values())), default=inf)
 
-    async def _probe(self, link: Link) -> float:
-        """Ask whether a link is any good; return when, or that the next has to be asked at once."""
+    def _watch_again(self) -> None:
+        """Forget all watches: their connection is gone, or nobody knows which of them exist."""
         with self._mutex:
-            held = chain(self._young.values(), self._watched.values())
-            self._shortest = min((entry.ttl for entry in held), default=LONGEST)
-        began = self._runtime.now()
-        try:
-            await link.call(RANGE, count(self._witness), patience(self._shortest))
-        except OutcomeUnknown:
-            self._links.forsake(link, began)
-            if not link.usable:
-                return -inf
-        except Refused as refusal:
-            if refusal.elsewhere:
-                self._links.avoid(link)
-        return began
+            self._unneeded.clear()
+            self._reports.clear()
+            for held in self._watched.values():
+                held.watch = None
+            self._unwatched = {**self._watched, **self._unwatched}
+            self._watched = {}
 
-    def _timeout(self, now: float, pause: float | None) -> float:
-        """Return when to look again at the latest. The mutex is held."""
-        if pause is not None:
-            return pause
-        first = next(iter(self._young.values()), None)
-        return LONGEST if first is None else max(0.0, first.since + MOMENT - now)
-
-    def _due(self) -> list[Entry]:
-        """Return what has been held for a moment, or whose watch broke off: it is watched from now on."""
+    def _start_watches(self, connection: EtcdConnection) -> None:
+        """Watch the claims that have been held for a moment, or whose watch broke."""
         with self._mutex:
-            again, self._again = self._again, []
-            due = [entry for entry in again if self._watched.get(entry.id) is entry]
-            until = self._runtime.now() - MOMENT
-            for id, entry in list(islice(self._young.items(), MANY)):
-                if entry.since > until:
-                    break
-                del self._young[id]
-                self._watched[id] = entry
-                due.append(entry)
-        return due
+            due_since = self._runtime.now() - WATCH_AFTER
+            due = [held for held in islice(self._unwatched.values(), BATCH) if held.since <= due_since]
+        for held in due:
+            watch = connection.watches.start(held.key, partial(self._report, held), revision=held.revision + 1)
+            with self._mutex:
+                if self._unwatched.pop(held.id, None) is held:
+                    held.watch = watch
+                    self._watched[held.id] = held
+                else:
+                    self._unneeded.append(watch)  # it was released meanwhile
 
-    def _watch(self, link: Link, entry: Entry) -> None:
-        watcher = link.watches.begin(entry.key, b"", entry.revision + 1, partial(self._rung, entry))
+    def _cancel_unneeded(self, connection: EtcdConnection) -> None:
         with self._mutex:
-            if self._watched.get(entry.id) is entry:
-                entry.watcher = watcher
-            else:
-                self._left.append(watcher)  # it was given back meanwhile
+            unneeded, self._unneeded = self._unneeded, []
+        for watch in unneeded:
+            connection.watches.cancel(watch)
 
-    def _end_left(self, link: Link) -> None:
-        with self._mutex:
-            left, self._left = self._left, []
-        for watcher in left:
-            link.watches.end(watcher, at_once=True)
+    def _report(self, held: Held) -> None:
+        self._reports.append(held)
+        event = self._event
+        if event is not None:
+            event.set()
 
-    def _rung(self, entry: Entry) -> None:
-        self._news.append(entry)
-        bell = self._bell
-        if bell is not None:
-            bell.set()
-
-    async def _take_news(self, link: Link | None) -> float | None:
-        """Tell of what was deleted, and see to watches that broke off; return how long to wait if that failed."""
-        pause = None
-        while self._news:
-            entry = self._news.popleft()
-            watcher = entry.watcher
-            if watcher is None or self._watched.get(entry.id) is not entry:
-                continue
-            if watcher.deleted:
-                self._gone(entry)
-            elif watcher.broken:
-                if watcher.compacted:
-                    try:
-                        header, found = read_range(await self._links.request(RANGE, find(entry.key), ASK_SECONDS))
-                    except (FencelockError, Refused):
-                        self._news.append(entry)
-                        return PAUSE
-                    if not found.pairs or found.pairs[0].created > entry.revision:  # or it was made anew meanwhile
-                        self._gone(entry)
-                        continue
-                    entry.revision = header.revision
-                elif link is not None and link.usable:
-                    pause = PAUSE  # it would do the same to the next one
-                    self._links.avoid(link)
-                entry.watcher = None
-                self._again.append(entry)
-        return pause
-
-    def _gone(self, entry: Entry) -> None:
-        with self._mutex:
-            ours = self._watched.get(entry.id) is entry
-            if ours:
-                del self._watched[entry.id]
-                if entry.watcher is not None:
-                    self._left.append(entry.watcher)
-        if ours:
-            self._tell(entry.id)
+    async def _handle_reports(self, connection: EtcdConnection | None) -> None:
+        """Report claims that were deleted, and watch those again whose watch broke."""
+        while self._reports:
+            held = self._reports[0]
+            watch = held.watch
+            if watch is not None and self._watched.get(held.id) is held:
+                deleted = bool(watch.changed)
+                if watch.broken and not deleted:
+                    if watch.compacted:  # etcd no longer has the events: read the key instead
+                        header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
+                        deleted = not found.pairs or found.pairs[0].created > held.revision
+                        held.revision = max(held.revision, 0 if deleted else header.revision)
+                    elif connection is not None and connection.usable:
+                        self._client.avoid(connection)  # it would break the next watch too
+                    with self._mutex:
+                        held.watch = None
+                        if self._watched.pop(held.id, None) is held and not deleted:
+                            held.since = self._runtime.now() + (0.0 if watch.compacted else RETRY_PAUSE)
+                            self._unwatched[held.id] = held
+                if deleted:
+                    self._on_deleted(held.id)
+                    self.drop(held.id)
+            self._reports.popleft()

@@ -77,7 +77,13 @@ def get_key(key: bytes) -> bytes:
 
 
 def get_prefix(
-    prefix: bytes, *, order: int = ASCENDING, limit: int = 0, keys_only: bool = False, until: int = 0, start: bytes = b""
+    prefix: bytes,
+    *,
+    order: int = ASCENDING,
+    limit: int = 0,
+    keys_only: bool = False,
+    until: int = 0,
+    start: bytes = b"",
 ) -> bytes:
     """Return a range request for the keys with a prefix, sorted by creation, created at the revision `until` or before.
 
@@ -321,6 +327,4 @@ def read_watch(data: bytes) -> WatchReport:
         if event.get(1, 0) == DELETED or pair.modified > pair.created:
             changes.append((pair.key, pair.modified))
     revision = _header(fields).revision
-    return WatchReport(
-        fields.get(2, 0), revision, bool(fields.get(3)), bool(fields.get(4)), fields.get(5, 0), changes
-    )
+    return WatchReport(fields.get(2, 0), revision, bool(fields.get(3)), bool(fields.get(4)), fields.get(5, 0), changes)

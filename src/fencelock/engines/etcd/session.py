@@ -132,8 +132,8 @@ class Sessions:
         if granted != seconds:
             await self._revoke([session])
             raise InvalidTTL(
-                f"etcd at {self._client.address} keeps leases for {granted} seconds at least, so {seconds} cannot be promised: "
-                f"ask for a ttl of {granted} or more, or give it a shorter --election-timeout"
+                f"etcd at {self._client.address} keeps leases for {granted} seconds at least, so {seconds} cannot be "
+                f"promised: ask for a ttl of {granted} or more, or give it a shorter --election-timeout"
             )
         return session
 
@@ -221,7 +221,7 @@ class Sessions:
         async def work(connection: EtcdConnection, left: float) -> R:
             nonlocal sent
             sent += 1
-            if not keep_alive and not self._keep_alive_due(session):
+            if not self._keep_alive_due(session, 0.0 if keep_alive else FRESH_SHARE):
                 return read(await connection.call(method, message, left))
             until = self._runtime.now() + left
             kept = self.send_keep_alive(session, connection)
@@ -241,10 +241,10 @@ class Sessions:
         self._client.check_header(reply[0], seen)
         return reply, sent
 
-    def _keep_alive_due(self, session: EtcdSession) -> bool:
-        """Return whether to send a keep-alive now. Not while expired claims have to be removed first."""
+    def _keep_alive_due(self, session: EtcdSession, share: float) -> bool:
+        """Return whether a keep-alive is older than a share of the ttl, and no expired claim has to be removed first."""
         now = self._runtime.now()
-        return now - session.since > session.ttl * FRESH_SHARE and not session.expired(now)
+        return now - session.since > session.ttl * share and not session.expired(now)
 
     def send_keep_alive(self, session: EtcdSession, connection: EtcdConnection) -> tuple[Call, Event, float]:
         """Send a keep-alive; return its call, and a time before it was sent.
@@ -308,10 +308,6 @@ class Sessions:
         return results
 
     # ------------------------------------------------------------------ claims
-
-    def attached(self, id: str) -> EtcdSession | None:
-        """Return the session to which a claim is attached."""
-        return next((session for session in self.all() if session.end_of(id) is not None), None)
 
     def detach(self, id: str) -> None:
         """Forget a claim that etcd no longer has."""

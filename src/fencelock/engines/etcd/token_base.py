@@ -1,8 +1,8 @@
 """The token base: tokens follow the clock, although etcd's revisions rise by ones.
 
 A claim's token is the base plus the claim's create revision. The transaction that creates a claim compares the revision at
-which the base was last written, and stores the base in the claim itself. So every claim has the base that was valid at its own
-revision, later claims have a base at least as high, and tokens rise strictly. A client that finds the tokens more than a
+which the base was last written, and stores the base in the claim itself. So every claim has the base that was valid at its
+own revision, later claims have a base at least as high, and tokens rise strictly. A client that finds the tokens more than a
 minute behind its clock raises the base. Nothing lowers it.
 """
 
@@ -80,7 +80,9 @@ class TokenBase:
                     continue  # another client was faster
                 if stored is not None and wanted.base - stored.base > LARGE_RAISE:
                     days = (wanted.base - stored.base) / LARGE_RAISE
-                    message = f"etcd at {self._client.address}: raised the token base of {key.decode()!r} by {days:.1f} days"
+                    message = (
+                        f"etcd at {self._client.address}: raised the token base of {key.decode()!r} by {days:.1f} days"
+                    )
                     log("etcd", WARNING, f"{message}; tokens never go back, so check the clocks if this is unexpected")
                 wanted = wanted._replace(revision=reply.header.revision)
             self._known = wanted
