@@ -95,7 +95,7 @@ class EtcdEngine:
         assert own.session is not None
         result = results[own.session]
         if result is Renewal.RENEWED and not (
-            self._claims.holds(own) and own.session.extend(own.id, sent, own.session.ttl)
+            own.id == grant.claim.id and self._claims.holds(own) and own.session.extend(own.id, sent, own.session.ttl)
         ):
             return Renewal.LOST
         return result
@@ -126,7 +126,8 @@ class EtcdEngine:
 
     async def release(self, grant: Grant) -> bool:
         """Delete the claim's key, which wakes the next waiter. Return False if this grant no longer held the lock."""
-        return await self._removal.release(grant.engine_state, grant.claim.name)
+        own: OwnClaim = grant.engine_state
+        return own.id == grant.claim.id and await self._removal.release(own, grant.claim.name)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Turn an exclusive grant into a shared one, in place."""
