@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING
 
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
+from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.keyspace import Keyspace, queue_of, read_namespace
-from fencelock.engines.etcd.messages import (
-    RANGE,
-    TIME_TO_LIVE,
-    TXN,
-    do_delete,
-    do_range,
-    get_key,
-    get_prefix,
-    is_created_at,
-    lease_request,
-    read_lease,
-    read_range,
-    read_txn,
-    txn,
-)
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit, held_for
@@ -46,8 +32,8 @@ class Inspection:
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
-        steps = [do_range(get_key(self._keyspace.about)), do_range(get_prefix(self._keyspace.queue(name)))]
-        reply = read_txn(await self._client.request(TXN, txn([], steps)))
+        steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_prefix(self._keyspace.queue(name)))]
+        reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
         read_namespace(reply.pairs(0), self._client.address)  # refuses the layout of another release
         queue = queue_of(reply.pairs(1))
         left = await self._seconds_left({entry.lease for entry in queue}) if queue else {}
@@ -66,9 +52,9 @@ class Inspection:
         """Return how many seconds each session has left, 0 if it has ended; all requests are sent together."""
 
         async def work(connection: EtcdConnection, timeout: float) -> dict[int, float]:
-            calls = {lease: connection.start(TIME_TO_LIVE, lease_request(lease)) for lease in leases}
+            calls = {lease: connection.start(m.TIME_TO_LIVE, m.lease_request(lease)) for lease in leases}
             return {
-                lease: float(max(0, read_lease(await connection.finish(*call, timeout))[1]))
+                lease: float(max(0, m.read_lease(await connection.finish(*call, timeout))[1]))
                 for lease, call in calls.items()
             }
 
@@ -82,8 +68,8 @@ class Inspection:
         start = root = self._keyspace.names_from(prefix)
         found: set[str] = set()
         while True:
-            request = get_prefix(root, limit=PAGE, keys_only=True, start=start)
-            _, page = read_range(await self._client.request(RANGE, request))
+            request = m.get_prefix(root, limit=PAGE, keys_only=True, start=start)
+            _, page = m.read_range(await self._client.request(m.RANGE, request))
             found.update(self._keyspace.name_of(pair.key) for pair in page.pairs)
             if not page.more or not page.pairs:
                 break
@@ -99,18 +85,18 @@ class Inspection:
         removed them, and a repetition would remove the next holder.
         """
         while True:
-            request = get_prefix(self._keyspace.queue(name))
-            _, found = read_range(await self._client.request(RANGE, request))
+            request = m.get_prefix(self._keyspace.queue(name))
+            _, found = m.read_range(await self._client.request(m.RANGE, request))
             queue = queue_of(found.pairs)
             holders = [entry for entry in queue if isinstance(admit(queue, entry), Admitted)][:MAX_FORCED]
             if not holders:
                 return 0
-            body = txn(
-                [is_created_at(entry.key, entry.created) for entry in holders],
-                [do_delete(entry.key) for entry in holders],
+            body = m.txn(
+                [m.is_created_at(entry.key, entry.created) for entry in holders],
+                [m.do_delete(entry.key) for entry in holders],
             )
-            data, sent = await self._client.request_counted(TXN, body)
-            if read_txn(data).succeeded:
+            data, sent = await self._client.request_counted(m.TXN, body)
+            if m.read_txn(data).succeeded:
                 return len(holders)
             if sent > 1:
                 raise OutcomeUnknown(

@@ -6,22 +6,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from fencelock.core.records import Entry, Record, Written
+from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.keyspace import Keyspace, Namespace, read_namespace
-from fencelock.engines.etcd.messages import (
-    GRANT,
-    TIME_TO_LIVE,
-    TXN,
-    KeyValue,
-    do_put,
-    do_range,
-    get_key,
-    grant_lease,
-    is_modified_at,
-    lease_request,
-    read_lease,
-    read_txn,
-    txn,
-)
 from fencelock.engines.etcd.session import new_lease_id
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 
@@ -58,14 +44,14 @@ class EtcdRecords:
             if expect if entry is None else not entry.allows(0, token, expect):
                 return Written(False, None if entry is None else entry.seen(0))
             lease = new_lease_id()
-            _, left = read_lease(await self._client.request(GRANT, grant_lease(lease, ceil(ttl))))
+            _, left = m.read_lease(await self._client.request(m.GRANT, m.grant_lease(lease, ceil(ttl))))
             compares = [
-                is_modified_at(record, 0 if pair is None else pair.modified),
-                is_modified_at(self._keyspace.about, namespace.revision),
+                m.is_modified_at(record, 0 if pair is None else pair.modified),
+                m.is_modified_at(self._keyspace.about, namespace.revision),
             ]
-            body = txn(compares, [do_put(record, content, lease)], [do_range(get_key(record))])
-            data, sent = await self._client.request_counted(TXN, body)
-            reply = read_txn(data)
+            body = m.txn(compares, [m.do_put(record, content, lease)], [m.do_range(m.get_key(record))])
+            data, sent = await self._client.request_counted(m.TXN, body)
+            reply = m.read_txn(data)
             revision = reply.header.revision if reply.succeeded else 0
             if not revision and sent > 1:  # the first request may have written it: its lease shows that
                 found = reply.pairs(0)
@@ -80,11 +66,11 @@ class EtcdRecords:
                 return Written(True, Entry(value, token, namespace.origin + revision, float(left)).seen(0))
         raise EngineUnavailable(f"the record {key!r} is written by too many others at the same time")
 
-    async def _read(self, record: bytes) -> tuple[Namespace, KeyValue | None, Entry | None]:
+    async def _read(self, record: bytes) -> tuple[Namespace, m.KeyValue | None, Entry | None]:
         """Return the namespace, the stored key, and its entry as if the time were 0 now."""
         while True:
-            steps = [do_range(get_key(self._keyspace.about)), do_range(get_key(record))]
-            reply = read_txn(await self._client.request(TXN, txn([], steps)))
+            steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_key(record))]
+            reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
             namespace = read_namespace(reply.pairs(0), self._client.address)
             if namespace is not None:
                 break
@@ -93,7 +79,7 @@ class EtcdRecords:
             return namespace, None, None
         (pair,) = pairs
         # A lease that has expired may exist for another second.
-        _, left = read_lease(await self._client.request(TIME_TO_LIVE, lease_request(pair.lease)))
+        _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(STORED) else None
         return namespace, pair, Entry(value, int(token), namespace.origin + pair.modified, float(left))

@@ -6,24 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
+from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
 from fencelock.engines.etcd.keyspace import Keyspace, read_claim
-from fencelock.engines.etcd.messages import (
-    RANGE,
-    TXN,
-    KeyValue,
-    TxnReply,
-    do_delete,
-    do_put,
-    do_range,
-    do_txn,
-    get_key,
-    get_prefix,
-    is_created_at,
-    read_range,
-    read_txn,
-    txn,
-)
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Claim
@@ -40,7 +25,7 @@ BATCH = 60
 
 def delete_if_created_at(key: bytes, revision: int) -> bytes:
     """Return the transaction that deletes a claim's key, and never a later claim's with the same key."""
-    return txn([is_created_at(key, revision)], [do_delete(key)])
+    return m.txn([m.is_created_at(key, revision)], [m.do_delete(key)])
 
 
 class Removal:
@@ -61,8 +46,8 @@ class Removal:
         assert own.session is not None
         body = delete_if_created_at(own.key, own.revision)
         seen = self._client.revision
-        data, sent = await self._client.request_counted(TXN, body, timeout_for(own.session.ttl))
-        reply = read_txn(data)
+        data, sent = await self._client.request_counted(m.TXN, body, timeout_for(own.session.ttl))
+        reply = m.read_txn(data)
         self._client.check_header(reply.header, seen)
         if not own.in_flight:  # else the core abandons the claim after this
             self._sessions.detach(own.id)
@@ -84,11 +69,11 @@ class Removal:
     async def _abandon_foreign(self, claim: Claim) -> None:
         """Remove a claim that another client made, if it exists."""
         timeout = min(timeout_for(claim.ttl), MIN_REPLY_TIMEOUT)
-        body = get_prefix(self._keyspace.queue(claim.name))
-        _, found = read_range(await self._client.request(RANGE, body, timeout))
+        body = m.get_prefix(self._keyspace.queue(claim.name))
+        _, found = m.read_range(await self._client.request(m.RANGE, body, timeout))
         for pair in found.pairs:
             if read_claim(pair.value).id == claim.id:
-                await self._client.request(TXN, delete_if_created_at(pair.key, pair.created), timeout)
+                await self._client.request(m.TXN, delete_if_created_at(pair.key, pair.created), timeout)
 
     async def remove_expired(self, timeout: float = MAX_REPLY_TIMEOUT) -> None:
         """Remove the expired claims of all sessions."""
@@ -120,8 +105,8 @@ class Removal:
         for own in in_flight:
             assert own.session is not None
             self._sessions.retire(own.session)
-            steps += [do_range(get_key(own.key)), do_put(self._keyspace.tomb(own.id), b"", own.session.handle)]
-        steps += [do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
+            steps += [m.do_range(m.get_key(own.key)), m.do_put(self._keyspace.tomb(own.id), b"", own.session.handle)]
+        steps += [m.do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
         if steps:
             try:
                 reply = await self._send(steps, timeout)
@@ -133,20 +118,20 @@ class Removal:
                 await self._remove(owns, timeout)
                 return
             found = [self._own_pair(own, reply.pairs(2 * at)) for at, own in enumerate(in_flight)]
-            if rest := [do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
+            if rest := [m.do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
                 await self._send(rest, timeout)
         for own in owns:
             self._sessions.detach(own.id)
             self._claims.remove(own, reuse=bool(own.revision))
 
-    async def _send(self, steps: Sequence[bytes], timeout: float) -> TxnReply:
-        body, seen = txn([], steps), self._client.revision
-        reply = read_txn(await self._client.run(lambda connection, left: connection.call(TXN, body, left), timeout))
+    async def _send(self, steps: Sequence[bytes], timeout: float) -> m.TxnReply:
+        body, seen = m.txn([], steps), self._client.revision
+        reply = m.read_txn(await self._client.run(lambda connection, left: connection.call(m.TXN, body, left), timeout))
         self._client.check_header(reply.header, seen)
         return reply
 
     @staticmethod
-    def _own_pair(own: OwnClaim, pairs: list[KeyValue]) -> KeyValue | None:
+    def _own_pair(own: OwnClaim, pairs: list[m.KeyValue]) -> m.KeyValue | None:
         """Return the pair if the claim itself created it: after a restored backup, the key may be another claim's."""
         if pairs and pairs[0].created != own.revision and read_claim(pairs[0].value).id == own.id:
             return pairs[0]

@@ -7,18 +7,8 @@ from os import urandom
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fencelock.core.sessions import Session, ttl_step
+from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
-from fencelock.engines.etcd.messages import (
-    GRANT,
-    KEEP_ALIVE,
-    RANGE,
-    REVOKE,
-    count_key,
-    grant_lease,
-    lease_request,
-    read_lease,
-    read_range,
-)
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import FencelockError, InvalidTTL, OutcomeUnknown
 from fencelock.model import Renewal
@@ -122,12 +112,12 @@ class Sessions:
     async def _grant(self, seconds: int, timeout: float) -> EtcdSession:
         id, since = new_lease_id(), self._runtime.now()
         try:
-            _, granted = read_lease(await self._client.request(GRANT, grant_lease(id, seconds), timeout))
+            _, granted = m.read_lease(await self._client.request(m.GRANT, m.grant_lease(id, seconds), timeout))
         except FencelockError as error:
             if "lease already exists" not in str(error):
                 raise
             # The reply to the first request was lost.
-            _, granted = read_lease(await self._client.request(KEEP_ALIVE, lease_request(id), timeout))
+            _, granted = m.read_lease(await self._client.request(m.KEEP_ALIVE, m.lease_request(id), timeout))
         session: EtcdSession = Session(id, float(seconds), since)
         if granted != seconds:
             await self._revoke([session])
@@ -186,7 +176,7 @@ class Sessions:
 
     async def _revoke(self, sessions: Sequence[EtcdSession]) -> None:
         async def work(connection: EtcdConnection, left: float) -> None:
-            for call in [connection.start(REVOKE, lease_request(session.handle)) for session in sessions]:
+            for call in [connection.start(m.REVOKE, m.lease_request(session.handle)) for session in sessions]:
                 try:
                     await connection.finish(*call, left)
                 except RpcError as error:
@@ -252,7 +242,7 @@ class Sessions:
         The time is read first: a process that is stopped in between must not believe that its lease is younger.
         """
         sent = self._runtime.now()
-        return *connection.start(KEEP_ALIVE, lease_request(session.handle)), sent
+        return *connection.start(m.KEEP_ALIVE, m.lease_request(session.handle)), sent
 
     async def finish_keep_alive(
         self,
@@ -272,7 +262,7 @@ class Sessions:
         call, event, sent = sent_call
         lease_term, ttl = 0, 0
         try:
-            header, ttl = read_lease(await connection.finish(call, event, timeout))
+            header, ttl = m.read_lease(await connection.finish(call, event, timeout))
             lease_term = header.term
         except RpcError as error:
             if not error.lease_not_found:
@@ -294,7 +284,7 @@ class Sessions:
             until = self._runtime.now() + left
             sent = [self.send_keep_alive(session, connection) for session in sessions]
             seen = self._client.revision
-            header, _ = read_range(await connection.call(RANGE, count_key(self._probe_key), left))
+            header, _ = m.read_range(await connection.call(m.RANGE, m.count_key(self._probe_key), left))
             self._client.check_header(header, seen)
             for session, call in zip(sessions, sent, strict=True):
                 rest = max(0.001, until - self._runtime.now())
