@@ -13,11 +13,13 @@ import pytest
 
 import fencelock
 from scripts import api_page
+from tests.servers.etcd import Etcd
 from tests.servers.redis import Redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 REDIS_PAGE = (ROOT / "docs/engines/redis.md").read_text("utf-8")
+ETCD_PAGE = (ROOT / "docs/engines/etcd.md").read_text("utf-8")
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -46,6 +48,15 @@ def test_python_block(block: str, redis_node: Redis, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     block = block.replace("localhost:6379", redis_node.address).replace("port=6379", f"port={redis_node.port}")
     script.write_text(block, "utf-8")
+    done = run([sys.executable, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", blocks("python", ETCD_PAGE))
+def test_etcd_block(block: str, etcd1: Etcd, tmp_path: Path) -> None:
+    """The example of etcd's page runs; "localhost" is a server of ours."""
+    script = tmp_path / "block.py"
+    script.write_text(block.replace("localhost:2379", etcd1.address), "utf-8")
     done = run([sys.executable, str(script)], tmp_path)
     assert done.returncode == 0, done.stderr
 
