@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 class OwnClaim:
     """A claim of this client that etcd has, or may have."""
 
-    __slots__ = (
-        "data",
-        "grant_time",
-        "held",
-        "id",
-        "in_flight",
-        "key",
-        "queue",
-        "revision",
-        "session",
-        "slot",
-        "waited",
-    )
-
     def __init__(self, id: str, queue: bytes, client: bytes, slot: int) -> None:
         self.id = id
         self.queue = queue

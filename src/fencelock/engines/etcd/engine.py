@@ -13,7 +13,7 @@ from fencelock.engines.etcd.lock import Acquisition
 from fencelock.engines.etcd.loss_watch import LossWatcher
 from fencelock.engines.etcd.messages import TXN, do_put, do_txn, is_modified_at, read_txn, txn
 from fencelock.engines.etcd.records import EtcdRecords
-from fencelock.engines.etcd.removal import BATCH, Removal
+from fencelock.engines.etcd.removal import BATCH, Parts, Removal
 from fencelock.engines.etcd.session import EtcdSession, Sessions
 from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.errors import EngineUnavailable
@@ -47,8 +47,9 @@ class EtcdEngine:
         self._loss_watcher = LossWatcher(runtime, client, keyspace.about, self._deleted)
         self._claims = claims = OwnClaims(keyspace, self._loss_watcher, self._gone)
         self._sessions = sessions = Sessions(runtime, client, keyspace.about, claims.session_ended)
-        self._removal = removal = Removal(runtime, client, keyspace, claims, sessions)
-        self._acquisition = Acquisition(runtime, client, keyspace, self._token_base, claims, sessions, removal)
+        parts = Parts(runtime, client, keyspace, claims, sessions)
+        self._removal = Removal(parts)
+        self._acquisition = Acquisition(parts, self._token_base, self._removal)
         self._inspection = Inspection(client, keyspace)
         self.records = EtcdRecords(client, keyspace, self._token_base)
 

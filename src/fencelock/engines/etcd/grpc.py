@@ -7,20 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    PingReceived,
-    RemoteSettingsChanged,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-    WindowUpdated,
-)
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
@@ -98,19 +88,6 @@ class RawData:
 
 class Call:
     """One gRPC call: messages in both directions, and a status at the end."""
-
-    __slots__ = (
-        "_received",
-        "closed",
-        "ends",
-        "headers",
-        "messages",
-        "method",
-        "on_message",
-        "reset",
-        "stream",
-        "unsent",
-    )
 
     def __init__(self, method: str, unsent: bytes, on_message: Callable[[], object], *, ends: bool) -> None:
         self.method = method
@@ -319,31 +296,31 @@ class EtcdConnection:
         """Handle an event; return whether h2 has something to send now rather than along with the next request."""
         kind = type(event)
         call = self._calls.get(getattr(event, "stream_id", None) or 0)
-        if kind is DataReceived:
+        if kind is events.DataReceived:
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             if call is not None and call.receive(event.data) and not call.ends:
                 call.on_message()
             return False
-        if kind is ResponseReceived or kind is TrailersReceived:
+        if kind is events.ResponseReceived or kind is events.TrailersReceived:
             if call is not None:
                 call.headers.update(event.headers)
             return False
-        if kind is StreamEnded or kind is StreamReset:
+        if kind is events.StreamEnded or kind is events.StreamReset:
             if call is not None:
                 del self._calls[event.stream_id]
-                call.close(event.error_code if kind is StreamReset else None)
+                call.close(event.error_code if kind is events.StreamReset else None)
             return False
-        if kind is WindowUpdated or kind is RemoteSettingsChanged:
-            if kind is RemoteSettingsChanged:
+        if kind is events.WindowUpdated or kind is events.RemoteSettingsChanged:
+            if kind is events.RemoteSettingsChanged:
                 self._max_streams = min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
             blocked = [other for other in self._calls.values() if other.unsent]
             for other in blocked:
                 self._send_unsent(other)
-            return bool(blocked) or kind is RemoteSettingsChanged
-        if kind is ConnectionTerminated:
+            return bool(blocked) or kind is events.RemoteSettingsChanged
+        if kind is events.ConnectionTerminated:
             self._retire(event.last_stream_id or 0)
         # Sent by itself, the answer to this ping would cost a tenth of the time of every call.
-        return not (kind is PingReceived and event.ping_data == MEASURING_PING)
+        return not (kind is events.PingReceived and event.ping_data == MEASURING_PING)
 
     def _retire(self, last_stream: int) -> None:
         """Start no more calls; those that the server has not started after its last stream are refused."""

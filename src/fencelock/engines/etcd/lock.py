@@ -9,20 +9,19 @@ from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
-from fencelock.engines.etcd.keyspace import ClaimData, Keyspace, QueueEntry, id_of, key_of, queue_of, read_claim
+from fencelock.engines.etcd.keyspace import ClaimData, QueueEntry, id_of, key_of, queue_of, read_claim
 from fencelock.engines.etcd.removal import delete_if_created_at
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
 from fencelock.model import Admitted, Blocked, Claim, Grant, Mode, Waiting, admit
 
 if TYPE_CHECKING:
-    from fencelock.core.runtime import Event, Runtime
-    from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
-    from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.core.runtime import Event
+    from fencelock.engines.etcd.claims import OwnClaim
     from fencelock.engines.etcd.grpc import EtcdConnection
     from fencelock.engines.etcd.keyspace import Namespace
-    from fencelock.engines.etcd.removal import Removal
-    from fencelock.engines.etcd.session import EtcdSession, Sessions
+    from fencelock.engines.etcd.removal import Parts, Removal
+    from fencelock.engines.etcd.session import EtcdSession
     from fencelock.engines.etcd.token_base import TokenBase
     from fencelock.engines.etcd.watch import Watch
 
@@ -43,22 +42,9 @@ class QueuedClaim(NamedTuple):
 class Acquisition:
     """Acquires locks for this client, and waits for them."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        client: EtcdClient,
-        keyspace: Keyspace,
-        token_base: TokenBase,
-        claims: OwnClaims,
-        sessions: Sessions,
-        removal: Removal,
-    ) -> None:
-        self._runtime = runtime
-        self._client = client
-        self._keyspace = keyspace
+    def __init__(self, parts: Parts, token_base: TokenBase, removal: Removal) -> None:
+        self._runtime, self._client, self._keyspace, self._claims, self._sessions = parts
         self._token_base = token_base
-        self._claims = claims
-        self._sessions = sessions
         self._removal = removal
 
     # ------------------------------------------------------------------ attempt

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from math import inf
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -32,8 +31,6 @@ LINGER = 2.0
 """Seconds for which the watcher stays when nothing is held: in the blocking runtime, starting it costs a thread."""
 RETRY_PAUSE = 0.5
 """Seconds between two tries while etcd cannot be reached; the leases count down meanwhile."""
-BATCH = 1000
-"""Claims whose watches start together."""
 
 
 class Held:
@@ -70,8 +67,7 @@ class LossWatcher:
         if event is not None:
             event.close()
         self._mutex = RLock()
-        self._unwatched: dict[str, Held] = {}
-        self._watched: dict[str, Held] = {}
+        self._held: dict[str, Held] = {}
         self._reports: deque[Held] = deque()
         self._unneeded: list[Watch] = []
         self._sleeping = False
@@ -81,9 +77,9 @@ class LossWatcher:
     def add(self, id: str, key: bytes, revision: int, ttl: float) -> None:
         """Watch a claim from now on."""
         with self._mutex:
-            if self._closed or id in self._unwatched or id in self._watched:
+            if self._closed or id in self._held:
                 return
-            self._unwatched[id] = Held(id, key, revision, ttl, self._runtime.now())
+            self._held[id] = Held(id, key, revision, ttl, self._runtime.now())
             if self._event is not None:
                 if self._sleeping:
                     self._sleeping = False
@@ -99,8 +95,7 @@ class LossWatcher:
     def drop(self, id: str) -> None:
         """Stop watching a claim that this client removes."""
         with self._mutex:
-            self._unwatched.pop(id, None)
-            held = self._watched.pop(id, None)
+            held = self._held.pop(id, None)
             if held is not None and held.watch is not None:
                 self._unneeded.append(held.watch)
 
@@ -108,8 +103,7 @@ class LossWatcher:
         """End the watcher."""
         with self._mutex:
             self._closed = True
-            self._unwatched.clear()
-            self._watched.clear()
+            self._held.clear()
             if self._event is not None:
                 self._event.set()
 
@@ -120,49 +114,49 @@ class LossWatcher:
         probe: Call | None = None
         probed = -inf
         last_held = self._runtime.now()
-        self._watch_again()
+        self._forget_watches()
         try:
             while True:
                 event.clear()
                 pause = WATCH_AFTER
-                shortest = self._shortest_ttl()
-                now = self._runtime.now()
+                shortest = min((held.ttl for held in self._all()), default=inf)
                 if connection is not None:
-                    if probe is not None and not probe.closed and now >= probed + timeout_for(shortest):
+                    if probe is not None and self._runtime.now() >= probed + timeout_for(shortest):
                         self._client.report_silence(connection, probed)
                     if not connection.usable:
                         self._client.give_back(connection)
                         connection = probe = None
-                        self._watch_again()
+                        self._forget_watches()
                 try:
                     await self._handle_reports(connection)
-                    if connection is None and (self._unwatched or self._watched):
-                        connection, probed = await self._client.take(), -inf
-                    if connection is not None:
+                    if self._held:
+                        if connection is None:
+                            connection, probed = await self._client.take(), -inf
                         self._start_watches(connection)
-                        self._cancel_unneeded(connection)
-                        if self._watched and self._runtime.now() >= probed + shortest / 3:
+                        if probe is None and self._runtime.now() >= probed + shortest / 3:
                             probed = self._runtime.now()
                             probe = connection.open(RANGE, count_key(self._probe_key), event.set)
+                    if connection is not None:
+                        self._cancel_unneeded(connection)
                 except Exception as error:
                     if not isinstance(error, FencelockError):
                         log("etcd", ERROR, "the watch of held locks failed; it is repeated", error=error)
-                    self._watch_again()
+                    self._forget_watches()
                     pause = RETRY_PAUSE
+                if probe is not None and probe.closed:
+                    probe = None
                 with self._mutex:
                     now = self._runtime.now()
-                    if self._unwatched or self._watched:
+                    if self._held:
                         last_held = now
                     if self._closed or now >= last_held + LINGER:
                         self._event = None
                         break
-                    self._sleeping = not self._unwatched and not self._reports
-                    timeout = pause
+                    self._sleeping = not self._reports and all(held.watch is not None for held in self._held.values())
                     if self._sleeping:
-                        probing = probe is not None and not probe.closed
-                        due = probed + (timeout_for(shortest) if probing else shortest / 3)
-                        timeout = max(0.0, min(LINGER, due - now)) if self._watched else LINGER
-                await self._runtime.wait_for_push([] if connection is None else [connection.raw], event, timeout)
+                        due = probed + (shortest / 3 if probe is None else timeout_for(shortest))
+                        pause = min(LINGER, max(0.0, due - now)) if self._held else LINGER
+                await self._runtime.wait_for_push([] if connection is None else [connection.raw], event, pause)
                 self._sleeping = False
         finally:
             with self._mutex:
@@ -173,33 +167,28 @@ class LossWatcher:
                 self._client.give_back(connection)
             event.close()
 
-    def _shortest_ttl(self) -> float:
+    def _all(self) -> list[Held]:
         with self._mutex:
-            return min((held.ttl for held in (*self._unwatched.values(), *self._watched.values())), default=inf)
+            return list(self._held.values())
 
-    def _watch_again(self) -> None:
-        """Forget all watches: their connection is gone, or nobody knows which of them exist."""
+    def _forget_watches(self) -> None:
+        """Watch all claims again: the connection of their watches is gone, or nobody knows which watches exist."""
         with self._mutex:
             self._unneeded.clear()
             self._reports.clear()
-            for held in self._watched.values():
+            for held in self._held.values():
                 held.watch = None
-            self._unwatched = {**self._watched, **self._unwatched}
-            self._watched = {}
 
     def _start_watches(self, connection: EtcdConnection) -> None:
         """Watch the claims that have been held for a moment, or whose watch broke."""
-        with self._mutex:
-            due_since = self._runtime.now() - WATCH_AFTER
-            due = [held for held in islice(self._unwatched.values(), BATCH) if held.since <= due_since]
-        for held in due:
-            watch = connection.watches.start(held.key, partial(self._report, held), revision=held.revision + 1)
-            with self._mutex:
-                if self._unwatched.pop(held.id, None) is held:
+        held_since = self._runtime.now() - WATCH_AFTER
+        for held in self._all():
+            if held.watch is None and held.since <= held_since:
+                watch = connection.watches.start(held.key, partial(self._report, held), revision=held.revision + 1)
+                with self._mutex:
                     held.watch = watch
-                    self._watched[held.id] = held
-                else:
-                    self._unneeded.append(watch)  # it was released meanwhile
+                    if self._held.get(held.id) is not held:  # it was released meanwhile
+                        self._unneeded.append(watch)
 
     def _cancel_unneeded(self, connection: EtcdConnection) -> None:
         with self._mutex:
@@ -216,23 +205,21 @@ class LossWatcher:
     async def _handle_reports(self, connection: EtcdConnection | None) -> None:
         """Report claims that were deleted, and watch those again whose watch broke."""
         while self._reports:
-            held = self._reports[0]
+            held = self._reports.popleft()
             watch = held.watch
-            if watch is not None and self._watched.get(held.id) is held:
-                deleted = bool(watch.changed)
-                if watch.broken and not deleted:
-                    if watch.compacted:  # etcd no longer has the events: read the key instead
-                        header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
-                        deleted = not found.pairs or found.pairs[0].created > held.revision
-                        held.revision = max(held.revision, 0 if deleted else header.revision)
-                    elif connection is not None and connection.usable:
+            if watch is None or self._held.get(held.id) is not held:
+                continue
+            deleted = bool(watch.changed)
+            if watch.broken and not deleted:
+                held.watch = None
+                if watch.compacted:  # etcd no longer has the events: read the key instead
+                    header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
+                    deleted = not found.pairs or found.pairs[0].created > held.revision
+                    held.revision = max(held.revision, header.revision)
+                else:
+                    held.since = self._runtime.now() + RETRY_PAUSE
+                    if connection is not None and connection.usable:
                         self._client.avoid(connection)  # it would break the next watch too
-                    with self._mutex:
-                        held.watch = None
-                        if self._watched.pop(held.id, None) is held and not deleted:
-                            held.since = self._runtime.now() + (0.0 if watch.compacted else RETRY_PAUSE)
-                            self._unwatched[held.id] = held
-                if deleted:
-                    self._on_deleted(held.id)
-                    self.drop(held.id)
-            self._reports.popleft()
+            if deleted:
+                self._on_deleted(held.id)
+                self.drop(held.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
@@ -28,17 +28,21 @@ def delete_if_created_at(key: bytes, revision: int) -> bytes:
     return m.txn([m.is_created_at(key, revision)], [m.do_delete(key)])
 
 
+class Parts(NamedTuple):
+    """What acquiring and removing claims share."""
+
+    runtime: Runtime
+    client: EtcdClient
+    keyspace: Keyspace
+    claims: OwnClaims
+    sessions: Sessions
+
+
 class Removal:
     """Removes this client's claims."""
 
-    def __init__(
-        self, runtime: Runtime, client: EtcdClient, keyspace: Keyspace, claims: OwnClaims, sessions: Sessions
-    ) -> None:
-        self._runtime = runtime
-        self._client = client
-        self._keyspace = keyspace
-        self._claims = claims
-        self._sessions = sessions
+    def __init__(self, parts: Parts) -> None:
+        self._runtime, self._client, self._keyspace, self._claims, self._sessions = parts
 
     async def release(self, own: OwnClaim, name: str) -> bool:
         """Delete a held claim's key; return False if it was gone already."""
