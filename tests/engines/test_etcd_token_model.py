@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -71,7 +71,7 @@ def raise_base(model: Model, clock: int) -> Step:
     yield from read(model, clock)
 
 
-def explore(start: Namespace | None, steps: list[tuple[Callable[[Model, int], Step], int]]) -> Iterator[Model]:
+def explore(start: Namespace | None, steps: Sequence[tuple[Callable[[Model, int], Step], int]]) -> Iterator[Model]:
     """Run the clients' steps in every possible order; yield the model at the end of each."""
 
     def run(order: list[int]) -> tuple[Model, list[int]]:

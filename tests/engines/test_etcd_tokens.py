@@ -34,7 +34,7 @@ class Base:
         self.server.put(self._key, f"2 {base} {origin}")
 
     def read(self) -> tuple[int, int]:
-        layout, base, origin = self.server.get(self._key).split()
+        layout, base, origin = (self.server.get(self._key) or "").split()
         assert layout == "2"
         return int(base), int(origin)
 
@@ -145,7 +145,7 @@ async def test_raise_is_not_a_loss(base: Base, clients: Clients) -> None:
     """A lock that is held while the base is raised stays held, with its token."""
     engine = engine_of(clients, base.url)
     gone: list[str] = []
-    engine.on_gone = gone.append  # type: ignore[method-assign]
+    engine.on_gone = gone.append  # type: ignore[assignment]
     grant = await attempt(engine, Claim("x", 30))
     base.raise_by(DAY)
     assert await take(clients.connect(base.url), "y") > grant.token + DAY // 2
