@@ -11,7 +11,10 @@ The asyncio twin is `fencelock.aio`.
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
-    from fencelock.api.sync import Lease, Lock, Locks, Lost, connect
+    from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync_election import Election
+    from fencelock.api.sync_multi import Group, MultiLock
+    from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
         ClientClosed,
         DifferentLoop,
@@ -30,19 +33,26 @@ if TYPE_CHECKING:
         MissingDependency,
         NotHeld,
         OutcomeUnknown,
+        RateLimited,
         ReleaseFailed,
         StaleToken,
         VersionConflict,
+        WouldDeadlock,
     )
     from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
+    from fencelock.primitives.election import Candidate, Leader
+    from fencelock.primitives.rate_limit import RateState
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Candidate",
     "ClientClosed",
     "DifferentLoop",
+    "Election",
     "EngineUnavailable",
     "FencelockError",
+    "Group",
     "GuaranteeUnavailable",
     "Holder",
     "InvalidArgument",
@@ -52,6 +62,7 @@ __all__ = [
     "InvalidURL",
     "KeyInProgress",
     "KeyReused",
+    "Leader",
     "Lease",
     "LeaseLost",
     "Lock",
@@ -61,8 +72,13 @@ __all__ = [
     "Lost",
     "MissingDependency",
     "Mode",
+    "MultiLock",
     "NotHeld",
     "OutcomeUnknown",
+    "RWLock",
+    "RateLimit",
+    "RateLimited",
+    "RateState",
     "ReleaseFailed",
     "Snapshot",
     "StaleToken",
@@ -70,8 +86,20 @@ __all__ = [
     "Traits",
     "VersionConflict",
     "Waiter",
+    "WouldDeadlock",
     "connect",
 ]
+
+PUBLIC_MODULES = (
+    "fencelock.errors",
+    "fencelock.model",
+    "fencelock.api.sync",
+    "fencelock.api.sync_multi",
+    "fencelock.api.sync_election",
+    "fencelock.api.sync_rate_limit",
+    "fencelock.primitives.election",
+    "fencelock.primitives.rate_limit",
+)
 
 if not TYPE_CHECKING:  # a type checker would take any name for a public one
 
@@ -83,7 +111,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
             return import_module("fencelock.aio")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        for module in ("fencelock.errors", "fencelock.model", "fencelock.api.sync"):
+        for module in PUBLIC_MODULES:
             found = vars(import_module(module)).get(name)
             if found is not None:
                 globals()[name] = found

@@ -42,6 +42,21 @@ class NotHeld(FencelockError):
     """This client does not hold the lock, or not in the mode that the caller needs."""
 
 
+class WouldDeadlock(FencelockError, RuntimeError):
+    """The thread or task would wait for itself: it is inside a `with` block that holds this name.
+
+    Leave the block first, or use `reentrant=True` in both places if they need the same mode.
+    """
+
+
+class RateLimited(FencelockError):
+    """The call would exceed a rate limit, and was not charged. It may go in `retry_after` seconds."""
+
+    def __init__(self, message: str, name: str | None = None, *, retry_after: float = 0.0) -> None:
+        super().__init__(message, name)
+        self.retry_after = retry_after
+
+
 class StaleToken(FencelockError):
     """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
 

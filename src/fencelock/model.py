@@ -146,6 +146,8 @@ class LossReason(StrEnum):
     """The engine no longer has the claim: it was released by force or flushed, or its session ended."""
     MAX_HOLD = "max_hold"
     """It was held for `max_hold` seconds."""
+    STALLED = "stalled"
+    """Its holder did not call `lease.progress()` for `stall_after` seconds, so it was no longer renewed."""
     FORKED = "forked"
     """This is the copy in a forked child; the parent still holds the lease."""
     CLOSED = "closed"

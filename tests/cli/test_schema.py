@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from fencelock.engines.postgres.schema import LAYOUT
 from tests.cli.conftest import Cli
 from tests.engines.mysql_server import own_database
 from tests.engines.postgres_server import ask, empty
@@ -31,7 +32,7 @@ def test_apply(cli: Cli, pg: Postgres) -> None:
         assert f"the schema {words}" in done.stderr
         assert f":{pg.port}/" in done.stderr
         assert "--print" in done.stderr
-    assert ask(pg, "SELECT version FROM fencelock.layout") == [(1,)]
+    assert ask(pg, "SELECT version FROM fencelock.layout") == [(LAYOUT,)]
     assert cli("run", "x", "--", "true").returncode == 0
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import psycopg
 
 from fencelock.engines.mysql.statements import schema
+from fencelock.engines.postgres.schema import LAYOUT
 
 _databases = itertools.count(1000)  # below are those of other tests, which leave things there
 _spare: dict[str, list[str]] = defaultdict(list)
-_TABLES = ("claim", "gone", "name", "session", "record")
+_TABLES = ("rate", "claim", "abandoned", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 
@@ -42,7 +43,7 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
-                if connection.execute("SELECT max(version) FROM fencelock.layout").fetchone() != (1,):
+                if connection.execute("SELECT max(version) FROM fencelock.layout").fetchone() != (LAYOUT,):
                     connection.execute("DROP SCHEMA fencelock CASCADE")  # what a test of unknown layouts has left
                 else:
                     # Not TRUNCATE, which makes new files for each table and each index.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fencelock import EngineUnavailable, InvalidURL
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.mysql.pool import MySQLPool
 from fencelock.engines.mysql.url import MySQLUrl, parse
 from fencelock.model import Claim, Grant, LossReason, Waiting
@@ -46,7 +47,7 @@ async def test_tokens_after_a_crash(own_mariadb: Callable[..., MariaDB], clients
     for beyond in (8_000_000_000_000_000, 8_100_000_000_000_000):  # far beyond the clock
         locks = clients.connect(server.url)
         await take(locks, "x")
-        server.query(f"INSERT INTO fencelock_holders VALUES ({beyond}, 99999999, '', '', '', '', 0, NOW(6))")
+        server.query(f"INSERT INTO fencelock_holders VALUES ({beyond}, 99999999, '', '', '', '', '', 0, NOW(6))")
         for _ in range(5):
             token = await take(locks, "x")
             assert token > max(last, beyond)
@@ -77,7 +78,7 @@ async def test_promoted_replica(mariadb: MariaDB, clients: Clients) -> None:
     locks = clients.connect(url)
     await take(locks, "x")
     ahead = 8_000_000_000_000_000  # far beyond the clock
-    mariadb.query(f"INSERT INTO {table} VALUES ({ahead}, 99999999, '', '', '', '', 0, NOW(6))")
+    mariadb.query(f"INSERT INTO {table} VALUES ({ahead}, 99999999, '', '', '', '', '', 0, NOW(6))")
     last = await take(locks, "x")
     mariadb.query(f"UPDATE {table} SET owner = 'elsewhere' WHERE connection = 0")
     mariadb.query(f"DELETE FROM {table} WHERE connection <> 0; ALTER TABLE {table} AUTO_INCREMENT = 7")
@@ -103,7 +104,7 @@ async def test_connects_between_grant_and_reserve(mariadb: MariaDB, clients: Cli
         await reserve(*args)
 
     pool.reserve = late
-    grant = await engine.attempt(Claim("x", 30), queue=False)
+    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     assert await engine.release(grant) is True
 
@@ -113,7 +114,7 @@ async def test_other_layout(mariadb: MariaDB, clients: Clients) -> None:
     url = own_database(mariadb)
     await take(clients.connect(url), "x")
     mariadb.query(f"UPDATE {url.rpartition('/')[2]}.fencelock_layout SET version = 7")
-    with pytest.raises(EngineUnavailable, match=r"layout 7, this one has 2"):
+    with pytest.raises(EngineUnavailable, match=r"layout 7, this one has 3"):
         await take(clients.connect(url), "x")
 
 
@@ -242,17 +243,19 @@ async def test_lost_reply(mariadb: MariaDB, proxy: Callable[..., Proxy], clients
     way = proxy(mariadb)
     near = way.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]
     engine, other = clients.on(near).engine(), clients.on(direct).engine()
-    warm = await engine.attempt(Claim("warm", 3), queue=False)
+    warm = await engine.attempt(Claim("warm", 3), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(warm, Grant)
     await engine.release(warm)
     claim = Claim("x", 3)
     way.drop("to_client")
     with pytest.raises(EngineUnavailable):
-        await engine.attempt(claim, queue=True)
-    assert isinstance(await other.attempt(Claim("x", 60), queue=False), Waiting), "it was granted without a reply"
+        await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    assert isinstance(await other.attempt(Claim("x", 60), enqueue=False, deadline=NO_DEADLINE), Waiting), (
+        "it was granted without a reply"
+    )
     way.heal()
     await engine.abandon(claim)
-    got = await other.attempt(Claim("x", 60), queue=False)
+    got = await other.attempt(Claim("x", 60), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(got, Grant)
     await other.release(got)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from fencelock import LossReason
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.subject import SOON, background, eventually, is_free, nobody, take, waiting
@@ -113,7 +114,7 @@ async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: 
     """The server ends a session that was silent for its ttl, although its connection is open."""
     url = own_database(mariadb)
     # The engine alone: a client would abandon the expired claim itself.
-    grant = await clients.on(url).engine().attempt(Claim("x", 1), queue=False)
+    grant = await clients.on(url).engine().attempt(Claim("x", 1), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     session = holder_of(mariadb, url, "x")
     async with clients.connect(url).lock("x", timeout=SOON) as successor:
@@ -156,23 +157,25 @@ async def test_two_locks_of_one_client_have_two_sessions(mariadb: MariaDB, clien
 
 
 async def test_position_in_queue_is_kept(mariadb: MariaDB, clients: Clients) -> None:
-    """Repeated calls of wait() keep the same GET_LOCK, and so the position in the queue."""
+    """Repeated calls of wait() and attempt() keep the same GET_LOCK, and so the position in the queue."""
     url = own_database(mariadb)
     engine, other = clients.on(url).engine(), clients.on(url).engine()
-    held = await other.attempt(Claim("x", 30), queue=True)
+    held = await other.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(held, Grant)
     first, second = Claim("x", 9), Claim("x", 9)
-    waits = [await engine.attempt(claim, queue=True) for claim in (first, second)]
+    waits = [await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE) for claim in (first, second)]
     before = waiters_of(mariadb, url, "x")
     for _ in range(12):
-        for index, waiter in enumerate(waits):
+        for claim, waiter in zip((first, second), waits, strict=True):
             assert isinstance(waiter, Waiting)
-            waits[index] = await engine.wait(waiter, 0.1)
+            assert await engine.wait(waiter, 0.1) is None
+            assert isinstance(await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE), Waiting)
     assert waiters_of(mariadb, url, "x") == before
     assert await other.release(held)
     waiter = waits[0]
     assert isinstance(waiter, Waiting)
-    got = await engine.wait(waiter, SOON)
+    assert await engine.wait(waiter, 3) is None
+    got = await engine.attempt(first, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(got, Grant)
     assert await engine.renew([got]) == [Renewal.RENEWED]
     for claim in (first, second):
@@ -201,7 +204,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
     async with forwarding(mariadb) as path:
         engine = clients.on(path.url.removesuffix("/fencelock") + "/" + direct.rpartition("/")[2]).engine()
         claims = [Claim("kept", 60), Claim("ended", 3)]
-        grants = [await clients.run(engine.attempt(claim, queue=False)) for claim in claims]
+        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE)) for claim in claims]
         held = [grant for grant in grants if isinstance(grant, Grant)]
         assert len(held) == 2
         path.freeze()
@@ -214,8 +217,8 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
 
         await eventually(lost, "the lookup finds that the session has ended")
         assert await clients.run(engine.release(held[1])) is False
-        assert holder_of(mariadb, direct, "kept") == str(held[0].handle.connection.id)
-        assert held[0].handle.connection.open
+        assert holder_of(mariadb, direct, "kept") == str(held[0].engine_state.connection.id)
+        assert held[0].engine_state.connection.open
 
 
 async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
@@ -296,9 +299,9 @@ async def test_renewal_on_another_session_is_lost(mariadb: MariaDB, clients: Cli
     """A renewal that reaches another session than the holder's (behind a proxy) reports LOST."""
     url = own_database(mariadb)
     engine = clients.on(url).engine()
-    grant = await engine.attempt(Claim("x", 30), queue=False)
+    grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    grant.handle.connection.id += 1_000_000  # as if a proxy had opened another session
+    grant.engine_state.connection.id += 1_000_000  # as if a proxy had opened another session
     assert await engine.renew([grant]) == [Renewal.LOST]
 
 

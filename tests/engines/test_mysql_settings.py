@@ -151,8 +151,10 @@ async def test_table_full_of_stale_rows(own_mariadb: Callable[..., MariaDB], cli
     server = own_mariadb(settings={"max-heap-table-size": "16384"})
     locks = clients.connect(server.url)
     await take(locks, "x")
-    lines = ", ".join(f"({number}, 'k{number}', '', '', '', 0)" for number in range(900000, 900400))
+    lines = ", ".join(f"({number}, 'k{number}', '', '', '', '', 0)" for number in range(900000, 900400))
     with pytest.raises(RuntimeError, match="is full"):
-        server.query(f"INSERT INTO fencelock_holders (connection, lock_key, space, name, owner, ttl) VALUES {lines}")
+        server.query(
+            f"INSERT INTO fencelock_holders (connection, lock_key, space, name, owner, value, ttl) VALUES {lines}"
+        )
     async with locks.lock("x", timeout=SOON):
         assert server.query("SELECT COUNT(*) FROM fencelock_holders") == "2"

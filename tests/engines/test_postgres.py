@@ -14,7 +14,9 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, LeaseLost, LossReason
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.urls import open_engine
+from fencelock.engines.postgres.schema import LAYOUT
 from fencelock.model import Claim, Grant
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
 from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
@@ -59,18 +61,18 @@ def test_first_use_by_many_at_once(pg: Postgres, url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert ask(pg, "SELECT version FROM fencelock.layout") == [(1,)]
+    assert ask(pg, "SELECT version FROM fencelock.layout") == [(LAYOUT,)]
 
 
 def test_other_layout(pg: Postgres, url: str) -> None:
     """A schema of another release is refused, and left as it is."""
     with fencelock.connect(url) as locks, locks.lock("x"):
         pass
-    ask(pg, "UPDATE fencelock.layout SET version = 2")
-    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 2.*has 1"):
+    ask(pg, "UPDATE fencelock.layout SET version = 1")
+    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 1.*has 2"):
         locks.lock("x").acquire()
     ask(pg, "DROP FUNCTION fencelock.handshake()")
-    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 2.*has 1"):
+    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=r"layout 1.*has 2"):
         locks.lock("x").acquire()
 
 
@@ -250,7 +252,7 @@ def test_injection(pg: Postgres, url: str) -> None:
             with pytest.raises(LeaseLost):
                 lease.renew()
             assert locks.inspect(word).holders == ()
-    assert ask(pg, "SELECT version FROM fencelock.layout") == [(1,)]
+    assert ask(pg, "SELECT version FROM fencelock.layout") == [(LAYOUT,)]
 
 
 # ---------------------------------------------------------------------------- sessions that end
@@ -522,7 +524,7 @@ async def test_one_notification_for_each_grant(pg: Postgres, clients: Clients) -
 
             async def all_can_be_called() -> bool:
                 ((seated,),) = connection.execute(
-                    "SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND seat <> ''"
+                    "SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND channel <> ''"
                 )
                 return bool(seated == 100)
 
@@ -540,7 +542,7 @@ async def test_listener_is_ended(pg: Postgres, clients: Clients) -> None:
         await waiting(other, "x")
 
         async def seated() -> bool:
-            return ask(pg, "SELECT seat <> '' FROM fencelock.claim WHERE token IS NULL") == [(True,)]
+            return ask(pg, "SELECT channel <> '' FROM fencelock.claim WHERE token IS NULL") == [(True,)]
 
         await eventually(seated, "the waiter can be called")
         assert kill_sessions(pg, "query LIKE 'LISTEN%'") == 1
@@ -579,7 +581,7 @@ def test_two_leases_of_one_client(pg: Postgres) -> None:
     """Advisory locks are re-entrant in a session, so that two of one client must not share one."""
     runtime = BlockingRuntime()
     engine = open_engine(runtime, advisory(pg), "n")
-    first = run_sync(engine.attempt(Claim("x", 30), queue=False))
+    first = run_sync(engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE))
     assert isinstance(first, Grant)
-    assert not isinstance(run_sync(engine.attempt(Claim("x", 30), queue=False)), Grant)
+    assert not isinstance(run_sync(engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)), Grant)
     run_sync(engine.close())

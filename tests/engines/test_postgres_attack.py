@@ -16,7 +16,7 @@ import pytest
 import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
-from fencelock.core.clock import PATIENT
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import client_of
@@ -136,7 +136,7 @@ async def test_tombstones_are_swept(postgres: Postgres) -> None:
         await asyncio.sleep(1.2)
         ((long_ago,),) = ask(postgres, "SELECT clock_timestamp() - interval '1s'")
         await give_up(100)
-        ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.gone WHERE until < %s", long_ago)
+        ((left,),) = ask(postgres, "SELECT count(*) FROM fencelock.abandoned WHERE until < %s", long_ago)
         assert left == 0
 
 
@@ -177,9 +177,9 @@ def test_listener_whose_connection_breaks_right_after_listen_is_replaced(
             assert run_sync(ended.wait(SOON))
 
         monkeypatch.setattr(runtime, "spawn", spawn_after_a_break)
-        run_sync(listener.open(SOON, PATIENT))
+        run_sync(listener.open(SOON, NO_DEADLINE))
         assert listener.channel is None
-        run_sync(listener.open(SOON, PATIENT))
+        run_sync(listener.open(SOON, NO_DEADLINE))
         assert listener.channel is not None
         assert listener._connection.open
 
@@ -192,10 +192,12 @@ async def test_malformed_notifications_are_ignored(postgres: Postgres, clients: 
     async with background(other.lock("x", ttl=600).acquire(2 * SOON)) as (task,):
 
         async def can_be_called() -> bool:
-            return bool(ask(postgres, "SELECT 1 FROM fencelock.claim WHERE token IS NULL AND seat <> ''"))
+            return bool(ask(postgres, "SELECT 1 FROM fencelock.claim WHERE token IS NULL AND channel <> ''"))
 
         await eventually(can_be_called, "the waiter listens")
-        ((channel, id),) = ask(postgres, "SELECT split_part(seat, ':', 1), id FROM fencelock.claim WHERE token IS NULL")
+        ((channel, id),) = ask(
+            postgres, "SELECT split_part(channel, ':', 1), id FROM fencelock.claim WHERE token IS NULL"
+        )
         listener = cast(Any, client_of(other).engine)._listener
         connection = listener._connection
         for call in ("", "nonsense", ":", "::", f"{id}:1", f"{id}:one:two", f"{id}:1:2:3", f"{id}::1", "ü" * 1000):
@@ -234,7 +236,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(postgres: 
     async with forwarding(postgres) as path:
         engine: Any = clients.on(advisory(path)).engine()
         claims = [Claim("kept", 60), Claim("ended", 3)]
-        grants = [await clients.run(engine.attempt(claim, queue=False)) for claim in claims]
+        grants = [await clients.run(engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE)) for claim in claims]
         kept, ended = (engine._sessions[claim.id].connection for claim in claims)
         path.freeze()
         ask(postgres, "SELECT pg_terminate_backend(%s, 5000)", ended.pid)

@@ -15,6 +15,7 @@ import pytest
 import fencelock
 from fencelock import EngineUnavailable, GuaranteeUnavailable, LeaseLost
 from fencelock.engines.postgres.connection import PostgresConnection, Statement
+from fencelock.engines.postgres.schema import LAYOUT
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
 from tests.engines.conftest import Clients
@@ -86,8 +87,8 @@ async def test_serialization_failure(pg: Postgres, url: str, clients: Clients) -
     await take(clients.connect(pg.url), "x")
     ask(
         pg,
-        "INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, seat, owner) "
-        "VALUES ('old', 'old', 'old', 1, '2000-01-01', false, '', '')",
+        "INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, channel, owner, value) "
+        "VALUES ('old', 'old', 'old', 1, '2000-01-01', false, '', '', '')",
     )
     locks = clients.connect(f"{url}?options=-c%20default_transaction_isolation%3Dserializable")
     with connected(pg) as connection:
@@ -174,7 +175,7 @@ def test_injection_through_urls(pg: Postgres, url: str, word: str) -> None:
     with fencelock.connect(url.replace("/postgres", f"/{quote(word + ' host=127.0.0.2', safe='')}")) as locks:
         with pytest.raises(EngineUnavailable, match="does not exist"):
             locks.lock("x").try_acquire()
-    assert ask(pg, "SELECT version FROM fencelock.layout") == [(1,)]
+    assert ask(pg, "SELECT version FROM fencelock.layout") == [(LAYOUT,)]
 
 
 def test_injection_through_records(pg: Postgres) -> None:
@@ -474,13 +475,15 @@ async def test_exactly_one_is_called(pg: Postgres, clients: Clients) -> None:
     with connected(pg) as connection:
 
         async def seated() -> bool:
-            ((number,),) = connection.execute("SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND seat <> ''")
+            ((number,),) = connection.execute(
+                "SELECT count(*) FROM fencelock.claim WHERE token IS NULL AND channel <> ''"
+            )
             return bool(number == 100)
 
         await eventually(seated, "all can be called", 4 * SOON)
         await asyncio.sleep(0.5)
-        before = connection.execute("SELECT id, seat, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
-        for channel in {seat.partition(":")[0] for _, seat, _ in before}:
+        before = connection.execute("SELECT id, channel, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
+        for channel in {notify.partition(":")[0] for _, notify, _ in before}:
             connection.execute(f'LISTEN "{channel}"'.encode())
         await lease.release()
 
@@ -492,7 +495,7 @@ async def test_exactly_one_is_called(pg: Postgres, clients: Clients) -> None:
         calls = list(connection.notifies(timeout=1))
         assert [int(call.payload.split(":")[1]) for call in calls] == served
         assert len(served) == 1
-        after = connection.execute("SELECT id, seat, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
+        after = connection.execute("SELECT id, channel, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
         assert set(after) < set(before)  # who had asked again would have counted its ttl anew
         assert len(after) == 99
     let_go.set()

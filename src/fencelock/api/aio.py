@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack
 
 from fencelock.core.client import Client
+from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.core.urls import open_engine, resolve, shown
-from fencelock.core.validation import check_callback, check_name, warn_long_ttl
-from fencelock.model import LossReason, Snapshot, Traits
+from fencelock.core.validation import check_callback, check_limit, check_mode_name, check_name, warn_long_ttl
+from fencelock.core.watch import StopSignal, check_stop
+from fencelock.model import LossReason, Mode, Snapshot, Traits
 from fencelock.primitives.habits import no_attribute, no_keyword
-from fencelock.primitives.lock import UNSET, LockFactory, LockOptions, Unset
+from fencelock.primitives.lock import UNSET, LockFactory, LockOptions, SharedOptions, Unset
 from fencelock.primitives.locked import check_template, name_template
 from fencelock.runtime.asyncio import AsyncioRuntime
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from fencelock.api.aio_election import Election
+    from fencelock.api.aio_multi import MultiLock
+    from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
 
 T = TypeVar("T")
@@ -38,7 +43,7 @@ class Lost:
 
     __slots__ = ("_lease",)
 
-    def __init__(self, lease: BaseLease) -> None:
+    def __init__(self, lease: BaseLease | BaseGroup) -> None:
         self._lease = lease
 
     def is_set(self) -> bool:
@@ -77,6 +82,14 @@ class Lease(BaseLease):
     async def renew(self) -> None:
         """Renew now; the client also renews in the background. Raises LeaseLost, or EngineUnavailable without a reply."""
         await self._renew_now()
+
+    async def downgrade(self) -> None:
+        """Turn a write lease into a read lease, in place, and admit the readers that wait directly behind it.
+
+        Raises LeaseLost, or NotHeld if this is not a write lease. Without a reply of the engine the lease counts as a read
+        lease at once, and the client repeats the request.
+        """
+        await self._downgrade()
 
     async def release(self) -> bool:
         """Release the lock; return True if the lease still held it. Safe to call again."""
@@ -153,6 +166,42 @@ class Lock:
         raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
+class RWLock:
+    """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
+
+    >>> async def main():
+    ...     async with connect("memory://rwlock") as locks:
+    ...         catalog = locks.rwlock("catalog")
+    ...         async with catalog.write() as lease:
+    ...             await lease.downgrade()
+    ...             return lease.mode.value
+    >>> asyncio.run(main())
+    'shared'
+    """
+
+    __slots__ = ("_read", "_write")
+
+    def __init__(self, read: Lock, write: Lock) -> None:
+        self._read = read
+        self._write = write
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._write.name
+
+    def read(self) -> Lock:
+        """Return the lock for readers, who hold it together."""
+        return self._read
+
+    def write(self) -> Lock:
+        """Return the lock for a writer, who holds it alone. Its lease can be downgraded to a read lease."""
+        return self._write
+
+    def __repr__(self) -> str:
+        return f"<RWLock {self.name!r}>"
+
+
 class Locks:
     """A client: the locks of one engine and namespace. `connect` makes it; tasks may share it.
 
@@ -185,6 +234,7 @@ class Locks:
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
+        stall_after: float | None = None,
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
         **unknown: Never,
@@ -194,15 +244,84 @@ class Locks:
         `ttl`: seconds after which the lock of a dead process is free (the client renews it in the background); by default
         the client's, between `traits.ttl_min` and `traits.ttl_max` (0.1 s and a day). `timeout`: seconds to wait; 0 tries
         once, None waits for ever. `renew=False`: the lease expires after its ttl. `max_hold`: seconds after which the lease
-        is lost even if renewals succeed. `reentrant`: the task that holds the lock may acquire it again.
+        is lost even if renewals succeed. `stall_after`: seconds after which a holder that does not call `lease.progress()` is
+        no longer renewed. `reentrant`: the task that holds the lock may acquire it again.
         `purpose="correctness"`: refuse an engine whose tokens could repeat after a failure.
         """
         if unknown:
             raise no_keyword("lock", unknown)
         options = LockOptions(
-            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, reentrant=reentrant, purpose=purpose
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            stall_after=stall_after,
+            reentrant=reentrant,
+            purpose=purpose,
         )
         return Lock(LockFactory(self._client, name, **options))
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> RWLock:
+        """Return a reader-writer lock: many readers or one writer, first come, first served. The options are `lock`'s."""
+        return RWLock(
+            Lock(LockFactory(self._client, name, Mode.SHARED, **options)),
+            Lock(LockFactory(self._client, name, Mode.EXCLUSIVE, **options)),
+        )
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[SharedOptions]) -> Lock:
+        """Return a lock that at most `limit` hold at a time, first come, first served. The options are `lock`'s.
+
+        Contenders with different limits respect their own; that is logged once and shown by `inspect`.
+        """
+        return Lock(LockFactory(self._client, name, Mode.PERMIT, check_limit(limit, check_name(name)), **options))
+
+    def multi(
+        self, *names: str, read: Iterable[str] = (), write: Iterable[str] = (), **options: Unpack[SharedOptions]
+    ) -> MultiLock:
+        """Return a lock on several names, all or nothing: at most 32 names, of which `read` are only read.
+
+        Duplicates count once, a name to read and to write is written, and all contenders acquire in one global order. The
+        timeout is for all names together. The options are `lock`'s.
+        """
+        from fencelock.api.aio_multi import Group, MultiLock
+        from fencelock.primitives.multi import MultiLockFactory, modes_of
+
+        return MultiLock(MultiLockFactory(self._client, Group, modes_of(names, read, write), **options))
+
+    def election(self, name: str, *, value: str = "", **options: Unpack[SharedOptions]) -> Election:
+        """Return an election. `value`: at most 1024 bytes that others see while this candidate leads, such as an address."""
+        from fencelock.api.aio_election import Election
+        from fencelock.primitives.election import ElectionFactory
+
+        return Election(ElectionFactory(self._client, name, value, **options))
+
+    def rate_limit(
+        self,
+        name: str,
+        n: int,
+        *,
+        per: float = 1.0,
+        burst: int = 1,
+        on_error: Literal["raise", "allow"] = "raise",
+    ) -> RateLimit:
+        """Return a rate limit for the whole fleet: `n` calls per `per` seconds, evenly, and `burst` of them at once.
+
+        Any period of `per` seconds has at most n + burst calls: for a hard limit L, use n = L - burst.
+        `on_error="allow"`: calls go while the engine cannot be reached.
+        """
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory, make_limit
+
+        return RateLimit(RateLimitFactory(self._client, [make_limit(name, n, per, burst)], on_error))
+
+    def rate_limits(self, *limits: RateLimit) -> RateLimit:
+        """Return several limits as one: a call is charged to all of them together or to none."""
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory
+
+        factories = [limit._factory for limit in limits]
+        on_error: Literal["raise", "allow"] = "allow" if all(f.on_error == "allow" for f in factories) else "raise"
+        return RateLimit(RateLimitFactory(self._client, [limit for f in factories for limit in f.limits], on_error))
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -241,6 +360,18 @@ class Locks:
     def names(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the names that have a holder or a waiter."""
         return self._client.names(prefix)
+
+    def watch(self, name: str, stop: StopSignal | None = None) -> AsyncIterator[Snapshot]:
+        """Iterate over the states of a name: the current one, then the newest one after each change, within a second.
+
+        States that lasted less than that may be skipped, and times are not changes. The iteration ends when `stop` is set or
+        the client is closed; an outage of the engine is logged, and the iteration goes on after it.
+        """
+        return self._client.watch(name, check_stop(stop))
+
+    def assert_held(self, name: str, mode: Literal["exclusive", "shared", "permit"] = "exclusive") -> None:
+        """Raise NotHeld unless this client holds the name now: for code that must run under a lock. It asks no server."""
+        self._client.assert_held(name, check_mode_name(mode, name))
 
     async def force_release(self, name: str, *, reason: str) -> int:
         """Take the lock away from its holders; return their number. The reason is logged, and their leases are lost."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
@@ -19,6 +20,7 @@ STOP_CHECK_SECONDS = 0.5
 """How often a caller with `should_stop` is asked."""
 
 ShouldStop = Callable[[], bool]
+OnWait = Callable[[Claim], Coroutine[Any, Any, None]]
 
 
 async def acquire(
@@ -30,6 +32,7 @@ async def acquire(
     leftovers: Leftovers,
     connected: bool,
     should_stop: ShouldStop | None = None,
+    on_wait: OnWait | None = None,
 ) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
@@ -37,14 +40,15 @@ async def acquire(
     never `connected`: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
     error, a cancellation), nothing of the claim is left on the engine, or it is in `leftovers`. close() finds the claim in
     `in_flight`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
-    `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS.
+    `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS. `on_wait` runs in the
+    background when the claim has to wait.
     """
     first, started = claim.id, runtime.now()
     slack = MIN_REPLY_TIMEOUT if connected else FIRST_CONNECT_TIMEOUT
     deadline = Deadline(runtime.now, timeout, started)
     answer_by = Deadline(runtime.now, None if timeout is None else timeout + slack, started)
     while True:
-        loop = _Loop(runtime, engine, claim, deadline, answer_by, should_stop, lambda: first in in_flight)
+        loop = _Loop(runtime, engine, claim, deadline, answer_by, should_stop, on_wait, lambda: first in in_flight)
         try:
             grant = await loop.run()
             time_is_over = grant is None or answer_by.passed
@@ -82,6 +86,7 @@ class _Loop:
         deadline: Deadline,
         answer_by: Deadline,
         should_stop: ShouldStop | None,
+        on_wait: OnWait | None,
         ours: Callable[[], bool],
     ) -> None:
         self._runtime = runtime
@@ -90,6 +95,7 @@ class _Loop:
         self._deadline = deadline
         self._answer_by = answer_by
         self._should_stop = should_stop
+        self._on_wait = on_wait
         self._ours = ours
         self._enqueue = deadline.seconds != 0
         self.on_engine = True
@@ -119,6 +125,7 @@ class _Loop:
                     self._answered, self._unanswered, self._pause = self._runtime.now(), None, FIRST_PAUSE
                     if self._is_over:
                         return None
+                    self._call_on_wait()
                     grant = await self._engine.wait(waiting, self._seconds_to_wait(waiting))
                 else:
                     grant = outcome
@@ -129,6 +136,13 @@ class _Loop:
                 return self._count_from_unanswered(grant)
             if self._is_over:
                 return None
+
+    def _call_on_wait(self) -> None:
+        """Start `on_wait` in the background, once."""
+        if self._on_wait is not None:
+            on_wait, self._on_wait = self._on_wait, None
+            with suppress(RuntimeError):  # no more threads
+                self._runtime.spawn(on_wait(self._claim), "fencelock-on-wait")
 
     def _seconds_to_wait(self, waiting: Waiting) -> float:
         """Return how long to wait before the next attempt, which keeps the claim's place in the queue."""

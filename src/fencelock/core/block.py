@@ -2,49 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fencelock.core.log import WARNING, log
 from fencelock.errors import FencelockError, LeaseLost
 
 if TYPE_CHECKING:
+    from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
     from fencelock.core.runtime import CancelGuard
+    from fencelock.model import LossReason
+
+
+class Holding(Protocol):
+    """What a `with` block needs of a lease, or of the group of a multi-lock."""
+
+    _client: Client[Any]
+
+    @property
+    def reason(self) -> LossReason | None: ...
+    @property
+    def name(self) -> str: ...
+    def is_lost(self) -> bool: ...
+    def _leases(self) -> Sequence[BaseLease]:
+        """Return the leases that the block holds."""
+        ...
+
+    def _loss(self) -> LeaseLost: ...
+    async def _release(self) -> bool: ...
 
 
 class Blocks:
     """The `with` blocks that are open on one lease. Several tasks may be inside at once; only the outermost releases."""
 
-    __slots__ = ("_guards", "open")
+    __slots__ = ("_guards", "_tasks", "open")
 
     def __init__(self) -> None:
         self.open = 0
-        self._guards: list[tuple[Hashable, CancelGuard]] = []
+        self._tasks: list[Hashable] = []
+        self._guards: list[CancelGuard] = []
+        """The guards of the blocks, in the order of `_tasks`; none in a runtime that cannot cancel."""
 
-    def enter(self, lease: BaseLease, task: Hashable) -> None:
+    def enter(self, lease: Holding, task: Hashable) -> None:
         """Begin a block. `task` is the thread or task that enters it. On loss, asyncio cancels its body."""
         self.open += 1
+        self._tasks.append(task)
+        for held in lease._leases():
+            lease._client.entered.setdefault((held.name, task), []).append(held)
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
-            self._guards.append((task, guard))
+            self._guards.append(guard)
             if lease.is_lost():
                 guard.interrupt()
 
     def interrupt(self) -> None:
         """Cancel the bodies of all blocks, as the lease is lost."""
-        for _, guard in self._guards.copy():  # a thread may have seen the loss, and the event loop goes on meanwhile
+        for guard in self._guards.copy():  # a thread may have seen the loss, and the event loop goes on meanwhile
             guard.interrupt()
 
-    async def exit(self, lease: BaseLease, error: BaseException | None) -> None:
+    async def exit(self, lease: Holding, error: BaseException | None) -> None:
         """End a block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         self.open -= 1
-        cancelled_by_us = self._leave(lease) if self._guards else False
+        cancelled_by_us = self._leave(lease)
         try:
             await lease._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
-            log("lease", WARNING, str(failure), lock=lease.name, token=lease.token, owner=lease.owner)
+            log("lease", WARNING, str(failure), lock=lease.name, owner=lease._client.owner)
         if lease.reason is None:
             return
         own_error = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
@@ -53,13 +78,19 @@ class Blocks:
         if not (isinstance(error, LeaseLost) and error.name == lease.name):
             error.add_note(f"Besides, {lease._loss()}.")
 
-    def _leave(self, lease: BaseLease) -> bool:
-        """Remove the guard of the block that this task entered last; return whether it has cancelled the body."""
-        guards = self._guards
+    def _leave(self, lease: Holding) -> bool:
+        """Remove what the block that this task entered last needed; return whether its guard has cancelled the body."""
         try:
             task = lease._client.runtime.current_task()
         except RuntimeError:
             task = None  # no task at all: the event loop was closed, and its pending coroutines are being ended
-        # A fixture or an exit stack may leave in another task than it entered: then take the last guard.
-        at = next((at for at in reversed(range(len(guards))) if guards[at][0] == task), -1)
-        return guards.pop(at)[1].leave()
+        # A fixture or an exit stack may leave in another task than it entered: then take the last block.
+        at = next((at for at in reversed(range(len(self._tasks))) if self._tasks[at] == task), -1)
+        task = self._tasks.pop(at)
+        entered = lease._client.entered
+        for held in lease._leases():
+            if held in (leases := entered.get((held.name, task), [])):
+                leases.remove(held)
+                if not leases:
+                    entered.pop((held.name, task), None)
+        return self._guards.pop(at).leave() if self._guards else False

@@ -11,7 +11,7 @@ from math import inf
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
-from fencelock.core.acquire import acquire, naming
+from fencelock.core.acquire import ShouldStop, acquire, naming
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import (
     FIRST_CONNECT_TIMEOUT,
@@ -22,13 +22,15 @@ from fencelock.core.engine import (
     never_repeated,
 )
 from fencelock.core.fork import FORKED, Forked
-from fencelock.core.lease import BaseLease
+from fencelock.core.group import BaseGroup
+from fencelock.core.lease import BaseLease, HoldOptions
 from fencelock.core.log import ERROR, WARNING, log
 from fencelock.core.renewer import LeaseRenewer
 from fencelock.core.runtime import Runtime
 from fencelock.core.validation import check_name, check_purpose, check_reason, check_ttl
-from fencelock.errors import ClientClosed, FencelockError, LockTimeout
-from fencelock.model import Claim, Grant, Holder, LossReason, Snapshot
+from fencelock.core.watch import StopSignal, Watches
+from fencelock.errors import ClientClosed, FencelockError, LockTimeout, NotHeld, WouldDeadlock
+from fencelock.model import Claim, Grant, Holder, LossReason, Mode, Snapshot
 
 CLOSE_SECONDS = 5.0
 """How long close() goes on to release what is held, while the engine does not answer."""
@@ -62,8 +64,12 @@ class Client(Generic[L]):
         self.renewer = LeaseRenewer(self)
         if engine.traits.loss_pushed:
             cast(LossNotifier, engine).on_gone = partial(_gone, weakref.ref(self))
-        self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
+        self.watches = Watches(self)
+        self.entered: dict[tuple[str, Hashable], list[BaseLease]] = {}
+        """The leases whose `with` blocks are open, by name and by the thread or task that entered them."""
+        self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
+        self._compared_limits: set[str] = set()
         self.in_flight: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False
@@ -74,7 +80,9 @@ class Client(Generic[L]):
         with _registry:
             _clients.add(self)
 
-    async def acquire(self, claim: Claim, timeout: float | None, renew: bool, max_hold: float | None) -> L | None:
+    async def acquire(
+        self, claim: Claim, timeout: float | None, options: HoldOptions, should_stop: ShouldStop | None = None
+    ) -> L | None:
         """Return a lease that the renewer renews, or None if the lock was not free in time."""
         # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
         self.in_flight[claim.id] = claim
@@ -82,11 +90,21 @@ class Client(Generic[L]):
         grant: Grant | None = None
         try:
             self._check_open(claim.name)
-            grant = await acquire(self.runtime, self.engine, claim, timeout, self.in_flight, leftovers, self._connected)
+            grant = await acquire(
+                self.runtime,
+                self.engine,
+                claim,
+                timeout,
+                self.in_flight,
+                leftovers,
+                self._connected,
+                should_stop,
+                self._compare_limits if claim.mode is Mode.PERMIT else None,
+            )
             self._connected = True
             lease: L | None = None
             if grant is not None:
-                lease = self._make_lease(self, renew, max_hold)
+                lease = self._make_lease(self, options)
                 lease._begin(grant)
                 self.renewer.add(lease)
                 if claim.id not in self.in_flight:
@@ -102,6 +120,46 @@ class Client(Generic[L]):
                 await leftovers.clean_up(grant.claim)
             self.in_flight.pop(claim.id, None)
             raise
+
+    def would_deadlock(self, name: str, mode: Mode) -> bool:
+        """Return whether this thread or task holds the name in an open `with` block and would wait for itself.
+
+        A thread may take several permits of one semaphore.
+        """
+        held = list(self.entered.get((name, self.runtime.current_task()), ())) if self.entered else []
+        return any(not (lease.mode is mode is Mode.PERMIT or lease.is_lost() or lease._is_released) for lease in held)
+
+    def check_deadlock(self, name: str, mode: Mode) -> None:
+        """Raise WouldDeadlock if this thread or task would wait for itself."""
+        if self.would_deadlock(name, mode):
+            raise WouldDeadlock(
+                f"this thread or task is inside a with block that holds {name!r} and would wait for itself; leave that "
+                "block first, or use reentrant=True in both places if they need the same mode",
+                name,
+            )
+
+    def assert_held(self, name: str, mode: Mode = Mode.EXCLUSIVE) -> None:
+        """Raise NotHeld unless this client holds the name now, in this mode; a writer may do what a reader may."""
+        check_name(name)
+        wanted = {Mode.EXCLUSIVE, Mode.SHARED} if mode is Mode.SHARED else {mode}
+        held = [lease.mode for lease in self.renewer.leases() if lease.name == name and not lease.is_lost()]
+        if wanted.isdisjoint(held):
+            how = f"only as a {held[0].value} lease" if held else "not"
+            raise NotHeld(f"this client ({self.owner}) holds {name!r} {how}, and this code needs it {mode.value}", name)
+
+    async def _compare_limits(self, claim: Claim) -> None:
+        """Log, once for each name, that others use a semaphore with another limit."""
+        if claim.name in self._compared_limits:
+            return
+        self._compared_limits.add(claim.name)
+        with suppress(FencelockError):
+            limits = (await self.engine.inspect(claim.name)).limits
+            if len(limits) > 1:
+                message = (
+                    f"the semaphore {claim.name!r} is used with the limits {', '.join(map(str, limits))}: each contender "
+                    f"respects its own, this one {claim.limit}. That is normal during a deploy"
+                )
+                log("client", WARNING, message, lock=claim.name, limits=limits, owner=self.owner)
 
     async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
         """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""
@@ -128,6 +186,11 @@ class Client(Generic[L]):
         check_name(name)
         with naming(name):
             return await self.engine.inspect(name)
+
+    def watch(self, name: str, stop: StopSignal | None) -> AsyncIterator[Snapshot]:
+        """Iterate over the states of a name: the current one, then the newest one after each change."""
+        self._check_open(name)
+        return self.watches.watch(check_name(name), stop)
 
     def names(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the names that have a holder or a waiter."""
@@ -200,6 +263,7 @@ class Client(Generic[L]):
         leases = self.renewer.leases()
         self.renewer = LeaseRenewer(self)
         self.reentrant.clear()
+        self.entered.clear()
         self.in_flight.clear()
         self._left.clear()
         self._connected = False
@@ -209,12 +273,12 @@ class Client(Generic[L]):
         for lease in leases:
             lease._lose(LossReason.FORKED)
 
-    def call_on_lost(self, lease: BaseLease, reason: LossReason) -> None:
+    def call_on_lost(self, lease: BaseLease | BaseGroup, reason: LossReason) -> None:
         """Call the user's `on_lost`, if there is one: in a thread or a callback of its own, so that none delays another."""
         if self._on_lost is not None:
             self.runtime.call_user(partial(self._call_on_lost, self._on_lost, lease, reason))
 
-    def _call_on_lost(self, on_lost: OnLost, lease: BaseLease, reason: LossReason) -> None:
+    def _call_on_lost(self, on_lost: OnLost, lease: BaseLease | BaseGroup, reason: LossReason) -> None:
         """Errors of the user's function are logged."""
         try:
             on_lost(lease, reason)

@@ -22,11 +22,11 @@ class DedicatedSession(ABC):
     A thread or task that is interrupted while it waits for its turn leaves nothing behind: the turn has no queue.
     """
 
-    __slots__ = ("_free", "_mutex", "_runtime", "_taken", "claim", "patience")
+    __slots__ = ("_free", "_mutex", "_runtime", "_taken", "claim", "reply_timeout")
 
     def __init__(self, runtime: Runtime, claim: Claim, shortest: float) -> None:
         self.claim = claim
-        self.patience = reply_timeout(claim.ttl, shortest)
+        self.reply_timeout = reply_timeout(claim.ttl, shortest)
         """Seconds to wait for a reply."""
         self._runtime = runtime
         self._mutex = RLock()  # a signal handler that releases a lease may interrupt the thread that holds it

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencelock.core.acquire import FIRST_PAUSE, naming
 from fencelock.core.block import Blocks
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_seconds
-from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, OutcomeUnknown, ReleaseFailed
-from fencelock.model import Grant, LossReason, Renewal, clock_margin
+from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, NotHeld, OutcomeUnknown, ReleaseFailed
+from fencelock.model import Grant, LossReason, Mode, Renewal, clock_margin
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
+    from fencelock.core.group import BaseGroup
     from fencelock.core.runtime import Event
 
 RELEASE_SECONDS = 1.0
@@ -26,11 +27,23 @@ _HINTS = {
     LossReason.GONE: "the engine no longer has it: it was released by force, its connection or session was ended, or the "
     "server was restarted or lost it",
     LossReason.MAX_HOLD: "it was held for as long as max_hold allows",
+    LossReason.STALLED: "its holder did not call progress() for as long as stall_after allows",
     LossReason.FORKED: "this is the copy in a forked child; connect and acquire in the child itself",
     LossReason.CLOSED: "its client was closed",
 }
 
+ENDED_HERE = (LossReason.EXPIRED, LossReason.MAX_HOLD, LossReason.STALLED)
+"""The reasons of losses that this client's own clock decides."""
+
 ADVICE = "; others may hold it now: stop what it protected, then acquire it again"
+
+
+class HoldOptions(NamedTuple):
+    """How a lease is kept: `renew` in the background, for at most `max_hold` seconds, while its holder makes progress."""
+
+    renew: bool = True
+    max_hold: float | None = None
+    stall_after: float | None = None
 
 
 class BaseLease:
@@ -45,40 +58,56 @@ class BaseLease:
         "_blocks",
         "_client",
         "_depth",
+        "_downgrading",
         "_due",
         "_engine_end",
         "_event",
         "_final",
         "_grant",
+        "_group",
         "_pause",
+        "_progressed",
         "_reentry",
         "_released",
         "_renews",
+        "_stall_after",
         "_trouble",
+        "_trouble_since",
         "deadline",
         "reason",
     )
 
-    def __init__(self, client: Client[Any], renew: bool, max_hold: float | None) -> None:
+    def __init__(self, client: Client[Any], options: HoldOptions) -> None:
         self._client = client
         self._event: Event | None = None
         self._released = False
         self._blocks = Blocks()
         self._depth = 1
-        self._renews = renew
-        self._final = max_hold
+        self._renews = options.renew
+        self._final = options.max_hold
+        self._stall_after = options.stall_after
+        self._progressed = inf
+        """When the holder made progress last."""
+        self._downgrading = False
+        """Whether the engine has not confirmed a downgrade: the renewer repeats it."""
+        self._group: BaseGroup | None = None
+        """The group of a multi-lock: it reports the loss of its leases, once."""
         self.reason: LossReason | None = None
         """How it was lost, or None."""
         self._pause = 0.0
         self._trouble: str | None = None
         """Why the last renewal failed, if it did. In words: the error would keep its frames, and the leases in them."""
-        self._reentry: tuple[str, Hashable] | None = None
+        self._trouble_since: float | None = None
+        """When the first renewal since the last success failed."""
+        self._reentry: tuple[str, Mode, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
         """Take the grant."""
         self._grant = grant
         if self._final is not None:
             self._final += self._client.runtime.now()
+        if self._stall_after is not None:
+            self._progressed = self._client.runtime.now()
         self._extend(grant.since, grant.claim.ttl)
 
     # ------------------------------------------------------------------ what users read
@@ -109,6 +138,11 @@ class BaseLease:
         return self._grant.claim.ttl
 
     @property
+    def mode(self) -> Mode:
+        """How the name is held: exclusive, shared (a read lease), or as one of several permits."""
+        return self._grant.claim.mode
+
+    @property
     def remaining(self) -> float:
         """Seconds that the holder may still trust the lease; 0 once it is released or lost."""
         if self._released or self.is_lost():
@@ -128,10 +162,17 @@ class BaseLease:
         if self._released:
             raise LeaseLost(f"the lease on {self.name!r} was released; acquire again", self.name, None)
 
+    def progress(self) -> None:
+        """Say that the work goes on. A lease with `stall_after` is renewed only while its holder calls this often enough."""
+        if self._stall_after is not None:
+            self.check()
+            self._progressed = self._client.runtime.now()
+            self._client.renewer.look_at(self._next_look())  # it may have stopped the renewals
+
     def _loss(self) -> LeaseLost:
         """Return the error that tells of the loss."""
         reason = self.reason or LossReason.EXPIRED
-        advice = ADVICE if reason in (LossReason.EXPIRED, LossReason.GONE) else ""
+        advice = ADVICE if reason in (LossReason.EXPIRED, LossReason.GONE, LossReason.STALLED) else ""
         return LeaseLost(f"{self._how_lost()}{advice}", self.name, reason)
 
     def _how_lost(self) -> str:
@@ -161,11 +202,23 @@ class BaseLease:
 
     def _wants_renewal(self, now: float) -> bool:
         """Return whether it is due."""
-        return now >= self._due
+        return now >= self._due and not self._stalled(now)
+
+    def _stalled(self, now: float) -> bool:
+        """Return whether its holder has made no progress for too long."""
+        return self._stall_after is not None and now - self._progressed >= self._stall_after
+
+    def _next_look(self) -> float:
+        """Return when the renewer has to look at it: when a renewal is due, or at the deadline."""
+        if self._stalled(max(self._due, self._client.runtime.now())):
+            return self.deadline
+        return min(self._due, self.deadline)
 
     def _expire(self) -> None:
         """Lose it because its deadline has passed."""
-        self._lose(LossReason.MAX_HOLD if self.deadline == self._final else LossReason.EXPIRED)
+        stalled = self._stalled(self.deadline)
+        reason = LossReason.STALLED if stalled else LossReason.EXPIRED
+        self._lose(LossReason.MAX_HOLD if self.deadline == self._final else reason)
 
     def _extend(self, since: float, ttl: float) -> None:
         """Count from then on, which must not lie after the engine did: earlier by a moment is safe."""
@@ -183,11 +236,12 @@ class BaseLease:
             now = self._client.runtime.now()
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
-                    self._pause, self._trouble = 0.0, None
+                    self._pause, self._trouble, self._trouble_since = 0.0, None, None
                     self._extend(sent, self.ttl)
                     return
                 if answer is not Renewal.LOST:
                     self._trouble = why
+                    self._trouble_since = self._trouble_since or now
                     # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
                     if self._due != inf:  # renewed by hand only, or about to reach max_hold
@@ -206,7 +260,7 @@ class BaseLease:
             if self._over:
                 return
             self.reason = reason
-            if renewer.drop(self.id) is not None and reason in (LossReason.EXPIRED, LossReason.MAX_HOLD):
+            if renewer.drop(self.id) is not None and reason in ENDED_HERE:
                 # The engine ends it then, unless it has applied a renewal whose reply was lost.
                 renewer.leftovers.add(self._grant.claim, self._engine_end)
         if reason is LossReason.FORKED:
@@ -218,7 +272,10 @@ class BaseLease:
             self._report_loss()
 
     def _report_loss(self) -> None:
-        """Log the loss and call the user's `on_lost`."""
+        """Log the loss and call the user's `on_lost`; a group does it for all its leases together."""
+        if self._group is not None:
+            self._group._member_lost()
+            return
         reason = self.reason or LossReason.EXPIRED
         self._client.call_on_lost(self, reason)
         log(
@@ -257,6 +314,37 @@ class BaseLease:
             )
         self.check()
 
+    async def _downgrade(self) -> None:
+        """Turn a write lease into a read lease, and admit the readers behind it.
+
+        Without a reply the lease counts as a read lease at once, and the renewer repeats the request.
+        """
+        self._client.runtime.check_usable()
+        self.check()
+        if self.mode is not Mode.EXCLUSIVE or self._depth > 1:
+            held = f"as a {self.mode.value} lease" if self.mode is not Mode.EXCLUSIVE else "by an outer block, too"
+            raise NotHeld(f"the lease on {self.name!r} cannot be downgraded: it is held {held}", self.name)
+        writing, sent = self._grant, self._client.runtime.now()
+        with self._client.mutex:
+            self._grant = writing.downgraded(writing.since)
+            self._downgrading = True
+            if self._reentry is not None:
+                self._client.reentrant.pop(self._reentry, None)  # a nested write() must not get this lease
+        self._renewed(await self._repeat_downgrade(), sent, self._trouble)
+        self.check()
+
+    async def _repeat_downgrade(self) -> Renewal:
+        """Send the downgrade; it counts as a renewal."""
+        try:
+            await self._client.engine.downgrade(self._grant)
+        except NotHeld:
+            return Renewal.LOST
+        except EngineUnavailable as error:
+            self._trouble = str(error)
+            return Renewal.UNKNOWN
+        self._downgrading = False
+        return Renewal.RENEWED
+
     def _reenter(self) -> bool:
         """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""
         with self._client.mutex:
@@ -290,7 +378,7 @@ class BaseLease:
                 self._event.set()
             if held:
                 return await self._send_release(self._grant)
-            if self.reason is LossReason.MAX_HOLD and claim.id in leftovers:
+            if self.reason in (LossReason.MAX_HOLD, LossReason.STALLED) and claim.id in leftovers:
                 await leftovers.discard(claim, MIN_REPLY_TIMEOUT)
             return False  # it was lost, or close() was faster
         except FencelockError:
@@ -335,6 +423,9 @@ class BaseLease:
         return ours
 
     # ------------------------------------------------------------------ the with block
+
+    def _leases(self) -> tuple[BaseLease]:
+        return (self,)
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the lease itself, perhaps inside another: only the outermost releases."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fencelock.core.lease import BaseLease
 from fencelock.core.leftovers import Leftovers
 from fencelock.core.log import ERROR, INFO, WARNING, log
-from fencelock.errors import FencelockError
+from fencelock.errors import EngineUnavailable, FencelockError
 from fencelock.model import Grant, LossReason, Renewal
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LeaseRenewer:
         kept = Kept(lease, self._dropped)
         grant = kept.grant = lease._grant
         self._leases[grant.claim.id] = kept
-        self.look_at(min(lease._due, lease.deadline))
+        self.look_at(lease._next_look())
 
     def drop(self, id: str) -> Kept | None:
         """Forget a lease and return what was kept of it: only one caller gets that, and may release it."""
@@ -200,8 +200,7 @@ class LeaseRenewer:
         self._planned = self.leftovers.next_due()
         for id, kept in list(self._leases.items()):
             if (lease := kept()) is not None:
-                look = lease.deadline if id in self._renewing else min(lease._due, lease.deadline)
-                self._planned = min(self._planned, look)
+                self._planned = min(self._planned, lease.deadline if id in self._renewing else lease._next_look())
         if self._planned == inf and not self._leases and now < before < inf:
             # A lease was released before we came to look. Another often follows soon, and need not wake us.
             self._planned = min(before, now + REST)
@@ -212,11 +211,24 @@ class LeaseRenewer:
         failure: BaseException | None = None
         answers = [Renewal.UNKNOWN] * len(due)
         try:
-            answers = await self._client.engine.renew([lease._grant for lease in due])
+            if any(lease._downgrading for lease in due):
+                answers = [await self._renew_one(lease) for lease in due]
+            else:
+                answers = await self._client.engine.renew([lease._grant for lease in due])
         except Exception as error:
             failure = error
         finally:
             self._answered(due, answers, sent, failure)
+
+    async def _renew_one(self, lease: BaseLease) -> Renewal:
+        """Renew a lease, or repeat its downgrade, beside others of its batch."""
+        if lease._downgrading:
+            return await lease._repeat_downgrade()
+        try:
+            (answer,) = await self._client.engine.renew([lease._grant])
+        except EngineUnavailable:
+            return Renewal.UNKNOWN
+        return answer
 
     def _answered(
         self, due: list[BaseLease], answers: list[Renewal], sent: float, failure: BaseException | None
@@ -233,7 +245,7 @@ class LeaseRenewer:
             recovered = recovered or (answer is Renewal.RENEWED and lease.id in self._in_trouble)
             lease._renewed(answer, sent, why)
         self._log_outage([lease for lease in unknown if not lease._over], recovered, failure)
-        looks = [min(lease._due, lease.deadline) for lease in self.leases()]
+        looks = [lease._next_look() for lease in self.leases()]
         if looks and self._wake is not None:
             self.look_at(min(looks))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fencelock.core.log import WARNING, log
 from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
-from fencelock.model import CORRECT, Traits
+from fencelock.model import CORRECT, Mode, Traits
 
 NAME_MAX_BYTES = 1024
+VALUE_MAX_BYTES = 1024
+MAX_LIMIT = 1_000_000
 LONGEST = 1e9
 """Seconds; a longer timeout counts as none."""
 LONG_TTL = 3600.0
@@ -109,12 +113,75 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
         )
 
 
+def check_mode(mode: Mode, traits: Traits, name: str) -> None:
+    """Raise GuaranteeUnavailable if the engine has no readers or no permits."""
+    if (mode is Mode.SHARED and not traits.shared) or (mode is Mode.PERMIT and not traits.limit):
+        what = "reader-writer locks" if mode is Mode.SHARED else "semaphores"
+        raise GuaranteeUnavailable(
+            f"{name!r}: {traits.engine} has no {what}; the page of the engine says what it has, and sqlite:, redis:, etcd:, "
+            "zookeeper: and postgresql: have both",
+            name,
+        )
+
+
+def check_mode_name(mode: object, name: str) -> Mode:
+    """Return the mode of that name, or raise InvalidArgument."""
+    if not isinstance(mode, str) or mode not in tuple(Mode):
+        raise InvalidArgument(f"{name!r}: mode must be one of {', '.join(Mode)}, not {mode!r:.40}", name)
+    return Mode(mode)
+
+
+def check_limit(limit: object, name: str) -> int:
+    """Return the limit of a semaphore, or raise InvalidArgument."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise InvalidType(f"{name!r}: limit must be a whole number of permits, not {type(limit).__name__}", name)
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidArgument(f"{name!r}: limit must be between 1 and {MAX_LIMIT}, not {limit!r:.40}", name)
+    return limit
+
+
+def check_value(value: object, name: str) -> str:
+    """Return the value of an election's candidate, or raise InvalidArgument."""
+    if not isinstance(value, str):
+        raise InvalidType(f"{name!r}: value must be a str, not {type(value).__name__}", name)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name!r}: value must be text that UTF-8 can express", name) from None
+    if size > VALUE_MAX_BYTES or "\0" in value:
+        why = "contains U+0000" if "\0" in value else f"has {size} bytes"
+        raise InvalidArgument(f"{name!r}: value may have at most {VALUE_MAX_BYTES} bytes and no U+0000; it {why}", name)
+    return value
+
+
+def check_function(function: object, what: str) -> None:
+    """Raise InvalidType unless it is a plain function: nobody would await an async def."""
+    if not callable(function):
+        raise InvalidType(f"{what} must be a function, not {type(function).__name__}")
+    if _is_coroutine_function(function):
+        raise InvalidType(f"{what} is an async def, and nobody would await it; use fencelock.aio")
+
+
+def check_coroutine_function(function: object, what: str) -> None:
+    """Raise InvalidType unless it is an async def: a plain function would block the event loop."""
+    if not _is_coroutine_function(function):
+        raise InvalidType(f"{what} must be an async def: a plain function would block the event loop")
+
+
+def _is_coroutine_function(function: object) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__code__") and not hasattr(function, "__func__"):
+        function = getattr(type(function), "__call__", function)  # noqa: B004
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return bool(getattr(code, "co_flags", 0) & CO_COROUTINE)
+
+
 def check_callback(on_lost: object) -> None:
     """Raise InvalidType unless it is None or a plain function of a lease and a reason."""
     if on_lost is None:
         return
     if not callable(on_lost):
         raise InvalidType(f"on_lost must be a function of a lease and a reason, not {type(on_lost).__name__}")
-    code = getattr(getattr(on_lost, "__func__", on_lost), "__code__", None)
-    if getattr(code, "co_flags", 0) & CO_COROUTINE:
+    if _is_coroutine_function(on_lost):
         raise InvalidType("on_lost is an async def, and nobody would await it; have a plain function start a task")

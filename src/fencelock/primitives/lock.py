@@ -1,14 +1,16 @@
-"""The lock: one holder at a time. It makes leases, and its only state is the open `with` blocks."""
+"""The lock: it makes leases in one mode. A reader, a writer, a permit and a candidate of an election are locks, too."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import Enum
-from typing import Final, Generic, Literal, TypedDict
+from typing import Final, Generic, Literal, TypedDict, TypeVar
 
+from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, L
-from fencelock.core.validation import check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
-from fencelock.model import Claim
+from fencelock.core.lease import HoldOptions
+from fencelock.core.validation import check_mode, check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
+from fencelock.model import Claim, Mode
 
 
 class Unset(Enum):
@@ -22,16 +24,24 @@ class Unset(Enum):
 
 UNSET: Final = Unset.UNSET
 
+H = TypeVar("H")
 
-class LockOptions(TypedDict, total=False):
-    """The options of `lock` and `locked`; see `Locks.lock`."""
+
+class SharedOptions(TypedDict, total=False):
+    """The options of every primitive; see `Locks.lock`."""
 
     ttl: float | None
     timeout: float | None
     renew: bool
     max_hold: float | None
-    reentrant: bool
+    stall_after: float | None
     purpose: Literal["efficiency", "correctness"]
+
+
+class LockOptions(SharedOptions, total=False):
+    """The options of `lock`, `rwlock` and `locked`."""
+
+    reentrant: bool
 
 
 class LockFactory(Generic[L]):
@@ -41,13 +51,18 @@ class LockFactory(Generic[L]):
         self,
         client: Client[L],
         name: str,
+        mode: Mode = Mode.EXCLUSIVE,
+        limit: int | None = None,
+        value: str = "",
         *,
         ttl: float | None = None,
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
+        stall_after: float | None = None,
         reentrant: bool = False,
         purpose: Literal["efficiency", "correctness"] = "efficiency",
+        on_granted: Callable[[L], object] | None = None,
     ) -> None:
         traits = client.engine.traits
         self._client = client
@@ -56,10 +71,18 @@ class LockFactory(Generic[L]):
         if ttl is not None:
             warn_long_ttl(ttl, name)
         self._timeout = None if timeout is None else check_seconds(timeout, "timeout", name, zero=True)
-        self._renew = renew
-        self._max_hold = None if max_hold is None else check_seconds(max_hold, "max_hold", name, zero=False)
+        check_mode(mode, traits, name)
+        self.mode = mode
+        self._limit = limit
+        self._value = value
+        self._hold = HoldOptions(
+            renew,
+            check_seconds(max_hold, "max_hold", name, zero=False),
+            check_seconds(stall_after, "stall_after", name, zero=False),
+        )
         self._reentrant = reentrant
         self._purpose = purpose
+        self._on_granted = on_granted
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
         self.current_task = client.runtime.current_task
@@ -77,33 +100,37 @@ class LockFactory(Generic[L]):
 
     async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
+        if not self._reentrant and self._client.would_deadlock(self.name, self.mode):
+            return None
         return await self._acquire(0.0)
 
-    async def _acquire(self, timeout: float | None) -> L | None:
+    async def acquire_unless(self, should_stop: ShouldStop) -> L | None:
+        """Wait without a timeout; return None once `should_stop` says so."""
+        return await self._acquire(None, should_stop)
+
+    async def _acquire(self, timeout: float | None, should_stop: ShouldStop | None = None) -> L | None:
         client = self._client
-        claim = Claim(self.name, self._ttl, client.owner)
-        if not self._reentrant:
-            return await self._acquire_new(claim, timeout)
-        if (held := self._held_here()) is not None:
+        if self._reentrant and (held := self._held_here()) is not None:
             if held.is_lost():
                 raise held._loss()
             if held._reenter():
                 return held
-        lease = await self._acquire_new(claim, timeout)
-        if lease is not None:
-            lease._reentry = (self.name, client.runtime.current_task())
-            client.reentrant[lease._reentry] = lease
-        return lease
-
-    async def _acquire_new(self, claim: Claim, timeout: float | None) -> L | None:
+        client.check_deadlock(self.name, self.mode)
         if self._purpose != "efficiency":
             # Check again: the engine reads the server's settings on the first connection, and they may change.
-            await self._client.check_purpose(self._purpose, self.name, timeout)
-        return await self._client.acquire(claim, timeout, self._renew, self._max_hold)
+            await client.check_purpose(self._purpose, self.name, timeout)
+        claim = Claim(self.name, self._ttl, client.owner, self.mode, self._limit, self._value)
+        lease = await client.acquire(claim, timeout, self._hold, should_stop)
+        if lease is not None and self._reentrant:
+            lease._reentry = (self.name, self.mode, client.runtime.current_task())
+            client.reentrant[lease._reentry] = lease
+        if lease is not None and self._on_granted is not None:
+            self._on_granted(lease)
+        return lease
 
     def _held_here(self) -> L | None:
-        """Return the lease that this thread or task holds through a reentrant lock of the same client."""
-        lease = self._client.reentrant.get((self.name, self._client.runtime.current_task()))
+        """Return the lease that this thread or task holds, in this mode, through a reentrant lock of the same client."""
+        lease = self._client.reentrant.get((self.name, self.mode, self._client.runtime.current_task()))
         return None if lease is None or lease._is_released else lease
 
     def entered(self, task: Hashable, lease: L) -> L:
@@ -113,16 +140,17 @@ class LockFactory(Generic[L]):
         return lease
 
     def leaving(self) -> L:
-        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block.
+        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block."""
+        return take_last(self._entered, self.current_task)
 
-        Other threads may enter and leave their blocks meanwhile.
-        """
-        entered = self._entered
-        if len(entered) == 1:
-            return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
-        current_task = self.current_task()
-        blocks = entered.copy()
-        # A fixture or an exit stack may enter in another task: then take the last block.
-        block = next((block for block in reversed(blocks) if block[0] == current_task), blocks[-1])
-        entered.remove(block)  # blocks of one lease are equal
-        return block[1]
+
+def take_last(entered: list[tuple[Hashable, H]], current_task: Callable[[], Hashable]) -> H:
+    """Remove and return what this thread or task has entered last. Others may enter and leave their blocks meanwhile."""
+    if len(entered) == 1:
+        return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
+    task = current_task()
+    blocks = entered.copy()
+    # A fixture or an exit stack may enter in another task: then take the last block.
+    block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
+    entered.remove(block)  # blocks of one lease are equal
+    return block[1]

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from fencelock.core.client import Client
-from fencelock.core.lease import BaseLease
+from fencelock.core.lease import BaseLease, HoldOptions
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Grant, LossReason
 from fencelock.sim.history import Kind, Outcome
@@ -23,8 +23,8 @@ class SimLease(BaseLease):
 
     __slots__ = ("_ended", "_recorder", "begun")
 
-    def __init__(self, recorder: Recorder, client: Client[SimLease], renew: bool, max_hold: float | None) -> None:
-        super().__init__(client, renew, max_hold)
+    def __init__(self, recorder: Recorder, client: Client[SimLease], options: HoldOptions) -> None:
+        super().__init__(client, options)
         self._recorder = recorder
         self._ended: float | None = None
 

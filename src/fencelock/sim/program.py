@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fencelock.core.client import Client
+from fencelock.core.lease import HoldOptions
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
 from fencelock.model import Claim, Mode
 from fencelock.primitives.lock import LockFactory
@@ -126,7 +127,7 @@ class Worker:
     async def _ask(self, job: Job) -> SimLease | None:
         if job.shared:
             claim = Claim(job.name, job.ttl, self._client.owner, Mode.of(True, job.limit), job.limit)
-            return await self._client.acquire(claim, job.timeout, job.renew, job.max_hold)
+            return await self._client.acquire(claim, job.timeout, HoldOptions(job.renew, job.max_hold))
         lock = LockFactory(self._client, job.name, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
         return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import limit_of, time_to_answer
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
+from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, receive_all
@@ -52,6 +53,7 @@ class MySQLEngine:
         self._pool = MySQLPool(runtime, server)
         self._inspector = Inspector(runtime, self._pool, self._names)
         self.records = MySQLRecords(self._pool, self._known_names)
+        self.rates = RecordRates(self.records, self.records.clock)
         self._sessions = MySQLSessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
         """Ids of abandoned claims. close() abandons claims whose callers still attempt: those must not get the lock."""
@@ -61,46 +63,39 @@ class MySQLEngine:
         """What the engine promises, as the server is configured."""
         return TRAITS.weakened(self._pool.weakness)
 
-    async def learn_traits(self, patience: float | None) -> None:
+    async def learn_traits(self, deadline: Deadline) -> None:
         """Connect, unless this client has connected before, to read the server's settings."""
         self._pool.check_open()
-        await self._pool.ensure_connected(limit_of(self._runtime.now, patience, met=False))
+        await self._pool.ensure_connected(deadline)
 
     # ------------------------------------------------------------------ attempt
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Acquire the lock if it is free; else, with `queue`, send a statement that waits for it."""
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
+        """Acquire the lock if it is free; else, with `enqueue`, send a statement that waits for it."""
         if claim.shared:
             raise GuaranteeUnavailable(f"{claim.name!r}: GET_LOCK has neither readers nor permits", claim.name)
         self._pool.check_open()
         if claim.id in self._abandoned:
             return await self._refuse_abandoned(claim)
-        deadline = limit_of(self._runtime.now, patience, met=self._pool.database is not None)
         session = self._sessions.get(claim.id)
         if session is not None:
-            outcome = await self._resume(session, queue, deadline)
+            outcome = await self._resume(session, enqueue, deadline)
             if outcome is not None:
                 return outcome
         if len(self._sessions) >= self._sessions.sweep_at:
             self._sessions.sweep()
         ttl = int(claim.ttl)
         connection = await self._pool.get(ttl, deadline)
-        outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
+        outcome = await self._try_lock(claim, ttl, connection, enqueue, deadline)
         if outcome is None:  # the pooled connection was broken
             connection = await self._pool.connect(ttl, deadline)
-            outcome = await self._try_lock(claim, ttl, connection, queue, patience, deadline)
+            outcome = await self._try_lock(claim, ttl, connection, enqueue, deadline)
         if outcome is None:
             raise OutcomeUnknown(f"{self._pool.address}: the connection broke before the reply came")
         return outcome
 
     async def _try_lock(
-        self,
-        claim: Claim,
-        ttl: int,
-        connection: MySQLConnection,
-        queue: bool,
-        timeout: float | None,
-        deadline: Deadline,
+        self, claim: Claim, ttl: int, connection: MySQLConnection, enqueue: bool, deadline: Deadline
     ) -> Grant | Waiting | None:
         """Attempt on this connection; None if it was broken, and the claim has nothing on the server."""
         names = self._names()
@@ -119,13 +114,7 @@ class MySQLEngine:
                 batch = [sql.set_ttl(ttl), *batch]
                 connection.ttl = ttl
             session.replies = connection.send(batch)
-            reply_timeout = time_to_answer(deadline, session.patience)
-            if not await connection.receive(session.replies, reply_timeout):
-                if connection.open:
-                    raise OutcomeUnknown(f"{self._pool.address}: no reply within {reply_timeout:.3g} s")
-                await self._sessions.end(session, deadline)
-                return None
-            return await self._finish_try(session, queue, timeout)
+            return await self._read_try(session, enqueue, deadline)
         finally:
             session.give()
 
@@ -134,43 +123,41 @@ class MySQLEngine:
         await self._runtime.sleep(ABANDONED_PAUSE)
         return Waiting(claim, self._runtime.now())
 
-    async def _finish_try(self, session: MySQLSession, queue: bool, timeout: float | None) -> Grant | Waiting:
-        """Read the reply to a try; enqueue the claim if another session holds the lock."""
+    async def _read_try(self, session: MySQLSession, enqueue: bool, deadline: Deadline) -> Grant | Waiting | None:
+        """Read the reply to a try; enqueue the claim if another session holds the lock. None if the connection broke."""
+        timeout = deadline.at_most(session.reply_timeout)
+        if not await session.connection.receive(session.replies, timeout):
+            if session.connection.open:
+                raise OutcomeUnknown(f"{self._pool.address}: no reply within {timeout:.3g} s")
+            await self._sessions.end(session, deadline)
+            return None
         if await self._sessions.read_token(session):
             return session.grant(session.sent_at)
-        if queue:
-            self._sessions.enqueue(session, timeout)
+        if enqueue:
+            self._sessions.enqueue(session, deadline)
         else:
             self._sessions.finish(session)
         return session.waiting()
 
-    async def _resume(self, session: MySQLSession, queue: bool, deadline: Deadline) -> Grant | Waiting | None:
+    async def _resume(self, session: MySQLSession, enqueue: bool, deadline: Deadline) -> Grant | Waiting | None:
         """Continue an earlier attempt of the same claim; None if it left nothing on the server."""
-        if not await session.take(deadline.at_most(session.patience)):
+        if not await session.take(deadline.at_most(session.reply_timeout)):
             raise OutcomeUnknown(f"{self._pool.address}: an earlier attempt has no reply yet")
         try:
             if not self._sessions.is_current(session):
                 return None
+            if session.stage is Stage.TRYING:
+                return await self._read_try(session, enqueue, deadline)
+            outcome: Grant | Waiting | None = None
             if not session.connection.open:
-                await self._sessions.end(session, deadline)
-                return None
-            if session.stage is Stage.HELD:
-                return await self._sessions.confirm(session, deadline)
-            trying = session.stage is Stage.TRYING
-            reply_timeout = time_to_answer(deadline, session.patience) if trying else 0.0
-            if not await session.connection.receive(session.replies, reply_timeout):
-                if not session.connection.open:
-                    await self._sessions.end(session, deadline)
-                    return None
-                if trying:
-                    raise OutcomeUnknown(f"{self._pool.address}: no reply within {reply_timeout:.3g} s")
-                if not queue:
-                    await self._sessions.end(session, deadline)
-                return session.waiting()
-            if trying:
-                return await self._finish_try(session, queue, None)
-            outcome = await self._finish_wait(session, deadline)
-            if isinstance(outcome, Waiting) and not queue:
+                pass  # the server has ended the session, or does so when it notices
+            elif session.stage is Stage.HELD:
+                outcome = await self._sessions.confirm(session, deadline)
+            elif await session.connection.receive(session.replies, 0.0):
+                outcome = await self._finish_wait(session, deadline)
+            elif session.connection.open and await self._is_enqueued(session, deadline):
+                outcome = session.waiting()
+            if outcome is None or (isinstance(outcome, Waiting) and not enqueue):
                 await self._sessions.end(session, deadline)
             return outcome
         finally:
@@ -178,35 +165,19 @@ class MySQLEngine:
 
     # ------------------------------------------------------------------ wait
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for the reply to the GET_LOCK that the attempt has sent; the claim keeps its position in the queue."""
-        until = None if patience is None else self._runtime.now() + patience
+    async def wait(self, waiting: Waiting, timeout: float) -> None:
+        """Wait for the reply to the GET_LOCK that the attempt has sent; the next attempt reads it."""
         session = self._sessions.get(waiting.claim.id)
+        quarter = waiting.claim.ttl / 4
+        if timeout > quarter:  # spread the lookups of the next attempts: many waiters may have started together
+            timeout = quarter + self._runtime.random() * (timeout - quarter)
+        until = self._runtime.now() + timeout
         if session is not None and session.stage is Stage.WAITING and await session.take(timeout):
             try:
-                outcome = await self._wait_on(session, timeout, until)
+                if self._sessions.is_current(session):
+                    await session.connection.receive(session.replies, until - self._runtime.now())
             finally:
                 session.give()
-            if outcome is not None:
-                return outcome
-        left = None if until is None else until - self._runtime.now()
-        return await self.attempt(waiting.claim, queue=True, patience=left)
-
-    async def _wait_on(self, session: MySQLSession, timeout: float, until: float | None) -> Grant | Waiting | None:
-        """Wait on the claim's session; None if the session is gone and the claim has to attempt again."""
-        if not self._sessions.is_current(session):
-            return None  # it was abandoned
-        quarter = session.claim.ttl / 4
-        if timeout > quarter:  # spread the lookups below: each needs a connection, and many waiters may start together
-            timeout = quarter + self._runtime.random() * (timeout - quarter)
-        replied = await session.connection.receive(session.replies, timeout)
-        deadline = limit_of(self._runtime.now, None if until is None else until - self._runtime.now())
-        if replied:
-            return await self._finish_wait(session, deadline)
-        if session.connection.open and await self._is_enqueued(session, deadline):
-            return session.waiting()
-        await self._sessions.end(session, deadline)
-        return None
 
     async def _is_enqueued(self, session: MySQLSession, deadline: Deadline) -> bool:
         """Return whether the server still has the session of a waiter; looked up every quarter of the ttl.
@@ -215,7 +186,7 @@ class MySQLEngine:
         """
         now = self._runtime.now()
         if now - session.checked_at >= session.claim.ttl / 4:
-            if not await self._pool.session_exists(session.connection, session.patience, deadline):
+            if not await self._pool.session_exists(session.connection, session.reply_timeout, deadline):
                 return False
             session.checked_at = now
         return True
@@ -228,16 +199,14 @@ class MySQLEngine:
         except OutcomeUnknown:
             if session.connection.open:
                 raise
-            # The session ended after it got the lock: this process was stopped for longer than the ttl.
-            await self._sessions.end(session, deadline)
-            return None
+            return None  # the session ended after it got the lock: this process was stopped for longer than the ttl
         if token:
             # The server counts the ttl from the grant, which may have been long before this process read the reply.
             if self._runtime.now() - session.sent_at <= session.claim.ttl / 3:
                 return session.grant(session.sent_at)
             return await self._sessions.confirm(session, deadline)
         if isinstance(locked, Rows) and locked.rows == [(b"0",)]:  # GET_LOCK timed out
-            self._sessions.enqueue(session, None)
+            self._sessions.enqueue(session, deadline)
             return session.waiting()
         # GET_LOCK returned NULL: the statement was killed, deadlocked, or out of memory. That is never a grant.
         await self._sessions.end(session, deadline)
@@ -252,8 +221,8 @@ class MySQLEngine:
         session = self._sessions.get(claim.id)
         if session is None:
             return
-        deadline = limit_of(self._runtime.now, 0.0)
-        if session.stage is Stage.HELD and await session.take(deadline.at_most(session.patience)):
+        deadline = Deadline(self._runtime.now, MIN_REPLY_TIMEOUT)
+        if session.stage is Stage.HELD and await session.take(deadline.at_most(session.reply_timeout)):
             try:
                 if not self._sessions.is_current(session):
                     return
@@ -287,7 +256,9 @@ class MySQLEngine:
                 for _, session in sessions
             ]
             # The shortest timeout counts: one dead connection must not cost another session its lease.
-            await receive_all(self._runtime, requests, min((session.patience for _, session in sessions), default=0.0))
+            await receive_all(
+                self._runtime, requests, min((session.reply_timeout for _, session in sessions), default=0.0)
+            )
             for (index, session), (connection, reply) in zip(sessions, requests, strict=True):
                 if reply.value is NO_REPLY and connection.open:
                     results[index] = Renewal.UNKNOWN
@@ -310,7 +281,7 @@ class MySQLEngine:
 
         A firewall that has dropped a connection swallows renewals, and the news that the server has ended the session.
         """
-        deadline = Deadline(self._runtime.now, min(session.patience for session in sessions))
+        deadline = Deadline(self._runtime.now, min(session.reply_timeout for session in sessions))
         with suppress(FencelockError):  # nothing is known; the next renewal asks again
             found = await self._pool.run(*(sql.lock_holder(session.key) for session in sessions), deadline=deadline)
             for session, holder in zip(sessions, found, strict=True):
@@ -324,8 +295,8 @@ class MySQLEngine:
             return False
         held = None
         ended = False
-        deadline = Deadline(self._runtime.now, session.patience)
-        if await session.take(deadline.at_most(session.patience)):  # False: a renewal has no reply yet
+        deadline = Deadline(self._runtime.now, session.reply_timeout)
+        if await session.take(deadline.at_most(session.reply_timeout)):  # False: a renewal has no reply yet
             try:
                 if not self._sessions.is_current(session):
                     return False
@@ -341,6 +312,10 @@ class MySQLEngine:
                     f"{self._pool.address}: no reply on the session of {grant.claim.name!r}", grant.claim.name
                 )
         return bool(held)
+
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Refuse: GET_LOCK has no readers."""
+        raise GuaranteeUnavailable(f"{grant.claim.name!r}: GET_LOCK has no readers", grant.claim.name)
 
     # ------------------------------------------------------------------ administration
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql import statements as sql
@@ -36,7 +37,7 @@ class Inspector:
             holders = [_holder(row) for row in rows_of(held)]
             if id is not None and not holders:
                 holders = [Holder(f"connection {decode(id)}", 0, 0.0)]
-        waiters = [Waiter(owner, float(ttl)) for _, ttl, _, owner in _labels(rows_of(waiting))]
+        waiters = [Waiter(label.owner, label.ttl, value=label.value) for label in _labels(rows_of(waiting))]
         return Snapshot(name, tuple(holders), tuple(waiters))
 
     async def names(self, prefix: str) -> list[str]:
@@ -46,8 +47,8 @@ class Inspector:
         held, waiting = await self._pool.run(
             sql.holders(f"h.space = '{space}'", mariadb=mariadb), sql.waiters(None, mariadb=mariadb)
         )
-        found = {decode(row[1]) for row in rows_of(held)}
-        found |= {name for where, _, name, _ in _labels(rows_of(waiting)) if where == space}
+        found = {decode(row[0]) for row in rows_of(held)}
+        found |= {label.name for label in _labels(rows_of(waiting)) if label.space == space}
         return sorted(name for name in found if name.startswith(prefix))
 
     async def force_release(self, name: str) -> int:
@@ -78,19 +79,29 @@ class Inspector:
         raise OutcomeUnknown(f"{self._pool.address}: the session that holds {name!r} was killed and does not end", name)
 
 
-def _labels(rows: list[tuple[bytes | None, ...]]) -> list[tuple[str, str, str, str]]:
-    """Return namespace, ttl, name and owner of each waiter, from the comment in its statement."""
+class _Label(NamedTuple):
+    """What the comment in a waiter's statement says."""
+
+    space: str
+    ttl: float
+    name: str
+    owner: str
+    value: str
+
+
+def _labels(rows: list[tuple[bytes | None, ...]]) -> list[_Label]:
+    """Return the labels of waiters, from the comments in their statements."""
     found = []
     for (info,) in rows:
         words = decode(info).partition("/* ")[2].split()
-        if len(words) >= 5 and words[0] == sql.LABEL:
-            owner = "" if words[4] == "-" else bytes.fromhex(words[4]).decode(errors="replace")
-            found.append((words[1], words[2], bytes.fromhex(words[3]).decode(errors="replace"), owner))
+        if len(words) >= 6 and words[0] == sql.LABEL:
+            texts = ["" if word == "-" else bytes.fromhex(word).decode(errors="replace") for word in words[3:6]]
+            found.append(_Label(words[1], float(words[2]), *texts))
     return found
 
 
 def _holder(row: tuple[bytes | None, ...]) -> Holder:
     """Return a row of `statements.holders` as a Holder."""
-    _, _, owner, ttl, token, idle, held = row
+    _, owner, value, ttl, token, idle, held = row
     left = max(0.0, float(ttl or 0) - float(idle or 0))
-    return Holder(decode(owner), int(token or 0), left, held_for=max(0.0, float(held or 0)))
+    return Holder(decode(owner), int(token or 0), left, held_for=max(0.0, float(held or 0)), value=decode(value))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.clock import NO_DEADLINE, Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, time_to_answer
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql import statements as sql
@@ -266,7 +266,7 @@ class MySQLPool:
         connection = await self.get(deadline=deadline)
         while True:
             try:
-                return await self.request(connection, statements, time_to_answer(deadline, timeout), check=check)
+                return await self.request(connection, statements, deadline.at_most(timeout), check=check)
             except OutcomeUnknown:
                 if connection.open or not (connection.reused and repeat):
                     raise

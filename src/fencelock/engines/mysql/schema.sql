@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS fencelock_holders (
   space CHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   name VARBINARY(1024) NOT NULL,
   owner VARBINARY(1024) NOT NULL,
+  value VARBINARY(1024) NOT NULL,
   ttl INT NOT NULL,
   granted TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
   UNIQUE KEY by_connection (connection),
@@ -37,4 +38,4 @@ CREATE TABLE IF NOT EXISTS fencelock_records (
 ) ENGINE=InnoDB;
 
 -- Last: a client that finds this row also finds all tables.
-INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 2, 0);
+INSERT IGNORE INTO fencelock_layout (id, version, reserved) VALUES (1, 3, 0);

@@ -8,7 +8,6 @@ from typing import Any
 
 from fencelock.core import dedicated
 from fencelock.core.clock import NO_DEADLINE, Deadline
-from fencelock.core.engine import time_to_answer
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, Reply
@@ -73,9 +72,9 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         self._runtime = runtime
         self._pool = pool
 
-    def enqueue(self, session: MySQLSession, timeout: float | None) -> None:
+    def enqueue(self, session: MySQLSession, deadline: Deadline) -> None:
         """Send a GET_LOCK that waits for as long as the caller does."""
-        seconds = MAX_LOCK_WAIT if timeout is None else min(MAX_LOCK_WAIT, ceil(timeout) + 1)
+        seconds = ceil(deadline.at_most(MAX_LOCK_WAIT))
         session.stage = Stage.WAITING
         session.sent_at = session.checked_at = self._runtime.now()
         session.replies = session.connection.send(session.statements.wait_for_lock(seconds))
@@ -101,7 +100,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         if not isinstance(minted, Ok) or not minted.affected:
             return 0
         try:
-            await self._pool.reserve(session.connection, minted.insert_id, session.patience)
+            await self._pool.reserve(session.connection, minted.insert_id, session.reply_timeout)
         except OutcomeUnknown:
             raise
         except EngineUnavailable:
@@ -114,13 +113,10 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         """Ask the server whether the session still holds its lock, which restarts its ttl; None if it does not."""
         sent_at = self._runtime.now()
         replies = session.connection.send([sql.lock_holder(session.key)])
-        timeout = time_to_answer(deadline, session.patience)
+        timeout = deadline.at_most(session.reply_timeout)
         if not await session.connection.receive(replies, timeout) and session.connection.open:
             raise OutcomeUnknown(f"{self._pool.address}: no reply within {timeout:.3g} s")
-        if self.is_held(session, replies[0]):
-            return session.grant(sent_at)
-        await self.end(session, deadline)
-        return None
+        return session.grant(sent_at) if self.is_held(session, replies[0]) else None
 
     def is_held(self, session: MySQLSession, reply: Reply) -> bool:
         """Return whether a reply to `lock_holder` names this session, and not one that a proxy has opened for us."""
@@ -151,7 +147,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
     async def _request(self, session: MySQLSession, statement: str, deadline: Deadline) -> Any:
         """Return the reply to a statement, or NO_REPLY."""
         (reply,) = session.connection.send([statement])
-        await session.connection.receive([reply], time_to_answer(deadline, session.patience))
+        await session.connection.receive([reply], deadline.at_most(session.reply_timeout))
         return reply.value
 
     def finish(self, session: MySQLSession) -> None:
@@ -166,6 +162,6 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
 
     async def end(self, session: MySQLSession, deadline: Deadline = NO_DEADLINE) -> None:
         """End a session on the server, and with it whatever it holds or waits for. Raises OutcomeUnknown."""
-        await self._pool.end_session(session.connection, session.patience, deadline)
+        await self._pool.end_session(session.connection, session.reply_timeout, deadline)
         if self.is_current(session):
             del self[session.claim.id]

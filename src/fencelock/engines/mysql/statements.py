@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fencelock.model import Claim
 
-LAYOUT = 2
+LAYOUT = 3
 RESERVED_AHEAD = 1_000_000
 """Tokens that are reserved at a time: one second of the clock (in µs), at which the counter starts after a restart."""
 LABEL = "fencelock-waiter"
@@ -29,7 +29,7 @@ VERSION = "SELECT version, reserved FROM fencelock_layout WHERE id = 1"
 SERVER_ID = "CONCAT(@@hostname, ':', @@port, ':', @@server_id)"
 """Identifies the server: a promoted replica has the rows of its former primary, perhaps not the last ones."""
 FIRST_TOKEN = f"SELECT token FROM fencelock_holders WHERE connection = 0 AND owner = {SERVER_ID}"
-COLUMNS = "(connection, lock_key, space, name, owner, ttl)"
+COLUMNS = "(connection, lock_key, space, name, owner, value, ttl)"
 HOST = "SELECT HOST FROM information_schema.PROCESSLIST WHERE ID = CONNECTION_ID()"
 MYSQL_HOST = f"SELECT COALESCE((SELECT HOST FROM performance_schema.processlist WHERE ID = CONNECTION_ID()), ({HOST}))"
 """The same from the performance schema, if that is on: MySQL's PROCESSLIST reads all sessions to find one."""
@@ -127,28 +127,29 @@ class LockStatements(NamedTuple):
 
         A statement that waits must not open a table: it would block a backup, and every writer behind that.
         """
-        name, owner = self._hex()
-        label = f"/* {LABEL} {self.space} {self.ttl} {name} {owner or '-'} */"
+        texts = " ".join(text or "-" for text in self._hex())
+        label = f"/* {LABEL} {self.space} {self.ttl} {texts} */"
         held = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
         return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(held)]
 
     def _mint(self, condition: str) -> str:
         """Insert the holder's row if the condition holds; its AUTO_INCREMENT number is the token."""
-        name, owner = self._hex()
+        texts = ", ".join(f"X'{text}'" for text in self._hex())
         return (
-            f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', X'{name}', "
-            f"X'{owner}', {self.ttl} FROM DUAL WHERE {condition}"
+            f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', {texts}, "
+            f"{self.ttl} FROM DUAL WHERE {condition}"
         )
 
-    def _hex(self) -> tuple[str, str]:
-        return self.claim.name.encode().hex(), self.claim.owner.encode().hex()
+    def _hex(self) -> list[str]:
+        """Return name, owner and value in hexadecimal, so that no character of them is parsed."""
+        return [text.encode().hex() for text in (self.claim.name, self.claim.owner, self.claim.value)]
 
 
 def start_tokens(reserved: int) -> str:
     """Raise the token counter to the clock and above every reserved token; it never goes back."""
     return (
         f"REPLACE INTO fencelock_holders (token, {COLUMNS[1:]} "
-        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {SERVER_ID}, 0)"
+        f"VALUES (GREATEST({CLOCK}, {reserved}), 0, '', '', '', {SERVER_ID}, '', 0)"
     )
 
 
@@ -158,7 +159,7 @@ def reserve_tokens(token: int) -> str:
 
 
 SKIP_TOKEN = (
-    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '-', '', '', '', 0)",
+    f"REPLACE INTO fencelock_holders {COLUMNS} VALUES (CONNECTION_ID(), '-', '', '', '', '', 0)",
     "DELETE FROM fencelock_holders WHERE connection = CONNECTION_ID()",
 )
 """Mint a token that nobody gets."""
@@ -236,14 +237,14 @@ def holders(condition: str, *, mariadb: bool) -> str:
     idle = "p.TIME_MS / 1000" if mariadb else "p.TIME"
     held = "TIMESTAMPDIFF(MICROSECOND, h.granted, NOW(6)) / 1000000"
     return (
-        f"SELECT h.connection, h.name, h.owner, h.ttl, h.token, {idle}, {held} FROM fencelock_holders h "
+        f"SELECT h.name, h.owner, h.value, h.ttl, h.token, {idle}, {held} FROM fencelock_holders h "
         "LEFT JOIN information_schema.PROCESSLIST p ON p.ID = h.connection "
         f"WHERE {condition} AND IS_USED_LOCK(h.lock_key) = h.connection"
     )
 
 
 def waiters(key: str | None, *, mariadb: bool) -> str:
-    """Find the statements of waiters, oldest first; a comment in each tells name, owner and ttl."""
+    """Find the statements of waiters, oldest first; a comment in each contains namespace, ttl, name, owner and value."""
     order = "QUERY_ID" if mariadb else "TIME DESC, ID"
     wanted = f"SELECT GET_LOCK('{key or ''}%".replace("'", "''").replace("_", "\\_")
     return (

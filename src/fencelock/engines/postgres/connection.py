@@ -14,7 +14,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
 from fencelock.core.clock import NO_DEADLINE, Deadline
-from fencelock.core.engine import time_to_answer
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.fork import silence
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.errors import (
@@ -57,9 +57,9 @@ class PostgresConnection:
         "_seen",
         "_socket",
         "direct",
+        "label",
         "last_used",
         "open",
-        "owner",
         "pending",
         "pid",
         "registered",
@@ -83,8 +83,8 @@ class PostgresConnection:
         self.pending = False
         """Whether a reply of the server is still to be read."""
         self.last_used = runtime.now()
-        self.owner: str | None = None
-        """The owner label that this session last registered."""
+        self.label: tuple[str, str] | None = None
+        """The owner and the value that this session last registered."""
         self.registered: dict[int, float] = {}
         """The advisory keys that this session registered, and when."""
 
@@ -102,16 +102,16 @@ class PostgresConnection:
         """The server process according to the login. A pooler reports another number than the process behind it has."""
         return self._pgconn.backend_pid
 
-    def is_registered(self, owner: str, key: int) -> bool:
-        """Return whether this session registered this owner and this key within the last day."""
+    def is_registered(self, label: tuple[str, str], key: int) -> bool:
+        """Return whether this session registered this label last, and this key within the last day."""
         when = self.registered.get(key)
-        return self.owner == owner and when is not None and self._runtime.now() - when < REGISTERED_SECONDS
+        return self.label == label and when is not None and self._runtime.now() - when < REGISTERED_SECONDS
 
-    def set_registered(self, owner: str, key: int) -> None:
-        """Remember that this session registered the owner and the key."""
+    def set_registered(self, label: tuple[str, str], key: int) -> None:
+        """Remember that this session registered the label and the key."""
         if len(self.registered) >= MAX_REGISTERED:
             self.registered.clear()
-        self.owner = owner
+        self.label = label
         self.registered[key] = self._runtime.now()
 
     def setting(self, name: str) -> str:
@@ -148,9 +148,10 @@ class PostgresConnection:
     ) -> list[Row]:
         """Run a statement and return its rows; raise ServerError, or OutcomeUnknown as `read_reply` does."""
         if statement.name not in self._prepared:
-            deadline = Deadline(self._runtime.now, timeout)
+            until = self._runtime.now() + timeout
             await self.prepare(statement, timeout, keep=keep)
-            timeout = time_to_answer(deadline, timeout)  # this process may have been stopped meanwhile
+            # This process may have been stopped meanwhile: the server gets its time in any case.
+            timeout = max(until - self._runtime.now(), min(timeout, MIN_REPLY_TIMEOUT))
         self.send(statement, params)
         return await self.read_reply(timeout, keep=keep)
 

@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import NO_DEADLINE, Deadline
-from fencelock.core.engine import time_to_answer
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.postgres.connection import LoginRefused, Param, PostgresConnection, Row, Statement, connect
@@ -122,7 +121,7 @@ class PostgresPool:
             connection = await self.checkout(timeout, urgent=urgent, deadline=deadline)
             sent = self._runtime.now()
             try:
-                return sent, await connection.request(statement, params, time_to_answer(deadline, timeout))
+                return sent, await connection.request(statement, params, deadline.at_most(timeout))
             except ServerError as error:
                 tries -= 1
                 if error.state in MISSING or error.state == UNKNOWN_STATEMENT:

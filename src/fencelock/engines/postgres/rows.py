@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, limit_of, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Runtime
-from fencelock.engines.postgres.connection import Row, Statement
+from fencelock.engines.postgres.connection import Statement
 from fencelock.engines.postgres.listener import Listener
 from fencelock.engines.postgres.pool import PostgresPool
+from fencelock.engines.postgres.rates import PostgresRates
 from fencelock.engines.postgres.records import PostgresRecords
+from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
 from fencelock.engines.postgres.url import PostgresUrl
-from fencelock.errors import LimitMismatch
-from fencelock.model import Claim, Grant, Holder, Renewal, Snapshot, TokenGuarantee, Traits, Waiter, Waiting, held_for
+from fencelock.errors import EngineUnavailable, NotHeld
+from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
 SHORTEST_REPLY_TIMEOUT = 0.5
 POLL_FIRST, POLL_OTHERS = 0.05, 0.25
-"""Seconds between two polls of a waiter behind a pooler, which cannot be notified: the first in the queue, and others."""
+"""Seconds between two polls of a waiter without a listener, as behind a pooler: the first in the queue, and others."""
 
-ATTEMPT = Statement("fl_attempt", "SELECT * FROM fencelock.attempt($1, $2, $3, $4, $5, $6, $7, $8)")
+ATTEMPT = Statement("fl_attempt", "SELECT * FROM fencelock.attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)")
 RELEASE = Statement("fl_release", "SELECT fencelock.release($1, $2, $3)")
 ABANDON = Statement("fl_abandon", "SELECT fencelock.abandon($1, $2, $3, $4)")
 RENEW = Statement("fl_renew", "SELECT fencelock.renew($1, $2)")
+DOWNGRADE = Statement("fl_downgrade", "SELECT fencelock.downgrade($1, $2, $3)")
 GRANTED_TOKEN = Statement("fl_granted_token", "SELECT fencelock.granted_token($1)")
 INSPECT = Statement(
     "fl_inspect", "SELECT *, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.inspect($1, $2)"
@@ -51,6 +55,7 @@ class RowsEngine:
         self._namespace = namespace
         self._pool = PostgresPool(runtime, source)
         self.records = PostgresRecords(self._pool, namespace)
+        self.rates = PostgresRates(self._pool, namespace)
         self._listener = Listener(runtime, self._pool)
         self._attempt_numbers = count(1)
 
@@ -59,74 +64,57 @@ class RowsEngine:
         """What the engine promises with the server's settings."""
         return TRAITS.weakened(self._pool.weakness)
 
-    async def learn_traits(self, patience: float | None) -> None:
+    async def learn_traits(self, deadline: Deadline) -> None:
         """Connect, unless this client was connected before, to read the server's settings."""
-        await self._pool.learn_settings(limit_of(self._runtime.now, patience, met=False))
+        await self._pool.learn_settings(deadline)
 
     # ------------------------------------------------------------------ acquiring and releasing
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        """Take the lock, or enqueue the claim."""
-        name, ttl, owner, shared, permits, id = claim
-        deadline = limit_of(self._runtime.now, patience, met=self._pool.connected)
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
+        """Take the lock, or enqueue the claim; both restart the ttl of a claim that is there already."""
         attempt_no = next(self._attempt_numbers)
-        notify = None
-        if queue:
-            channel = self._listener.channel
-            notify = "" if channel is None else f"{channel}:{attempt_no}"
-            if channel is not None:
-                self._listener.enqueue(id, attempt_no)
-        if not notify and id in self._listener.queued:
-            self._listener.dequeue(id)  # this attempt removes the channel: no notification will come
-        stop_listening = True
+        channel = self._listener.channel if enqueue else None
+        notify = f"{channel}:{attempt_no}" if channel else "" if enqueue else None
+        if channel:
+            self._listener.enqueue(claim.id, attempt_no)
+        else:
+            self._listener.dequeue(claim.id)  # this attempt removes the channel: no notification will come
+        listening = False
         try:
-            params = (self._namespace, name, id, ttl, shared, permits, owner, notify)
-            timeout = reply_timeout(ttl, SHORTEST_REPLY_TIMEOUT, patience)
+            name, ttl, owner, _, limit, value, id = claim
+            params = (self._namespace, name, id, ttl, claim.shared, limit, owner, encode_value(value), notify)
+            timeout = reply_timeout(ttl, SHORTEST_REPLY_TIMEOUT)
             sent, rows = await self._pool.run_once(ATTEMPT, params, timeout, deadline=deadline)
-            ((token, retry_in, conflict, first),) = rows
-            stop_listening = token is not None or conflict is not None
+            ((token, retry_in, first),) = rows
+            listening = token is None
         finally:
-            if stop_listening:
-                self._listener.dequeue(id)
-        if conflict is not None:
-            how = "for any number of readers" if conflict == b"s" else f"with {conflict.decode()} permits"
-            raise LimitMismatch(f"{name!r}: others use it {how}", name)
+            if not listening:
+                self._listener.dequeue(claim.id)
         if token is not None:
             return Grant(claim, int(token), sent)
         return Waiting(claim, sent, None if retry_in is None else float(retry_in), first == b"t")
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait for the notification, then attempt again."""
-        claim = waiting.claim
-        listener = self._listener
-        until = None if patience is None else self._runtime.now() + patience
-        deadline = limit_of(self._runtime.now, patience)
-        if waiting.retry_in is not None:
-            timeout = min(timeout, waiting.retry_in)
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
+        """Wait for the notification, which contains the token."""
+        claim, listener, until = waiting.claim, self._listener, self._runtime.now() + timeout
         queued = listener.queued.get(claim.id)
         if queued is None:
             # Nobody listened when the claim was enqueued: the next attempt stores the channel.
-            await listener.open(timeout, deadline)
-            if listener.behind_pooler:
-                grant = await self._poll(waiting, timeout, deadline)
-                if grant is not None:
-                    return grant
-        else:
-            try:
-                await queued.woken.wait(timeout)
-            except BaseException:
-                listener.dequeue(claim.id)
-                raise
-            if queued.token is not None:
-                listener.dequeue(claim.id)
-                return Grant(claim, queued.token, waiting.since)
-        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
+            deadline = Deadline(self._runtime.now, timeout + MIN_REPLY_TIMEOUT)
+            with suppress(EngineUnavailable):  # there may be no other connection
+                await listener.open(timeout, deadline)
+            return None if listener.channel is not None else await self._poll(waiting, until, deadline)
+        await queued.woken.wait(timeout)
+        if queued.token is None:
+            return None
+        listener.dequeue(claim.id)
+        return Grant(claim, queued.token, waiting.since)
 
-    async def _poll(self, waiting: Waiting, timeout: float, deadline: Deadline) -> Grant | None:
-        """Ask repeatedly whether the claim was granted; return None after the timeout."""
+    async def _poll(self, waiting: Waiting, until: float, deadline: Deadline) -> Grant | None:
+        """Read repeatedly whether the claim was granted; return None when the time is over."""
         claim = waiting.claim
-        until = self._runtime.now() + timeout
-        pause = POLL_FIRST if waiting.handle else POLL_OTHERS
+        is_first = waiting.engine_state
+        pause = POLL_FIRST if is_first else POLL_OTHERS
         while (left := until - self._runtime.now()) > 0:
             await self._runtime.sleep(min(left, pause * (0.5 + self._runtime.random())))
             reply_seconds = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
@@ -139,8 +127,8 @@ class RowsEngine:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
         self._listener.dequeue(claim.id)
         params = (self._namespace, claim.name, claim.id, claim.ttl)
-        timeout = min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT))
-        await self._pool.run(ABANDON, params, timeout, deadline=limit_of(self._runtime.now, 0.0))
+        deadline = Deadline(self._runtime.now, MIN_REPLY_TIMEOUT)
+        await self._pool.run(ABANDON, params, MIN_REPLY_TIMEOUT, deadline=deadline)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all grants in one statement."""
@@ -159,37 +147,26 @@ class RowsEngine:
         _, rows = await self._pool.run_once(RELEASE, (self._namespace, claim.name, claim.id), timeout)
         return rows == [(b"t",)]
 
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn the exclusive claim into a reader in its place, and grant the lock to the readers directly behind it."""
+        claim, now = grant.claim, self._runtime.now()
+        timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
+        rows = await self._pool.run(DOWNGRADE, (self._namespace, claim.name, claim.id), timeout)
+        if rows != [(b"t",)]:
+            raise NotHeld(f"{claim.name!r} is no longer held under the token {grant.token}", claim.name)
+        return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=now)
+
     # ------------------------------------------------------------------ inspecting and closing
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
-        rows = await self._pool.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT)
-        return Snapshot(
-            name,
-            tuple(
-                Holder(
-                    _text(owner),
-                    int(token),
-                    float(left or 0),
-                    shared == b"t",
-                    None if limit is None else int(limit),
-                    held_for(int(token), float(clock or 0)),
-                )
-                for owner, token, left, shared, limit, clock in rows
-                if token is not None
-            ),
-            tuple(
-                Waiter(_text(owner), float(left or 0), shared == b"t", None if limit is None else int(limit))
-                for owner, token, left, shared, limit, _ in rows
-                if token is None
-            ),
-        )
+        return read_snapshot(name, await self._pool.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that were in use at the time of the call."""
-        rows: list[Row] = await self._pool.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
+        rows = await self._pool.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
         for (name,) in rows:
-            yield _text(name)
+            yield decode_text(name)
 
     async def force_release(self, name: str) -> int:
         """Drop the holders; return how many. It runs once: a second run would drop the next holder."""
@@ -212,7 +189,3 @@ class RowsEngine:
         if child:
             self._listener.detach_after_fork()
             self._pool.detach_after_fork()
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode(errors="replace")

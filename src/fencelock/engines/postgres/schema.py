@@ -12,7 +12,7 @@ from fencelock.engines.postgres.errors import MISSING, RETRYABLE, ServerError, t
 from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.errors import EngineUnavailable
 
-LAYOUT = 1
+LAYOUT = 2
 APPLY_TIMEOUT = 60.0
 MAX_TRIES = 20
 """How often a handshake runs that fails because of others', as happens if the default isolation is serializable."""
@@ -45,7 +45,7 @@ def script(advisory: bool = True) -> str:
     READ COMMITTED lets it see what concurrent runs committed while it waited for them.
     """
     folder = files("fencelock.engines.postgres") / "sql"
-    parts = ("tables", "mint", "rows", "records", *(("advisory",) if advisory else ()), "version")
+    parts = ("tables", "mint", "rows", "records", "rates", *(("advisory",) if advisory else ()), "version")
     text = "\n".join((folder / f"{part}.sql").read_text("utf-8") for part in parts)
     return f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{text}COMMIT;\n"
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from fencelock.core.clock import NO_DEADLINE, Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, limit_of, reply_timeout
+from fencelock.core.clock import Deadline
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import MAX_REGISTERED, PostgresConnection
 from fencelock.engines.postgres.errors import ServerError, translate
 from fencelock.engines.postgres.pool import PostgresPool
+from fencelock.engines.postgres.rates import PostgresRates
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.schema import ADVISORY_SINCE
+from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
 from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.engines.postgres_advisory import statements as sql
-from fencelock.engines.postgres_advisory.inspect import Inspector
 from fencelock.engines.postgres_advisory.session import SHORTEST_REPLY_TIMEOUT, AdvisorySession
 from fencelock.engines.postgres_advisory.sessions import AdvisorySessions
-from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, OutcomeUnknown
-from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, NotHeld, OutcomeUnknown
+from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
     engine="postgresql+advisory",
@@ -35,8 +36,8 @@ TRAITS = Traits(
 )
 
 ABANDONED_PAUSE = 0.05
-CHECK_SECONDS = 5.0
-"""How often, at most, a waiter checks that the server still has its session: a dead connection is not always reported."""
+ENQUEUE_SECONDS = 5.0
+"""How long a session that has just sent LOCK_WAIT may be missing in pg_locks."""
 
 
 class AdvisoryEngine:
@@ -47,8 +48,8 @@ class AdvisoryEngine:
         self._namespace = namespace
         self._pool = PostgresPool(runtime, url, self._begin_session)
         self.records = PostgresRecords(self._pool, namespace)
+        self.rates = PostgresRates(self._pool, namespace)
         self._sessions = AdvisorySessions(runtime, self._pool)
-        self._inspector = Inspector(self._pool, namespace)
         self._abandoned: dict[str, None] = {}
         """Claims that were abandoned while another caller still waited for them."""
         self._contended: set[int] = set()
@@ -59,13 +60,13 @@ class AdvisoryEngine:
         """What the engine promises with the server's settings."""
         return TRAITS.weakened(self._pool.weakness)
 
-    async def learn_traits(self, patience: float | None) -> None:
+    async def learn_traits(self, deadline: Deadline) -> None:
         """Connect, unless this client was connected before, to read the server's settings."""
-        await self._pool.learn_settings(limit_of(self._runtime.now, patience, met=False))
+        await self._pool.learn_settings(deadline)
 
     # ------------------------------------------------------------------ acquiring
 
-    async def attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
+    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Try to take the lock; if it is held, make the server's session wait for it."""
         if claim.limit is not None:
             raise GuaranteeUnavailable(
@@ -74,10 +75,9 @@ class AdvisoryEngine:
         if claim.id in self._abandoned:
             self._pool.check_open()
             return Waiting(claim, self._runtime.now())
-        deadline = limit_of(self._runtime.now, patience, met=self._pool.connected)
         session = self._sessions.get(claim.id)
         if session is not None:
-            outcome = await self._attempt_again(session, queue, patience)
+            outcome = await self._attempt_again(session, enqueue, deadline)
             if outcome is not None:
                 return outcome
         if len(self._sessions) >= self._sessions.sweep_at:
@@ -87,26 +87,26 @@ class AdvisoryEngine:
         session = self._sessions[claim.id] = AdvisorySession(self._runtime, claim, key, connection)
         session.try_take()
         try:
-            timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT, patience)
-            return await self._first_attempt(session, queue, timeout)
+            return await self._first_attempt(session, enqueue, deadline.at_most(session.reply_timeout))
         finally:
             session.give()
 
-    async def _first_attempt(self, session: AdvisorySession, queue: bool, timeout: float) -> Grant | Waiting:
+    async def _first_attempt(self, session: AdvisorySession, enqueue: bool, timeout: float) -> Grant | Waiting:
         claim, connection = session.claim, session.connection
         sent = session.sent = self._runtime.now()
+        label = (claim.owner, encode_value(claim.value))
         try:
-            if not connection.is_registered(claim.owner, session.key):
-                params = (session.key, self._namespace, claim.name, claim.owner)
+            if not connection.is_registered(label, session.key):
+                params = (session.key, self._namespace, claim.name, *label)
                 await connection.request(sql.REGISTER, params, timeout, keep=True)
-                connection.set_registered(claim.owner, session.key)
+                connection.set_registered(label, session.key)
                 sent = session.sent = self._runtime.now()
             # With `keep`, `abandon` can read the reply after an interrupt: a new session would cost more.
             token = None
-            if not queue or session.key not in self._contended:
-                lock_params = (session.key, sql.ms(claim.ttl), claim.shared, queue)
+            if not enqueue or session.key not in self._contended:
+                lock_params = (session.key, sql.ms(claim.ttl), claim.shared, enqueue)
                 ((token, _),) = await connection.request(sql.TRY_LOCK, lock_params, timeout, keep=True)
-            if token is None and queue:
+            if token is None and enqueue:
                 await connection.prepare(sql.LOCK_WAIT, timeout, keep=True)
         except ServerError as error:
             self._sessions.drop(session)
@@ -120,7 +120,7 @@ class AdvisoryEngine:
         if token is not None:
             session.token = int(token)
             return Grant(claim, session.token, sent)
-        if queue:
+        if enqueue:
             if len(self._contended) >= MAX_REGISTERED:
                 self._contended.clear()
             self._contended.add(session.key)
@@ -132,77 +132,75 @@ class AdvisoryEngine:
         return Waiting(claim, sent)
 
     async def _attempt_again(
-        self, session: AdvisorySession, queue: bool, patience: float | None
+        self, session: AdvisorySession, enqueue: bool, deadline: Deadline
     ) -> Grant | Waiting | None:
-        """Repeat an attempt on the claim's own session; return None if the session has ended."""
+        """Find the result of an earlier attempt on the claim's own session; return None if the session has ended."""
         claim = session.claim
-        deadline = limit_of(self._runtime.now, patience)
-        timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT, patience)
+        timeout = deadline.at_most(session.reply_timeout)
         if not await session.take(timeout):
             raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}")
         try:
             if not self._sessions.is_current(session):
                 return None
             if session.token is None:
-                sent = self._runtime.now()
-                rows = await self._pool.run(sql.GRANTED, (session.connection.pid,), timeout, deadline=deadline)
-                grant = await self._read_grant(session, timeout if rows == [(b"t",)] else 0.0)
-                if grant is None and not queue:
-                    await self._sessions.withdraw(session, deadline)
-                return grant or Waiting(claim, sent)
+                return await self._check_queued(session, enqueue, deadline)
             sent = self._runtime.now()
             self._sessions.send_ping(session)
             if await self._sessions.read_ping(session, sent + timeout) is Renewal.RENEWED:
                 session.sent = sent
                 return Grant(claim, session.token, sent)
         except OutcomeUnknown:
-            pass
+            pass  # the server ended the session, and the claim with it
         finally:
             session.give()
         self._sessions.drop(session)
         return None
 
+    async def _check_queued(
+        self, session: AdvisorySession, enqueue: bool, deadline: Deadline
+    ) -> Grant | Waiting | None:
+        """Return the grant if the server has granted the lock; return None if it no longer has the session.
+
+        The server is asked over another connection: a dead connection is not always reported.
+        """
+        claim, now = session.claim, self._runtime.now()
+        timeout = deadline.at_most(session.reply_timeout)
+        granted: bytes | None = b"f"
+        with suppress(EngineUnavailable):  # there may be no other connection, which says nothing about this session
+            ((granted,),) = await self._pool.run(sql.GRANTED, (session.connection.pid,), timeout, deadline=deadline)
+        grant = await self._read_grant(session, timeout if granted == b"t" else 0.0)
+        if grant is not None:
+            return grant
+        if granted is None and now - session.sent > ENQUEUE_SECONDS:
+            self._sessions.drop(session)
+            return None
+        if not enqueue:
+            await self._sessions.withdraw(session, deadline)
+        return Waiting(claim, now)
+
     # ------------------------------------------------------------------ waiting
 
-    async def wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
+    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait for the reply to LOCK_WAIT; the session stays in the server's queue after the timeout."""
-        claim = waiting.claim
-        until = None if patience is None else self._runtime.now() + patience
+        claim, until = waiting.claim, self._runtime.now() + timeout
         if claim.id in self._abandoned:
             await self._runtime.sleep(min(timeout, ABANDONED_PAUSE))
+            return None
         session = self._sessions.get(claim.id)
-        if session is not None and session.token is None and await session.take(timeout):
-            try:
-                if self._sessions.is_current(session):
-                    grant = await self._read_grant(session, timeout, limit_of(self._runtime.now, patience))
-                    # Bound the check even for a caller without a timeout: a hung server must not delay it for ever.
-                    left = session.patience if until is None else until - self._runtime.now()
-                    if grant is not None or await self._is_enqueued(session, limit_of(self._runtime.now, left)):
-                        return grant or waiting
-                    self._sessions.drop(session)
-            except OutcomeUnknown:
-                self._sessions.drop(session)  # the server ended the session and with it the claim: enqueue again
-            finally:
-                session.give()
-        return await self.attempt(claim, queue=True, patience=None if until is None else until - self._runtime.now())
-
-    async def _is_enqueued(self, session: AdvisorySession, deadline: Deadline) -> bool:
-        """Return whether the server still has the session, as far as is known; ask only now and then."""
-        claim, now = session.claim, self._runtime.now()
-        if now - session.checked_at < max(CHECK_SECONDS, claim.ttl / 3) or claim.id in self._abandoned:
-            return True
+        if session is None or session.token is not None or not await session.take(timeout):
+            return None
         try:
-            timeout = deadline.at_most(session.patience)
-            rows = await self._pool.run(sql.GRANTED, (session.connection.pid,), timeout, deadline=deadline)
-        except EngineUnavailable:
-            return True  # there may be no other connection, which says nothing about this session
-        session.checked_at = now
-        return rows != [(None,)]
+            if not self._sessions.is_current(session):
+                return None
+            return await self._read_grant(session, until - self._runtime.now())
+        except OutcomeUnknown:
+            self._sessions.drop(session)  # the server ended the session, and the claim with it: enqueue again
+            return None
+        finally:
+            session.give()
 
-    async def _read_grant(
-        self, session: AdvisorySession, timeout: float, deadline: Deadline = NO_DEADLINE
-    ) -> Grant | None:
-        """Wait for the reply to LOCK_WAIT; return None if it is still pending."""
+    async def _read_grant(self, session: AdvisorySession, timeout: float) -> Grant | None:
+        """Wait for the reply to LOCK_WAIT; return None if it is still pending. Raise OutcomeUnknown if the session ended."""
         connection, claim = session.connection, session.claim
         try:
             ((token, waited),) = await connection.read_reply(timeout, keep=True)
@@ -212,7 +210,7 @@ class AdvisoryEngine:
             if self._runtime.now() - session.sent > claim.ttl / 3:
                 # The ttl runs since the server granted the lock, at an unknown time: check that the session still lives.
                 session.sent = self._runtime.now()
-                await connection.request(sql.PING, (), deadline.at_most(session.patience))
+                await connection.request(sql.PING, (), MIN_REPLY_TIMEOUT, keep=True)
         except OutcomeUnknown:
             if connection.open:
                 return None
@@ -226,17 +224,18 @@ class AdvisoryEngine:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave the server's queue, or release the lock, and terminate sessions that may still get it. Safe to repeat."""
-        deadline = limit_of(self._runtime.now, 0.0)
+        deadline = Deadline(self._runtime.now, MIN_REPLY_TIMEOUT)
         session = self._sessions.get(claim.id)
         if session is not None:
-            timeout = deadline.at_most(session.patience)
             if session.try_take():
                 session.give()
             else:
                 # Another caller waits on the session while the client closes: cancel its statement.
                 self._abandoned[claim.id] = None
-                await self._pool.run(sql.CANCEL, (session.connection.pid,), timeout, deadline=deadline)
-            if await session.take(deadline.at_most(session.patience)):
+                await self._pool.run(
+                    sql.CANCEL, (session.connection.pid,), deadline.at_most(session.reply_timeout), deadline=deadline
+                )
+            if await session.take(deadline.at_most(session.reply_timeout)):
                 try:
                     if self._sessions.is_current(session):
                         await self._sessions.withdraw(session, deadline)
@@ -284,7 +283,7 @@ class AdvisoryEngine:
 
         A firewall that dropped a connection swallows the pings, and the server's message that it ended the session.
         """
-        timeout = min(session.patience for session in sessions)
+        timeout = min(session.reply_timeout for session in sessions)
         pids = ",".join(str(session.connection.pid) for session in sessions)
         with suppress(FencelockError):  # nothing is known; the next renewal checks again
             deadline = Deadline(self._runtime.now, timeout)
@@ -299,7 +298,7 @@ class AdvisoryEngine:
         session = self._sessions.get(claim.id)
         if session is None or session.token is None:
             return False
-        if not await session.take(session.patience):
+        if not await session.take(session.reply_timeout):
             raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}", claim.name)
         try:
             if not self._sessions.is_current(session):
@@ -308,20 +307,55 @@ class AdvisoryEngine:
         finally:
             session.give()
 
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Take the lock in shared mode and release the exclusive one, in one statement on the session."""
+        claim, sent = grant.claim, self._runtime.now()
+        session = self._sessions.get(claim.id)
+        if session is None or session.token is None:
+            raise self._not_held(grant)
+        if not await session.take(session.reply_timeout):
+            raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}", claim.name)
+        try:
+            if not self._sessions.is_current(session):
+                raise self._not_held(grant)
+            connection = session.connection
+            if connection.pending:
+                await connection.read_reply(session.reply_timeout, keep=True)  # of a ping or an earlier downgrade
+            rows = await connection.request(sql.DOWNGRADE, (session.key,), session.reply_timeout, keep=True)
+        except ServerError as error:
+            raise translate(error, self._pool.address) from error
+        except OutcomeUnknown:
+            if session.connection.open:
+                raise
+            rows = []  # the server ended the session, and the lock with it
+        finally:
+            session.give()
+        if rows != [(b"t",)]:
+            self._sessions.drop_ended(session)
+            raise self._not_held(grant)
+        return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=sent)
+
+    def _not_held(self, grant: Grant) -> NotHeld:
+        name = grant.claim.name
+        return NotHeld(f"{name!r} is no longer held under the token {grant.token}", name)
+
     # ------------------------------------------------------------------ inspecting and closing
 
     async def inspect(self, name: str) -> Snapshot:
-        """Return the holders and waiters of a name."""
-        return await self._inspector.inspect(name)
+        """Return the holders and waiters of a name, from the server's table of locks."""
+        rows = await self._pool.run(sql.INSPECT, (sql.key(self._namespace, name),), MAX_REPLY_TIMEOUT)
+        return read_snapshot(name, rows)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that were in use at the time of the call."""
-        for name in await self._inspector.names(prefix):
-            yield name
+        for (name,) in await self._pool.run(sql.NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT):
+            yield decode_text(name)
 
     async def force_release(self, name: str) -> int:
-        """Terminate the sessions of the holders; return how many."""
-        return await self._inspector.force_release(name)
+        """Terminate the sessions of the holders; return how many. It runs once: a second run would drop the next holder."""
+        key = sql.key(self._namespace, name)
+        _, ((dropped,),) = await self._pool.run_once(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT)
+        return int(dropped or 0)
 
     async def close(self) -> None:
         """Close all sessions; the server then releases their locks."""

@@ -13,7 +13,7 @@ SHORTEST_REPLY_TIMEOUT = 0.5
 class AdvisorySession(dedicated.DedicatedSession):
     """A claim's own session."""
 
-    __slots__ = ("checked_at", "connection", "enqueued", "key", "previous_pending", "sent", "token")
+    __slots__ = ("connection", "enqueued", "key", "previous_pending", "sent", "token")
 
     def __init__(self, runtime: Runtime, claim: Claim, key: int, connection: PostgresConnection) -> None:
         super().__init__(runtime, claim, SHORTEST_REPLY_TIMEOUT)
@@ -27,8 +27,6 @@ class AdvisorySession(dedicated.DedicatedSession):
         """Whether LOCK_WAIT was sent."""
         self.previous_pending = False
         """Whether the pending reply belongs to an earlier ping."""
-        self.checked_at = runtime.now()
-        """When another connection last checked that the server still has this session of a waiter."""
 
     def is_silent(self) -> bool:
         """Return whether it has a lock, and no reply is pending."""

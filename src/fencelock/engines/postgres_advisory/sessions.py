@@ -55,18 +55,16 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         return Renewal.LOST
 
     async def unlock(self, session: AdvisorySession) -> bool:
-        """Release the lock; the pool gets the connection back only if the server confirmed that."""
-        connection, claim = session.connection, session.claim
-        self.pop(claim.id, None)
+        """Release the lock, in whichever mode; the pool gets the connection back only if the server confirmed that."""
+        connection = session.connection
+        self.pop(session.claim.id, None)
         try:
             if connection.pending:
-                await connection.read_reply(session.patience)  # of a ping
+                await connection.read_reply(session.reply_timeout)  # of a ping or a downgrade
             if not connection.is_alive():
                 self._pool.drop(connection)
                 return False  # the session has ended, and the lock with it
-            statement = sql.UNLOCK_SHARED if claim.shared else sql.UNLOCK
-            params = (session.key, self._pool.default_idle_timeout)
-            rows = await connection.request(statement, params, session.patience)
+            await connection.request(sql.UNLOCK, (self._pool.default_idle_timeout,), session.reply_timeout)
         except ServerError as error:
             self._pool.drop(connection)
             raise translate(error, self._pool.address) from error
@@ -76,9 +74,6 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         except BaseException:
             self.orphan(session)  # the interrupted caller abandons the claim next, which terminates the session
             raise
-        if rows[0][0] != b"t":
-            self._pool.drop(connection)
-            return False
         self._pool.keep(connection)
         return True
 
@@ -96,7 +91,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
                     await connection.read_reply(SHORTEST_REPLY_TIMEOUT)
                 except ServerError:
                     pass  # the wait was cancelled; the server may have granted the lock nevertheless
-            await connection.request(sql.UNLOCK_ALL, (0, self._pool.default_idle_timeout), SHORTEST_REPLY_TIMEOUT)
+            await connection.request(sql.UNLOCK, (self._pool.default_idle_timeout,), SHORTEST_REPLY_TIMEOUT)
             self._pool.keep(connection)
         except (FencelockError, ServerError):
             self.orphan(session)

@@ -8,7 +8,7 @@ from math import ceil
 from fencelock.engines.postgres.connection import Statement
 
 BEGIN_SESSION = Statement("fl_begin_session", "SELECT fencelock.begin_session()")
-REGISTER = Statement("fl_register", "SELECT fencelock.register_session($1, $2, $3, $4)")
+REGISTER = Statement("fl_register", "SELECT fencelock.register_session($1, $2, $3, $4, $5)")
 # Plain SQL, which is faster than a function: this is half the cost of an uncontended lock. If the session gets the lock or is
 # about to wait for it ($4), it ends from then on when it is idle for the ttl. If a token is far behind the clock, as after a
 # restore, `fencelock.mint` draws another one.
@@ -22,10 +22,8 @@ TRY_LOCK = Statement(
     "THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS tried OFFSET 0) AS minted",
 )
 LOCK_WAIT = Statement("fl_lock_wait", "CALL fencelock.lock_wait($1, $2, $3, NULL, NULL)")
-_RESET_TTL = "set_config('idle_session_timeout', $2, false)"
-UNLOCK = Statement("fl_unlock", f"SELECT pg_advisory_unlock($1), {_RESET_TTL}")
-UNLOCK_SHARED = Statement("fl_unlock_shared", f"SELECT pg_advisory_unlock_shared($1), {_RESET_TTL}")
-UNLOCK_ALL = Statement("fl_unlock_all", f"SELECT $1::bigint, pg_advisory_unlock_all(), {_RESET_TTL}")
+UNLOCK = Statement("fl_unlock", "SELECT pg_advisory_unlock_all(), set_config('idle_session_timeout', $1, false)")
+DOWNGRADE = Statement("fl_downgrade", "SELECT fencelock.downgrade_session($1)")
 PING = Statement("fl_ping", "SELECT")
 CANCEL = Statement("fl_cancel", "SELECT pg_cancel_backend($1)")
 TERMINATE = Statement(
@@ -35,12 +33,11 @@ TERMINATE = Statement(
 GRANTED = Statement("fl_granted", "SELECT bool_and(granted) FROM pg_locks WHERE pid = $1 AND locktype = 'advisory'")
 INSPECT = Statement(
     "fl_sessions",
-    "SELECT owner, token, expires_in, shared, date_part('epoch', clock_timestamp()) * 1000000 FROM fencelock.sessions($1)",
+    "SELECT owner, token, expires_in, shared, NULL, value, date_part('epoch', clock_timestamp()) * 1000000 "
+    "FROM fencelock.sessions($1)",
 )
 HELD_LOCKS = Statement(
-    "fl_held_locks",
-    "SELECT pid, (classid::bigint << 32) | objid::bigint FROM pg_locks "
-    "WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = ANY ($1::integer[])",
+    "fl_held_locks", "SELECT pid, key FROM fencelock.advisory_locks() WHERE granted AND pid = ANY ($1::integer[])"
 )
 NAMES = Statement("fl_locked_names", "SELECT fencelock.locked_names($1, $2)")
 TERMINATE_HOLDERS = Statement("fl_terminate_holders", "SELECT fencelock.terminate_holders($1)")

@@ -52,8 +52,8 @@ BEGIN
   PERFORM fencelock.catch_up(), set_config('fencelock.handshake_done', 'yes', false);
   DELETE FROM fencelock.claim WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.claim WHERE expires < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
-  DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM fencelock.gone WHERE until < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
+  DELETE FROM fencelock.abandoned WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM fencelock.abandoned WHERE until < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.record WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.record WHERE ends < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.name WHERE ctid = ANY (ARRAY(

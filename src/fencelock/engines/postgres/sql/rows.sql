@@ -30,8 +30,9 @@ BEGIN
       UPDATE fencelock.claim SET token = minted, expires = at + make_interval(secs => entry.seconds)
         WHERE namespace = ns AND name = nm AND ticket = entry.ticket;
       admitted := admitted + 1;
-      IF entry.id <> me AND entry.seat <> '' THEN
-        PERFORM pg_notify(split_part(entry.seat, ':', 1), entry.id || ':' || minted || ':' || split_part(entry.seat, ':', 2));
+      IF entry.id <> me AND entry.channel <> '' THEN
+        PERFORM pg_notify(
+          split_part(entry.channel, ':', 1), entry.id || ':' || minted || ':' || split_part(entry.channel, ':', 2));
       END IF;
     END IF;
     EXIT WHEN NOT entry.shared;
@@ -40,51 +41,42 @@ BEGIN
   RETURN admitted;
 END $$;
 
--- Take the lock, or enqueue the claim; restart the ttl of a claim that is there already. `sits` is channel:attempt_no, empty if
--- the client does not listen, NULL if the claim must not be enqueued.
--- Returns the token; or NULL with the seconds until the claim ahead expires, and whether that is a holder; or the conflicting mode
--- (s: readers, or a number of permits) that others use the name in.
+-- Take the lock, or enqueue the claim; restart the ttl of a claim that is there already. `notify` is channel:attempt_no, empty if
+-- the client does not listen, NULL if the claim must not be enqueued. Returns the token; or NULL with the seconds until the claim
+-- ahead expires, and whether that is a holder.
 CREATE OR REPLACE FUNCTION fencelock.attempt(
-  ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, sits text,
-  OUT granted bigint, OUT retry_in double precision, OUT others text, OUT first boolean
+  ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, content bytea, notify text,
+  OUT granted bigint, OUT retry_in double precision, OUT first boolean
 ) LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
 DECLARE
   at timestamptz := fencelock.lock_name(ns, nm);
   ends timestamptz := at + make_interval(secs => ttl);
-  mine fencelock.claim;
   admitted integer;
 BEGIN
   PERFORM FROM fencelock.claim WHERE namespace = ns AND name = nm LIMIT 1;
-  IF NOT FOUND AND NOT EXISTS (SELECT FROM fencelock.gone WHERE id = me AND until > at) THEN
+  IF NOT FOUND AND NOT EXISTS (SELECT FROM fencelock.abandoned WHERE id = me AND until > at) THEN
     -- There are no other claims: do the same as below, in as few steps as possible.
     granted := fencelock.mint();
-    INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, token, shared, permits, seat, owner)
-      VALUES (ns, nm, me, ttl, ends, granted, is_shared, limited, '', label);
+    INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, token, shared, permits, channel, owner, value)
+      VALUES (ns, nm, me, ttl, ends, granted, is_shared, limited, '', label, content);
     PERFORM fencelock.set_durability(true);
     RETURN;
   END IF;
   DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires <= at;
-  UPDATE fencelock.claim SET expires = ends, seat = coalesce(sits, '') WHERE namespace = ns AND name = nm AND id = me;
+  UPDATE fencelock.claim SET expires = ends, channel = coalesce(notify, '') WHERE namespace = ns AND name = nm AND id = me;
   IF NOT FOUND THEN
-    IF EXISTS (SELECT FROM fencelock.gone WHERE id = me AND until > at) THEN
+    IF EXISTS (SELECT FROM fencelock.abandoned WHERE id = me AND until > at) THEN
       RETURN;
     END IF;
-    IF is_shared THEN
-      SELECT coalesce(permits::text, 's') INTO others FROM fencelock.claim
-        WHERE namespace = ns AND name = nm AND shared AND permits IS DISTINCT FROM limited LIMIT 1;
-      IF FOUND THEN
-        RETURN;
-      END IF;
-    END IF;
-    INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, permits, seat, owner)
-      VALUES (ns, nm, me, ttl, ends, is_shared, limited, coalesce(sits, ''), label);
+    INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, permits, channel, owner, value)
+      VALUES (ns, nm, me, ttl, ends, is_shared, limited, coalesce(notify, ''), label, content);
   END IF;
   admitted := fencelock.advance_queue(ns, nm, at, me);
   SELECT token INTO granted FROM fencelock.claim WHERE id = me;
   PERFORM fencelock.set_durability(admitted > 0 OR granted IS NOT NULL);
   IF granted IS NULL THEN
-    IF sits IS NULL THEN
+    IF notify IS NULL THEN
       DELETE FROM fencelock.claim WHERE id = me;
     ELSE
       -- The first waiter watches the holders, each other waiter the claim ahead: one expiry wakes one waiter.
@@ -126,10 +118,10 @@ DECLARE
   at timestamptz;
 BEGIN
   at := fencelock.lock_name(ns, nm);
-  INSERT INTO fencelock.gone (id, until) VALUES (me, at + make_interval(secs => ttl))
+  INSERT INTO fencelock.abandoned (id, until) VALUES (me, at + make_interval(secs => ttl))
     ON CONFLICT (id) DO UPDATE SET until = excluded.until;
-  DELETE FROM fencelock.gone WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM fencelock.gone WHERE until < at ORDER BY until LIMIT 2 FOR UPDATE SKIP LOCKED));
+  DELETE FROM fencelock.abandoned WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM fencelock.abandoned WHERE until < at ORDER BY until LIMIT 2 FOR UPDATE SKIP LOCKED));
   PERFORM fencelock.release(ns, nm, me);
 END $$;
 
@@ -148,6 +140,22 @@ BEGIN
       RETURNING held.id::text;
 END $$;
 
+-- Turn an exclusive holder into a reader in its place, restart its ttl, and grant the lock to the readers directly behind it.
+-- Repeating it changes nothing more. Returns whether the claim still holds.
+CREATE OR REPLACE FUNCTION fencelock.downgrade(ns text, nm text, me text) RETURNS boolean LANGUAGE plpgsql
+  SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
+DECLARE
+  at timestamptz := fencelock.lock_name(ns, nm);
+  held boolean;
+BEGIN
+  DELETE FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires <= at;
+  UPDATE fencelock.claim SET shared = true, expires = at + make_interval(secs => seconds)
+    WHERE namespace = ns AND name = nm AND id = me AND token IS NOT NULL;
+  held := FOUND;
+  PERFORM fencelock.advance_queue(ns, nm, at, ''), fencelock.set_durability(true);
+  RETURN held;
+END $$;
+
 -- Return the token of a granted claim; changes nothing. For clients behind a pooler, which cannot be notified.
 CREATE OR REPLACE FUNCTION fencelock.granted_token(me text) RETURNS bigint LANGUAGE sql STABLE
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
@@ -156,10 +164,10 @@ $$;
 
 CREATE OR REPLACE FUNCTION fencelock.inspect(
   ns text, nm text,
-  OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean, OUT permits integer
+  OUT owner text, OUT token bigint, OUT expires_in double precision, OUT shared boolean, OUT permits integer, OUT value text
 ) RETURNS SETOF record LANGUAGE sql STABLE
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
-  SELECT owner, token, date_part('epoch', expires - clock_timestamp()), shared, permits
+  SELECT owner, token, date_part('epoch', expires - clock_timestamp()), shared, permits, encode(value, 'hex')
     FROM fencelock.claim WHERE namespace = ns AND name = nm AND expires > clock_timestamp() ORDER BY ticket
 $$;
 

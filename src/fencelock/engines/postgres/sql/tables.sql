@@ -8,8 +8,8 @@ SELECT pg_advisory_xact_lock(7306372540837290868);
 DO $$
 BEGIN
   IF to_regclass('fencelock.layout') IS NOT NULL THEN
-    IF (SELECT max(version) FROM fencelock.layout) IS DISTINCT FROM 1 THEN
-      RAISE EXCEPTION 'the schema fencelock was made by another release of fencelock (layout %, this one has 1)',
+    IF (SELECT max(version) FROM fencelock.layout) IS DISTINCT FROM 2 THEN
+      RAISE EXCEPTION 'the schema fencelock was made by another release of fencelock (layout %, this one has 2)',
         (SELECT max(version) FROM fencelock.layout) USING ERRCODE = 'FL002';
     END IF;
   END IF;
@@ -34,16 +34,17 @@ CREATE TABLE IF NOT EXISTS fencelock.claim (
   expires   timestamptz NOT NULL,
   token     bigint,
   shared    boolean NOT NULL,
-  permits   integer,
-  seat      text NOT NULL,  -- channel:attempt_no that the client listens for, or an empty string
+  permits   integer,        -- the limit of a permit; NULL for readers and exclusive claims
+  channel   text NOT NULL,  -- channel:attempt_no that the client listens for, or an empty string
   owner     text NOT NULL,
+  value     bytea NOT NULL, -- UTF-8; not text, which cannot contain a NUL
   PRIMARY KEY (namespace, name, ticket),
   UNIQUE (id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
 
 -- Abandoned claims: for one ttl, an attempt that was still in flight must not enqueue the claim again.
-CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.gone (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
-CREATE INDEX IF NOT EXISTS gone_until ON fencelock.gone (until);
+CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.abandoned (id text COLLATE "C" PRIMARY KEY, until timestamptz NOT NULL);
+CREATE INDEX IF NOT EXISTS abandoned_until ON fencelock.abandoned (until);
 
 -- Records (core/records.py). A record without a value was deleted; its token still counts.
 CREATE TABLE IF NOT EXISTS fencelock.record (
@@ -57,6 +58,14 @@ CREATE TABLE IF NOT EXISTS fencelock.record (
 );
 CREATE INDEX IF NOT EXISTS record_ends ON fencelock.record (ends);
 
+-- Rate limits: when the last admitted call would be due if calls came evenly, in µs of the server's clock.
+CREATE TABLE IF NOT EXISTS fencelock.rate (
+  namespace text COLLATE "C" NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  time      bigint NOT NULL,
+  PRIMARY KEY (namespace, key)
+) WITH (fillfactor = 70);
+
 -- The name of each advisory key: a key is a hash, and two names may have the same one.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
   key       bigint PRIMARY KEY,
@@ -65,7 +74,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
   seen      date NOT NULL DEFAULT current_date
 );
 
--- The owner label of each session with an advisory lock; a session writes its own before its first lock.
-CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.session (pid integer PRIMARY KEY, owner text NOT NULL);
+-- The owner and the value of each session with an advisory lock; a session writes its own before it takes the lock.
+CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.session (pid integer PRIMARY KEY, owner text NOT NULL, value bytea NOT NULL);
 
 CREATE TABLE IF NOT EXISTS fencelock.layout (version integer PRIMARY KEY);

@@ -1,0 +1,76 @@
+"""The asyncio API of leader election."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fencelock.api.aio import Lease, Lock
+from fencelock.core.validation import check_coroutine_function
+from fencelock.core.watch import StopSignal, check_stop
+from fencelock.primitives.election import Candidate, ElectionFactory, Leader
+
+
+class Election:
+    """One leader among many candidates. A term is a lease: its token is the number of the term.
+
+    >>> from fencelock.aio import connect
+    >>> async def main():
+    ...     async with connect("memory://election") as locks:
+    ...         election = locks.election("scheduler", value="http://web-7:8080")
+    ...         async with election.campaign() as term:
+    ...             return (await election.leader()).value
+    >>> asyncio.run(main())
+    'http://web-7:8080'
+    """
+
+    __slots__ = ("_factory",)
+
+    def __init__(self, factory: ElectionFactory[Lease]) -> None:
+        self._factory = factory
+
+    @property
+    def name(self) -> str:
+        """The name of the election, which is also the name of its lock."""
+        return self._factory.name
+
+    def campaign(self, timeout: float | None = None) -> Lock:
+        """Return a lock: its lease is the term. By default it waits until this candidate leads."""
+        return Lock(self._factory.campaign(timeout))
+
+    async def leader(self) -> Leader | None:
+        """Return who leads now, or None."""
+        return await self._factory.leader()
+
+    async def candidates(self) -> list[Candidate]:
+        """Return the leader and then the candidates that wait, in order of service if the engine is fair."""
+        return await self._factory.candidates()
+
+    def observe(self, stop: StopSignal | None = None) -> AsyncIterator[Leader | None]:
+        """Iterate over who leads: the current leader or None, then every change, within a second.
+
+        A term that lasted less than that may be skipped. An earlier term never comes after a later one. The iteration ends
+        when `stop` is set or the client is closed; an outage of the engine is logged, and the iteration goes on after it.
+        """
+        return self._factory.observe(check_stop(stop))
+
+    async def resign(self) -> bool:
+        """Release the term of this client, if it leads; return whether it did."""
+        return await self._factory.resign()
+
+    def healthy(self, grace: float) -> bool:
+        """Return False if this client leads and could not renew its term for `grace` seconds; for liveness probes."""
+        return self._factory.healthy(grace)
+
+    async def run(self, work: Callable[[Lease], Awaitable[object]], stop: StopSignal | None = None) -> None:
+        """Campaign, call `work(term)` while leading, and campaign again, until `stop` is set.
+
+        While `work` runs, the term is renewed; its task is cancelled when the term is lost. The lock is released only after
+        `work` has returned, and `stop` never interrupts it. If `work` raises, this candidate resigns and the error comes
+        out; LeaseLost of the term itself only begins the next campaign. An engine that cannot be reached is logged, and
+        the candidate tries again.
+        """
+        check_coroutine_function(work, "work")
+        await self._factory.run(work, check_stop(stop))
+
+    def __repr__(self) -> str:
+        return f"<Election {self.name!r}>"

@@ -1,0 +1,96 @@
+"""The blocking API of multi-locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NoReturn
+
+from fencelock.api.sync import Lease, Lost
+from fencelock.core.group import BaseGroup
+from fencelock.primitives.lock import UNSET, Unset
+from fencelock.primitives.multi import MultiLockFactory
+from fencelock.runtime.blocking import run_sync
+
+
+class Group(BaseGroup):
+    """The leases of a multi-lock, by name. The loss of one is the loss of all.
+
+    >>> from fencelock import connect
+    >>> with connect("memory://group") as locks, locks.multi("a", "b") as group:
+    ...     group["a"].token > 0, len(group), group.remaining > 29
+    (True, 2, True)
+    """
+
+    @property
+    def leases(self) -> Mapping[str, Lease]:
+        """The leases by name, in the order in which they were acquired."""
+        return {lease.name: lease for lease in self._members if isinstance(lease, Lease)}
+
+    def __getitem__(self, name: str) -> Lease:
+        return self.leases[name]
+
+    @property
+    def lost(self) -> Lost:
+        """The event that a lease of the group is lost: `is_set()`, which is also its truth value, and `wait(timeout)`."""
+        return Lost(self)
+
+    def release(self) -> bool:
+        """Release all leases, even if one fails; return True if the group still held all of them. Safe to call again."""
+        return run_sync(self._release())
+
+    def __enter__(self) -> Group:
+        self._enter_block()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        run_sync(self._exit_block(error))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock group cannot be sent to another process; call connect() and acquire there")
+
+
+class MultiLock:
+    """A lock on several names, all or nothing.
+
+    >>> from fencelock import connect
+    >>> with connect("memory://multi") as locks:
+    ...     transfer = locks.multi("account:1", "account:2", timeout=5)
+    ...     with transfer:
+    ...         locks.lock("account:2").try_acquire() is None
+    True
+    """
+
+    __slots__ = ("_factory",)
+
+    def __init__(self, factory: MultiLockFactory[Group]) -> None:
+        self._factory = factory
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order in which they are acquired."""
+        return self._factory.names
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Group:
+        """Wait for all locks; raise LockTimeout with the name that was not free in time. Nothing is held then."""
+        return run_sync(self._factory.acquire(timeout))
+
+    def try_acquire(self) -> Group | None:
+        """Return all leases, or None if one of the names is not free now."""
+        return run_sync(self._factory.try_acquire())
+
+    def __enter__(self) -> Group:
+        return self._factory.entered(self._factory.current_task(), run_sync(self._factory.acquire()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        run_sync(self._factory.leaving()._exit_block(error))
+
+    def __repr__(self) -> str:
+        return f"<MultiLock {', '.join(self.names)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
