@@ -107,6 +107,10 @@ class ClaimData(NamedTuple):
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
 
+UNREAD = ClaimData("", Mode.EXCLUSIVE, None, "", "", 0, 0)
+"""Stands for data that nobody has read, as of the claims ahead of an exclusive one, or that is not ours."""
+
+
 def read_claim(value: bytes) -> ClaimData:
     """Read the value of a claim's key. Whatever somebody else has put there counts as an exclusive claim without a token."""
     try:
@@ -115,7 +119,7 @@ def read_claim(value: bytes) -> ClaimData:
             mode=Mode(data.mode), base=int(data.base), created=int(data.created), granted=int(data.granted)
         )
     except (ValueError, TypeError):
-        return ClaimData("", Mode.EXCLUSIVE, None, "", "", 0, 0)
+        return UNREAD
 
 
 class QueueEntry(NamedTuple):
@@ -132,11 +136,6 @@ class QueueEntry(NamedTuple):
         return key_of(self.id)
 
     @property
-    def mode(self) -> Mode:
-        """Exclusive, shared, or a permit."""
-        return self.data.mode
-
-    @property
     def shared(self) -> bool:
         """Whether others may hold the name at the same time."""
         return self.data.mode is not Mode.EXCLUSIVE
@@ -150,10 +149,6 @@ class QueueEntry(NamedTuple):
     def token(self) -> int:
         """The claim's token."""
         return self.data.base + self.created
-
-
-UNREAD = ClaimData("", Mode.EXCLUSIVE, None, "", "", 0, 0)
-"""Stands for the data of claims ahead of an exclusive one, which does not need them."""
 
 
 def queue_of(pairs: list[KeyValue]) -> list[QueueEntry]:

@@ -54,11 +54,6 @@ class TokenBase:
         self._known: Namespace | None = None
         self._min_token = 0
 
-    @property
-    def connected(self) -> bool:
-        """Whether this client has read the namespace before."""
-        return self._known is not None
-
     async def get(self, timeout: float) -> Namespace:
         """Return the namespace for a new claim: the one that this client knows, unless its tokens are too old."""
         known = self._known
