@@ -12,10 +12,12 @@ The asyncio twin is `fencelock.aio`.
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
     from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync_cache import CachedFunction
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_multi import Group, MultiLock
     from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
+        BuildFailed,
         ClientClosed,
         DifferentLoop,
         EngineUnavailable,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuildFailed",
+    "CachedFunction",
     "Candidate",
     "ClientClosed",
     "DifferentLoop",
@@ -95,6 +99,7 @@ PUBLIC_MODULES = (
     "fencelock.model",
     "fencelock.api.sync",
     "fencelock.api.sync_multi",
+    "fencelock.api.sync_cache",
     "fencelock.api.sync_election",
     "fencelock.api.sync_rate_limit",
     "fencelock.primitives.election",

@@ -108,11 +108,10 @@ async def test_refund_only_of_the_last_reservation(subject: Subject) -> None:
     assert (await rates.read(["x"]))[1] == [second.times[0] - 1_000_000], "a refund counts once"
 
 
+@pytest.mark.runtime_name("aio")
 async def test_cancelled_caller_gives_its_time_back(subject: Subject) -> None:
     """A task that is cancelled while it waits for its turn leaves the limit as it found it."""
     locks = subject.connect()
-    if not inspect.iscoroutinefunction(locks.raw.close):
-        pytest.skip("a thread cannot be cancelled")
     limit = locks.raw.rate_limit("api", 1, per=60)
     await limit.acquire()
     before = (await limit.state()).reset_after

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
+from fencelock.core.rates import RecordRates
 from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.client import EtcdClient, timeout_for
 from fencelock.engines.etcd.inspect import Inspection
@@ -52,6 +53,7 @@ class EtcdEngine:
         self._acquisition = Acquisition(parts, self._token_base, self._removal)
         self._inspection = Inspection(client, keyspace)
         self.records = EtcdRecords(client, keyspace, self._token_base)
+        self.rates = RecordRates(self.records, self.records.clock)
 
     @staticmethod
     def on_gone(id: str) -> None:
