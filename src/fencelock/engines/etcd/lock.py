@@ -234,19 +234,19 @@ class Acquisition:
             await self._wait_for(connection, event, until, watch, created=True)
             if watch.created is not None and watch.created > queued.seen and not watch.changed:
                 # Something was written between the last read and the start of the watch.
-                outcome = await self._read_place(claim, queued, until, watch.created)
+                outcome = await self._read_place(connection, claim, queued, until, watch.created)
                 if not isinstance(outcome, Waiting) or outcome.engine_state.blocked != queued.blocked:
                     return outcome
             await self._wait_for(connection, event, until, watch)
+            if watch.changed:
+                return await self._read_place(connection, claim, queued, until, watch.changed)
         finally:
             if watch is not None:
                 connection.watches.cancel(watch)
             self._client.give_back(connection)
-        if not watch.changed:
-            if watch.broken and not watch.compacted and connection.usable:
-                await self._runtime.sleep(max(0.0, min(until - self._runtime.now(), REFUSED_PAUSE)))
-            return None
-        return await self._read_place(claim, queued, until, watch.changed)
+        if watch.broken and not watch.compacted and connection.usable:
+            await self._runtime.sleep(max(0.0, min(until - self._runtime.now(), REFUSED_PAUSE)))
+        return None
 
     def _start_watch(self, connection: EtcdConnection, claim: Claim, queued: QueuedClaim, event: Event) -> Watch:
         """Watch what blocks a claim. A reader or permit is also admitted when a writer ahead is downgraded: a put."""
@@ -274,23 +274,30 @@ class Acquisition:
                 connection.raw.close()  # the thread may have been interrupted between any two bytes
             raise
 
-    async def _read_place(self, claim: Claim, queued: QueuedClaim, until: float, at: int) -> Grant | Waiting | None:
-        """Read the claim's place in the queue at a revision or later; None if it is not in the queue any more.
+    async def _read_place(
+        self, connection: EtcdConnection, claim: Claim, queued: QueuedClaim, until: float, at: int
+    ) -> Grant | Waiting | None:
+        """Read the claim's place in the queue at a revision or later; None if it is not in the queue, or without a reply.
 
-        A single member may answer if it has got there: a claim that has left never comes back, so the claims ahead that are
-        gone stay gone. Of our own claim such a reply shows only that it existed; its session is alive by our clock, and if
-        somebody deletes the key, its watch reports it. A majority would have to wait for its disks, between every two
-        holders.
+        The member that has reported the revision may answer alone: a claim that has left never comes back, so the claims
+        ahead that are gone stay gone. Of our own claim the reply shows only that it existed; its session is alive by our
+        clock, and if somebody deletes the key, its watch reports it. A majority would have to wait for its disks, between
+        every two holders.
         """
         self._client.check_open()
-        body = _queue_request(claim, queued.own, queued.own.revision)
-        for request in (m.serializable(body), body):
-            left = max(0.0, until - self._runtime.now()) + MIN_REPLY_TIMEOUT
-            reply = await self._client.request(m.RANGE, request, min(left, timeout_for(claim.ttl)))
-            header, found = m.read_range(reply)
-            if header.revision >= at and header.cluster == self._client.cluster:
-                return await self._decide(claim, queued.own, found.pairs, header, enqueue=True)
-        return None
+        body = m.serializable(_queue_request(claim, queued.own, queued.own.revision))
+        sent = self._runtime.now()
+        timeout = min(timeout_for(claim.ttl), max(0.0, until - sent) + MIN_REPLY_TIMEOUT)
+        try:
+            header, found = m.read_range(await connection.call(m.RANGE, body, timeout))
+        except OutcomeUnknown:
+            self._client.report_silence(connection, sent)
+            return None
+        except RpcError:
+            return None  # the next attempt reports it, or asks another member
+        if header.revision < at or header.cluster != self._client.cluster:
+            return None
+        return await self._decide(claim, queued.own, found.pairs, header, enqueue=True)
 
     # ------------------------------------------------------------------ downgrade
 
