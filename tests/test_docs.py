@@ -13,6 +13,7 @@ import pytest
 
 import fencelock
 from scripts import api_page
+from tests.engines.postgres_server import empty
 from tests.servers.etcd import Etcd
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import Postgres
@@ -63,7 +64,7 @@ def test_python_block(block: str, redis_node: Redis, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", blocks("python", POSTGRES_PAGE))
 def test_postgres_block(block: str, postgres: Postgres, tmp_path: Path) -> None:
     """Each Python block of PostgreSQL's page runs without a warning."""
-    run_block(block.replace("postgresql://localhost/app", postgres.url), tmp_path)
+    run_block(block.replace("postgresql://localhost/app", empty(postgres).url), tmp_path)
 
 
 @pytest.mark.parametrize("block", blocks("python", MYSQL_PAGE))

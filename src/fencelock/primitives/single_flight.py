@@ -262,7 +262,7 @@ class SingleFlight(Generic[T]):
             log("cache", WARNING, f"the new value of {self.key!r} was not stored: {error}", lock=self.key)
             return value
         newer = None if written.done else self._decode(written.record)
-        return value if newer is None or not newer.has_value else newer.value  # type: ignore[no-any-return]
+        return value if newer is None or not newer.has_value else newer.value
 
     async def _remember(self, error: Exception, token: int) -> None:
         """Store the failure for those that wait, if the engine can."""
