@@ -586,7 +586,7 @@ async def test_purpose(locks: LocksView) -> None:
 
 
 async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
-    """`held_for` counts from the grant by the engine's clock; ZooKeeper does not know when that was."""
+    """`held_for` counts from the grant."""
     begun = time.monotonic()
 
     async def held_for() -> float | None:
@@ -598,9 +598,6 @@ async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
 
     async with locks.lock("x"):
         first = await held_for()
-        if locks.traits.engine == "zookeeper":
-            assert first is None
-            return
         assert first is not None
         assert 0 <= first <= time.monotonic() - begun + 1.5  # PostgreSQL's tokens may lag behind the clock by a second
         await eventually(lambda: longer_than(first), "it is held for longer")
