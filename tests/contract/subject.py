@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +41,10 @@ class Subject:
         locks = runtimes.connect(self.runtime_name, self.call, self.url, self.pace, **options)
         self._clients.append(locks)
         return locks
+
+    def stop_event(self) -> Any:
+        """Return an event of this colour, for `stop`."""
+        return asyncio.Event() if self.runtime_name == "aio" else threading.Event()
 
     def runtime(self) -> Runtime:
         """Return a new world of this colour. The blocking one never suspends, so its coroutines run in any loop."""
