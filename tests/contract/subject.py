@@ -128,6 +128,28 @@ async def background(*work: Awaitable[Any]) -> AsyncIterator[list[asyncio.Task[A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def cancel_at_every_step(work: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[None]]) -> int:
+    """Run the work again and again, cancelled after 0, 1, 2… steps of the loop, until it gets to its end; count the steps."""
+    for steps in range(10_000):
+        task = asyncio.ensure_future(work())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+            if task.done():
+                break
+        finished = task.done()
+        task.cancel()
+        try:
+            lease = await task
+        except asyncio.CancelledError:
+            lease = None
+        if lease is not None:
+            await lease.release()
+        await after()
+        if finished:
+            return steps
+    raise AssertionError("it never came to its end")
+
+
 async def told_once(told: list[Any]) -> None:
     """Wait until a loss was told, and a little longer, for nobody must be told twice."""
 

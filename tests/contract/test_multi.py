@@ -23,8 +23,18 @@ from fencelock import (
 )
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, renewed, told_once, waiting
-from tests.contract.test_asyncio import cancel_at_every_step
+from tests.contract.subject import (
+    SOON,
+    Subject,
+    background,
+    cancel_at_every_step,
+    eventually,
+    is_free,
+    nobody,
+    renewed,
+    told_once,
+    waiting,
+)
 from tests.contract.ttl_scale import TtlScale
 
 ORDER = ["Z", "a", "a b", "z", "é", "日本", "\uffef", "🔒"]
@@ -253,22 +263,6 @@ async def test_cancelled_while_waiting_for_a_name(subject: Subject, locks: Locks
                 await task
             await nobody(other, "a", within=1)
             assert (await other.inspect("b")).waiters == ()
-
-
-@pytest.mark.runtime_name("aio")
-async def test_cancelled_on_an_engine_that_hangs(subject: Subject, locks: LocksView) -> None:
-    """A cancelled group does not wait for the clean-up of one name after the other on an engine that hangs."""
-    faulty, other = Faulty.around(locks), subject.connect()
-    async with other.lock("z"):
-        names = [f"n{number}" for number in range(6)]
-        task = asyncio.ensure_future(locks.multi(*names, "z").acquire())
-        await waiting(other, "z")
-        faulty.late("abandon", 7, 30)
-        task.cancel()
-        begun = time.monotonic()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert time.monotonic() - begun < 8
 
 
 # ---------------------------------------------------------------------------- loss and release

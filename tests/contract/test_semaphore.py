@@ -71,16 +71,15 @@ async def test_parallel_holders_stay_parallel(subject: Subject) -> None:
 
     async def work() -> None:
         nonlocal inside, highest
-        for _ in range(3):
-            async with locks.semaphore("x", 3, timeout=SOON) as lease:
-                inside += 1
-                highest = max(highest, inside)
-                assert inside <= 3
-                await asyncio.wait_for(together.wait(), SOON)  # a semaphore that became a mutex never gets here
-                lease.check()
-                inside -= 1
+        async with locks.semaphore("x", 3, timeout=SOON) as lease:
+            inside += 1
+            highest = max(highest, inside)
+            assert inside <= 3
+            await asyncio.wait_for(together.wait(), SOON)  # a semaphore that became a mutex never gets here
+            lease.check()
+            inside -= 1
 
-    await asyncio.gather(*(work() for _ in range(6)))
+    await asyncio.gather(*(work() for _ in range(12)))
     assert highest == 3
 
 
@@ -160,7 +159,11 @@ async def test_mismatch_that_begins_later_is_logged(subject: Subject, caplog: py
         async def told() -> bool:
             return "limits" in caplog.text
 
-        async with background(old.semaphore("x", 1).acquire(SOON)):
-            await eventually(told, "the mismatch is logged")
-            await lease.release()
-            await other.release()
+        async def waits_and_is_told() -> bool:
+            with pytest.raises(LockTimeout):
+                await old.semaphore("x", 1).acquire(timeout=0.1)
+            return await told()
+
+        await eventually(waits_and_is_told, "the mismatch is logged")
+        await lease.release()
+        await other.release()

@@ -20,8 +20,8 @@ SCALED = ("ttl", "max_hold", "stall_after")
 class TtlScale:
     """What the tests' times mean on an engine.
 
-    Clients (`colours.py`) apply it to each of the SCALED options that a test gives them; a test applies it to whatever it ties
-    to these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
+    Clients (`colours.py`) apply it to the SCALED options that a test gives them; a test applies it to whatever it ties to
+    these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
     it is asked for: at least half of it if it is not renewed, and never more than the whole.
     """
 

@@ -87,11 +87,7 @@ class ElectionFactory(Generic[L]):
         """Return False if this client leads and has been unable to renew its term for `grace` seconds."""
         seconds = check_seconds(grace, "grace", self.name, zero=True) or 0.0
         now = self._client.runtime.now()
-        return not any(
-            term._trouble_since is not None and now - term._trouble_since >= seconds
-            for term in self._terms
-            if not term._is_released
-        )
+        return not any(term._unrenewed_for(now) >= seconds for term in self._terms if not term._is_released)
 
     async def run(self, work: Callable[[L], Awaitable[object]], stop: StopSignal | None) -> None:
         """Campaign and call `work(term)` while leading, again and again, until `stop` is set.
