@@ -11,6 +11,7 @@ from fencelock import aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import connect, direct
+from tests.contract.subject import waiting
 
 
 async def test_cancelled_group_on_an_engine_that_hangs() -> None:
@@ -19,10 +20,9 @@ async def test_cancelled_group_on_an_engine_that_hangs() -> None:
     async with locks, aio.connect("memory://multi-hangs") as other, other.lock("z"):
         faulty = Faulty.around(locks)
         task = asyncio.ensure_future(locks.multi("a", "b", "c", "z").acquire())
-        while not (await other.inspect("z")).waiters:
-            await asyncio.sleep(0.01)
+        await waiting(locks, "z")
         faulty.allow("abandon")
-        faulty.late("abandon", 3, 20)
+        faulty.slow("abandon", 3, 20)
         begun = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -122,12 +122,13 @@ class ElectionFactory(Generic[L]):
             await work(term)
         except BaseException as error:
             failure = error
+        resigned = term._is_released
         try:
             await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work failed by itself
             if failure is not None:
                 raise failure
         except LeaseLost as lost:
-            if lost.name != term.name or term.reason is None:
+            if lost.name != term.name or (term.reason is None and not resigned):
                 raise
         self._log(f"{client.owner} no longer leads {self.name!r} (term {term.token})", term)
 
