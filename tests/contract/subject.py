@@ -168,11 +168,18 @@ async def take(locks: LocksView, name: str, within: float = SOON) -> int:
 
 
 async def is_free(locks: LocksView, name: str) -> bool:
-    """Return whether the lock can be had now; give it back."""
-    lease = await locks.lock(name).try_acquire()
-    if lease is not None:
-        await lease.release()
-    return lease is not None
+    """Return whether another thread or task can have the lock now; give it back.
+
+    Inside its own block, this one would get None without asking the engine.
+    """
+
+    async def attempt() -> bool:
+        lease = await locks.lock(name).try_acquire()
+        if lease is not None:
+            await lease.release()
+        return lease is not None
+
+    return await asyncio.create_task(attempt())
 
 
 async def free_again(locks: LocksView, name: str) -> None:

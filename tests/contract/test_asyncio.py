@@ -525,9 +525,10 @@ def test_loop_after_loop(locks: LocksView) -> None:
     """A client outlives its event loop: in the next one it works, waits, renews and closes."""
 
     async def first() -> None:
-        async with locks.lock("x", ttl=5):
-            with pytest.raises(LockTimeout):
-                await locks.lock("x").acquire(timeout=0.05)
+        lease = await locks.lock("x", ttl=5).acquire()
+        with pytest.raises(LockTimeout):
+            await locks.lock("x").acquire(timeout=0.05)
+        await lease.release()
 
     async def last() -> None:
         await first()

@@ -361,13 +361,8 @@ async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
         assert not group.lost.is_set()
         with pytest.raises(LeaseLost, match="released"):
             group.check()
-        assert not await is_free_elsewhere(locks, "b")
+        assert not await is_free(locks, "b")
     await nobody(locks, "b")
-
-
-async def is_free_elsewhere(locks: LocksView, name: str) -> bool:
-    """Return whether another thread or task of this client gets it."""
-    return await asyncio.create_task(is_free(locks, name))
 
 
 async def test_close_ends_a_group(subject: Subject) -> None:

@@ -18,8 +18,6 @@ import pytest
 
 import fencelock
 from fencelock import aio
-from fencelock.api import aio as aio_facade
-from fencelock.api import sync as sync_facade
 
 MODULES = sorted(
     module.name
@@ -51,7 +49,7 @@ def signature(function: Any) -> list[tuple[str, Any, str, str]]:
 @pytest.mark.parametrize("name", aio.__all__)
 def test_colours_agree(name: str) -> None:
     """Both façades have the same names with the same parameters, defaults and types; only the awaiting differs."""
-    one, other = getattr(sync_facade, name), getattr(aio_facade, name)
+    one, other = getattr(fencelock, name), getattr(aio, name)
     if inspect.isfunction(one):
         assert signature(one) == signature(other)
         return
@@ -114,7 +112,7 @@ def test_examples_in_docstrings() -> None:
 
 def test_there_are_examples() -> None:
     """Each public class and `connect` has an example, in both colours."""
-    for facade in (sync_facade, aio_facade):
+    for facade in (fencelock, aio):
         for name in aio.__all__:
             assert ">>>" in (getattr(facade, name).__doc__ or ""), f"{facade.__name__}.{name}"
 

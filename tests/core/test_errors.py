@@ -27,6 +27,7 @@ BUILTINS: dict[str, type[BaseException]] = {
     "GuaranteeUnavailable": Exception,
     "LeaseLost": Exception,
     "NotHeld": Exception,
+    "WouldDeadlock": RuntimeError,
     "StaleToken": Exception,
     "KeyInProgress": Exception,
     "KeyReused": ValueError,

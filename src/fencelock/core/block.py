@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,7 +50,7 @@ class Blocks:
         self.open += 1
         self._tasks.append(task)
         for held in lease._leases():
-            lease._client.entered.setdefault((held.name, task), []).append(held)
+            lease._client.entered.setdefault((held.name, task), []).append(weakref.ref(held))
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
             self._guards.append(guard)
@@ -69,7 +70,8 @@ class Blocks:
             await lease._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
-            log("lease", WARNING, str(failure), lock=lease.name, owner=lease._client.owner)
+            failed = next((held for held in lease._leases() if held.name == failure.name), lease._leases()[0])
+            log("lease", WARNING, str(failure), lock=failed.name, token=failed.token, owner=failed.owner)
         if lease.reason is None:
             return
         own_error = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
@@ -89,8 +91,8 @@ class Blocks:
         task = self._tasks.pop(at)
         entered = lease._client.entered
         for held in lease._leases():
-            if held in (leases := entered.get((held.name, task), [])):
-                leases.remove(held)
-                if not leases:
+            if (reference := weakref.ref(held)) in (references := entered.get((held.name, task), [])):
+                references.remove(reference)
+                if not references:
                     entered.pop((held.name, task), None)
         return self._guards.pop(at).leave() if self._guards else False

@@ -70,8 +70,11 @@ class Client(Generic[L]):
         if engine.traits.loss_pushed:
             cast(LossNotifier, engine).on_gone = partial(_gone, weakref.ref(self))
         self.watches = Watches(self)
-        self.entered: dict[tuple[str, Hashable], list[BaseLease]] = {}
-        """The leases whose `with` blocks are open, by name and by the thread or task that entered them."""
+        self.entered: dict[tuple[str, Hashable], list[weakref.ref[BaseLease]]] = {}
+        """The leases whose `with` blocks are open, by name and by the thread or task that entered them.
+
+        Weak: an interrupted `with` statement may never leave its block, and its lease must not be renewed for ever.
+        """
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
         self._next_comparison: dict[str, float] = {}
@@ -132,8 +135,14 @@ class Client(Generic[L]):
 
         A thread may take several permits of one semaphore.
         """
-        held = list(self.entered.get((name, self.runtime.current_task()), ())) if self.entered else []
-        return any(not (lease.mode is mode is Mode.PERMIT or lease.is_lost() or lease._is_released) for lease in held)
+        if not self.entered:
+            return False
+        held = [reference() for reference in self.entered.get((name, self.runtime.current_task()), ())]
+        return any(
+            not (lease.mode is mode is Mode.PERMIT or lease.is_lost() or lease._is_released)
+            for lease in held
+            if lease is not None
+        )
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
