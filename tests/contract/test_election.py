@@ -40,6 +40,7 @@ async def test_term_is_a_lease(subject: Subject, locks: LocksView) -> None:
     assert await election.leader() is None
 
 
+@pytest.mark.client_side
 async def test_election_and_lock_share_their_names(locks: LocksView) -> None:
     """The lock of an election is the lock of that name."""
     async with locks.election("x").campaign():
@@ -47,6 +48,7 @@ async def test_election_and_lock_share_their_names(locks: LocksView) -> None:
         locks.assert_held("x")
 
 
+@pytest.mark.client_side
 async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView) -> None:
     """The value is text of at most 1024 bytes; options, names, `stop` and `work` are checked, too."""
     assert locks.election("x", value="é" * 512).name == "x"
@@ -109,6 +111,7 @@ async def test_observe_yields_the_leader_and_every_change(subject: Subject, lock
         assert later == [Leader("one", "one", term.token)]
 
 
+@pytest.mark.client_side
 async def test_observers_never_see_an_older_leader_after_a_newer_one(subject: Subject, locks: LocksView) -> None:
     """A state of an earlier term, read late from a member that lags, is dropped."""
     client, election = client_of(locks), subject.connect().election("x")
@@ -140,6 +143,7 @@ async def test_observers_never_see_an_older_leader_after_a_newer_one(subject: Su
     assert [leader and leader.token for leader in seen] == [terms[1].token, None]
 
 
+@pytest.mark.client_side
 async def test_observers_share_one_poll(subject: Subject, locks: LocksView) -> None:
     """Ten observers of one client, of two election objects, read no more often than one."""
     faulty, stop = Faulty.around(locks), subject.stop_event()
@@ -270,6 +274,7 @@ async def test_work_ignores_stop_for_three_ttls(subject: Subject, locks: LocksVi
     await nobody(locks, "x", within=1)
 
 
+@pytest.mark.client_side
 async def test_work_that_raises_resigns(locks: LocksView) -> None:
     """An error of the work comes out of `run` as it is, and the lock is released."""
     work = Work()
@@ -314,6 +319,7 @@ async def test_loss_ends_the_work_and_the_candidate_campaigns_again(subject: Sub
     await nobody(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_lost_work_that_goes_on_is_not_released_early(subject: Subject, locks: LocksView) -> None:
     """A work that ignores the loss keeps its candidate from campaigning again, while a rival leads."""
     work, stop, rival = Work(), subject.stop_event(), subject.connect()
@@ -341,6 +347,7 @@ async def test_lost_work_that_goes_on_is_not_released_early(subject: Subject, lo
     assert len(work.terms) == 1
 
 
+@pytest.mark.client_side
 async def test_lease_lost_of_this_term_and_of_another_lock(subject: Subject, locks: LocksView) -> None:
     """LeaseLost of the term begins the next campaign; LeaseLost of another lock is an error of the work."""
     other = subject.connect()
@@ -368,6 +375,7 @@ async def test_lease_lost_of_this_term_and_of_another_lock(subject: Subject, loc
     await nobody(locks, "x", within=1)
 
 
+@pytest.mark.client_side
 async def test_resign_while_the_work_runs(subject: Subject, locks: LocksView) -> None:
     """After `resign` the work's `check` raises; that is the end of the term, and the candidate campaigns again."""
     election, stop, tokens = locks.election("x"), subject.stop_event(), list[int]()
@@ -404,6 +412,7 @@ async def test_cancelled_run(subject: Subject, locks: LocksView) -> None:
         assert (await other.inspect("x")).waiters == ()
 
 
+@pytest.mark.client_side
 async def test_outage_while_campaigning(subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """An engine that cannot be reached is logged once and tried again until the candidate leads."""
     faulty, work, stop = Faulty.around(locks), Work(), subject.stop_event()
@@ -424,6 +433,7 @@ async def test_outage_while_campaigning(subject: Subject, locks: LocksView, capl
         await asyncio.wait_for(task, 3)
 
 
+@pytest.mark.client_side
 async def test_close_while_leading_ends_run(subject: Subject) -> None:
     """A client that is closed under `run` ends the term, and `run` raises ClientClosed once the work has returned."""
     locks, work = subject.connect(), Work()
@@ -440,6 +450,7 @@ async def test_close_while_leading_ends_run(subject: Subject) -> None:
 # ---------------------------------------------------------------------------- healthy
 
 
+@pytest.mark.client_side
 async def test_healthy(subject: Subject, locks: LocksView) -> None:
     """True while this client does not lead or renews; False once it leads and could not renew for `grace` seconds."""
     election, rival = locks.election("x", ttl=1.2), subject.connect().election("x")
@@ -464,6 +475,7 @@ async def test_healthy(subject: Subject, locks: LocksView) -> None:
     assert election.healthy(grace=0)
 
 
+@pytest.mark.client_side
 async def test_healthy_after_a_loss(locks: LocksView) -> None:
     """A term that is lost and not left makes its process unhealthy until it is released."""
     election = locks.election("x", ttl=0.4, renew=False)

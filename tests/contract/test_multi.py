@@ -55,6 +55,7 @@ async def test_names_are_sorted_by_their_bytes_and_duplicates_removed(locks: Loc
         assert await is_free(locks, name)
 
 
+@pytest.mark.client_side
 async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView) -> None:
     """1 to 32 names, which are checked, and `read` and `write` are not strings."""
     assert len(locks.multi(*(f"n{number}" for number in range(32)), "n0").names) == 32
@@ -161,6 +162,7 @@ async def test_try_acquire_leaves_nothing(subject: Subject, locks: LocksView) ->
         assert (await other.inspect("b")).waiters == ()
 
 
+@pytest.mark.client_side
 async def test_body_does_not_run_after_a_timeout(subject: Subject, locks: LocksView) -> None:
     """The body of a block whose acquire timed out never runs."""
     async with subject.connect().lock("b"):
@@ -183,6 +185,7 @@ async def test_error_leaves_nothing(subject: Subject, locks: LocksView, failing:
     await group.release()
 
 
+@pytest.mark.client_side
 async def test_timeout_during_an_outage_does_not_wait_for_releases(subject: Subject, locks: LocksView) -> None:
     """A caller whose group failed gets its answer soon, also if no release is answered; the renewer goes on with them."""
     faulty, other = Faulty.around(locks), subject.connect()
@@ -290,6 +293,7 @@ async def test_loss_of_one_is_the_loss_of_the_group(subject: Subject, lost: str)
         await nobody(locks, name)
 
 
+@pytest.mark.client_side
 async def test_loss_of_all_is_reported_once(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     """Three leases that expire together are one loss: one call of on_lost, one line in the log."""
     told: list[Any] = []
@@ -317,6 +321,7 @@ async def test_loss_that_a_release_finds(subject: Subject) -> None:
     await nobody(locks, "b")
 
 
+@pytest.mark.client_side
 async def test_error_in_the_body(locks: LocksView) -> None:
     """An error in the body comes out as it is, and all names are released."""
     with pytest.raises(ZeroDivisionError):
@@ -326,6 +331,7 @@ async def test_error_in_the_body(locks: LocksView) -> None:
         assert await is_free(locks, name)
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("aio")
 async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
     """The body of an `async with` on a group is cancelled when one of its leases is lost."""
@@ -336,6 +342,7 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
             pytest.fail("the body went on")
 
 
+@pytest.mark.client_side
 async def test_release_attempts_every_lock(subject: Subject, locks: LocksView) -> None:
     """If one release fails, the others are released all the same; the renewer goes on with the one that failed."""
     faulty, other = Faulty.around(locks), subject.connect()
@@ -353,6 +360,7 @@ async def test_release_attempts_every_lock(subject: Subject, locks: LocksView) -
         await nobody(other, name)
 
 
+@pytest.mark.client_side
 async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
     """One lease of a group may be released early: its name is free, `check` says so, and the rest is released at the end."""
     async with locks.multi("a", "b") as group:
@@ -365,6 +373,7 @@ async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
     await nobody(locks, "b")
 
 
+@pytest.mark.client_side
 async def test_close_ends_a_group(subject: Subject) -> None:
     """Closing the client ends the group as it ends a lease: who waits for the loss is woken, and on_lost is not called."""
     told: list[Any] = []
@@ -388,6 +397,7 @@ async def test_close_ends_a_group(subject: Subject) -> None:
 # ---------------------------------------------------------------------------- deadlocks
 
 
+@pytest.mark.client_side
 async def test_all_names_are_checked_before_anything_is_acquired(locks: LocksView) -> None:
     """A group with a name that this thread or task holds raises WouldDeadlock and has sent nothing for the others."""
     faulty = Faulty.around(locks)
@@ -426,6 +436,7 @@ async def test_opposite_orders_do_not_deadlock(subject: Subject, pace: TtlScale)
         await nobody(clients[0], name)
 
 
+@pytest.mark.client_side
 async def test_shared_multi_lock_object(subject: Subject) -> None:
     """One multi-lock used as a block by many threads or tasks at once gives each its own group."""
     multi = subject.connect().multi("a", "b", timeout=60)

@@ -18,11 +18,12 @@ async def test_engine_without_permits_refuses_when_the_object_is_created(case: E
     if case.limit:
         assert locks.semaphore("x", 2).name == "x"
         return
-    with pytest.raises(GuaranteeUnavailable, match=r"^'x': [\w ]+ has no semaphores; [^.]*$") as caught:
+    with pytest.raises(GuaranteeUnavailable, match=r"^'x': [\w+]+ has no semaphores; [^.]*$") as caught:
         locks.semaphore("x", 2)
     assert caught.value.name == "x"
 
 
+@pytest.mark.client_side
 @pytest.mark.limit
 async def test_limit_is_checked_when_the_object_is_created(locks: LocksView) -> None:
     """A limit is a whole number of permits, at least one."""
@@ -145,6 +146,7 @@ async def test_contenders_with_different_limits(subject: Subject, caplog: pytest
     assert len(logged()) == 1
 
 
+@pytest.mark.client_side
 @pytest.mark.limit
 async def test_mismatch_that_begins_later_is_logged(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     """A client that has waited among equals before still logs the mismatch that a deploy brings."""

@@ -56,6 +56,7 @@ async def test_watch_yields_the_current_state_and_every_change(subject: Subject,
         await asyncio.wait_for(task, SOON)
 
 
+@pytest.mark.client_side
 async def test_watch_with_stop_set_before(subject: Subject, locks: LocksView) -> None:
     """A watch whose `stop` is set already yields nothing."""
     stop = subject.stop_event()
@@ -65,6 +66,7 @@ async def test_watch_with_stop_set_before(subject: Subject, locks: LocksView) ->
     assert seen == []
 
 
+@pytest.mark.client_side
 async def test_close_ends_watches(subject: Subject) -> None:
     """Closing the client ends its watches; a new one on a closed client is refused."""
     locks, seen = subject.connect(), list[Snapshot]()
@@ -77,6 +79,7 @@ async def test_close_ends_watches(subject: Subject) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.client_side
 async def test_watch_goes_on_after_an_outage(
     subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,6 +100,7 @@ async def test_watch_goes_on_after_an_outage(
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_watches_of_one_name_share_one_poll(subject: Subject, locks: LocksView) -> None:
     """Eight watches of a name ask the engine no more often than one, and all see each change."""
     other, stop = subject.connect(), subject.stop_event()
@@ -118,6 +122,7 @@ async def test_watches_of_one_name_share_one_poll(subject: Subject, locks: Locks
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_watch_checks_its_arguments(locks: LocksView) -> None:
     """A name that cannot be, and a `stop` that is no event, are refused at once."""
     with pytest.raises(ValueError, match="name"):
@@ -156,6 +161,7 @@ async def test_assert_held(subject: Subject, locks: LocksView) -> None:
             locks.assert_held("x", wrong)
 
 
+@pytest.mark.client_side
 @pytest.mark.shared
 async def test_assert_held_by_a_reader(locks: LocksView) -> None:
     """A reader holds it shared but not exclusively; a writer holds it both ways, until it is downgraded."""
@@ -173,6 +179,7 @@ async def test_assert_held_by_a_reader(locks: LocksView) -> None:
             locks.assert_held("x", "exclusive")
 
 
+@pytest.mark.client_side
 @pytest.mark.limit
 async def test_assert_held_with_a_permit(locks: LocksView) -> None:
     """A permit is held as a permit, and not as anything else."""
@@ -209,6 +216,7 @@ async def test_holder_that_stalls_loses_its_lease(locks: LocksView) -> None:
         lease.progress()
 
 
+@pytest.mark.client_side
 async def test_progress_in_the_last_moment_resumes_renewals(locks: LocksView) -> None:
     """A lease that is no longer renewed, but not lost yet, is renewed again after `progress()`."""
     async with locks.lock("x", ttl=1.8, stall_after=0.4) as lease:
@@ -220,6 +228,7 @@ async def test_progress_in_the_last_moment_resumes_renewals(locks: LocksView) ->
         assert lease.remaining > before
 
 
+@pytest.mark.client_side
 async def test_progress_without_stall_after(locks: LocksView) -> None:
     """Without `stall_after`, `progress` does nothing, and the lease is renewed without it."""
     async with locks.lock("x", ttl=0.9) as lease:
@@ -228,6 +237,7 @@ async def test_progress_without_stall_after(locks: LocksView) -> None:
     lease.progress()
 
 
+@pytest.mark.client_side
 async def test_other_names_do_not_show(locks: LocksView, subject: Subject) -> None:
     """A watch shows its own name only."""
     stop, seen = subject.stop_event(), list[Snapshot]()
