@@ -327,6 +327,8 @@ async def test_no_deadlock_without_a_block_of_its_own(locks: LocksView) -> None:
         await lease.release()
         async with locks.lock("x") as second:
             assert second.token > lease.token
+            with pytest.raises(WouldDeadlock):
+                await locks.lock("x").acquire(timeout=0.05)
     lease = await locks.lock("x").acquire()
     with pytest.raises(LockTimeout):
         await locks.lock("x").acquire(timeout=0.05)

@@ -8,6 +8,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -30,10 +31,8 @@ TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 def plain(annotation: Any) -> str:
     """Return an annotation without its colour."""
-    text = str(annotation)
-    for coloured, bare in (("AsyncIterator", "Iterator"), ("Awaitable[T]", "T"), ("Coroutine[Any, Any, T]", "T")):
-        text = text.replace(coloured, bare)
-    return text
+    text = str(annotation).replace("AsyncIterator", "Iterator")
+    return re.sub(r"(?:Awaitable\[|Coroutine\[Any, Any, )(\w+)\]", r"\1", text)
 
 
 def signature(function: Any) -> list[tuple[str, Any, str, str]]:
@@ -112,9 +111,9 @@ def test_examples_in_docstrings() -> None:
 
 def test_there_are_examples() -> None:
     """Each public class and `connect` has an example, in both colours."""
-    for facade in (fencelock, aio):
+    for half in (fencelock, aio):
         for name in aio.__all__:
-            assert ">>>" in (getattr(facade, name).__doc__ or ""), f"{facade.__name__}.{name}"
+            assert ">>>" in (getattr(half, name).__doc__ or ""), f"{half.__name__}.{name}"
 
 
 def test_asyncio_half_is_an_attribute_of_the_package() -> None:

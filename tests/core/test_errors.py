@@ -28,6 +28,8 @@ BUILTINS: dict[str, type[BaseException]] = {
     "LeaseLost": Exception,
     "NotHeld": Exception,
     "WouldDeadlock": RuntimeError,
+    "RateLimited": Exception,
+    "BuildFailed": Exception,
     "StaleToken": Exception,
     "KeyInProgress": Exception,
     "KeyReused": ValueError,

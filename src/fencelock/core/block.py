@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,7 +49,9 @@ class Blocks:
         self.open += 1
         self._tasks.append(task)
         for held in lease._leases():
-            lease._client.entered.setdefault((held.name, task), []).append(weakref.ref(held))
+            current = lease._client.entered.get((held.name, task))
+            if current is None or current._over:
+                lease._client.entered[held.name, task] = held
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
             self._guards.append(guard)
@@ -89,10 +90,9 @@ class Blocks:
         # A fixture or an exit stack may leave in another task than it entered: then take the last block.
         at = next((at for at in reversed(range(len(self._tasks))) if self._tasks[at] == task), -1)
         task = self._tasks.pop(at)
-        entered = lease._client.entered
-        for held in lease._leases():
-            if (reference := weakref.ref(held)) in (references := entered.get((held.name, task), [])):
-                references.remove(reference)
-                if not references:
+        if task not in self._tasks:  # it has left the outermost block of this lease
+            entered = lease._client.entered
+            for held in lease._leases():
+                if entered.get((held.name, task)) is held:
                     entered.pop((held.name, task), None)
         return self._guards.pop(at).leave() if self._guards else False

@@ -31,7 +31,7 @@ class PostgresRecords:
         """Write the record if the token and the expected version allow it, in one statement that runs once."""
         params = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
         with never_repeated("the write", "Read it", key):
-            _, ((done, *found),) = await self._pool.run_once(WRITE, params, REPLY_TIMEOUT)
+            ((done, *found),) = await self._pool.run(WRITE, params, REPLY_TIMEOUT, repeat=False)
         return Written(done == b"t", _record(tuple(found)))
 
 
