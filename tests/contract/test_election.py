@@ -82,6 +82,7 @@ async def test_resign(subject: Subject, locks: LocksView) -> None:
 # ---------------------------------------------------------------------------- observers
 
 
+@pytest.mark.client_side
 async def test_observe_yields_the_leader_and_every_change(subject: Subject, locks: LocksView) -> None:
     """First the current state, None when nobody leads, each leader once; waiting candidates and renewals are no change."""
     first, second = (subject.connect(owner=owner).election("x", value=owner, ttl=0.9) for owner in ("one", "two"))
@@ -258,10 +259,11 @@ async def test_stop_before_and_while_waiting(subject: Subject, locks: LocksView)
     await nobody(locks, "x")
 
 
+@pytest.mark.runtime_name("blocking")
 async def test_work_ignores_stop_for_three_ttls(subject: Subject, locks: LocksView) -> None:
     """A leader that is told to stop keeps its lock, renewed, until its work returns."""
     work, stop = Work(), subject.stop_event()
-    async with background(locks.election("x", ttl=0.6).run(work.__call__, stop)) as (task,):
+    async with background(locks.election("x", ttl=0.4).run(work.__call__, stop)) as (task,):
         term = await work.leads()
         stop.set()
         end = time.monotonic() + 3 * term.ttl

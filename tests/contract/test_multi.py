@@ -118,7 +118,7 @@ async def test_group_is_renewed(locks: LocksView) -> None:
     """All leases of a group are kept for longer than their ttl."""
     async with locks.multi("a", "b", ttl=0.9) as group:
         for lease in group.leases.values():
-            await renewed(lease, 2)
+            await renewed(lease)
         group.check()
 
 
@@ -202,6 +202,7 @@ async def test_timeout_during_an_outage_does_not_wait_for_releases(subject: Subj
             await nobody(other, name)
 
 
+@pytest.mark.client_side
 async def test_lease_lost_while_the_group_is_acquired(subject: Subject) -> None:
     """A lease that ends while the next name is awaited is acquired again, and nobody hears of that loss."""
     told: list[Any] = []
@@ -271,6 +272,7 @@ async def test_cancelled_while_waiting_for_a_name(subject: Subject, locks: Locks
 # ---------------------------------------------------------------------------- loss and release
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
 async def test_loss_of_one_is_the_loss_of_the_group(subject: Subject, lost: str) -> None:
     """`lost` and `check` tell of it, on_lost is called once with the group, and the block raises LeaseLost."""

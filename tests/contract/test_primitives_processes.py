@@ -14,7 +14,6 @@ from fencelock.core.clock import boottime
 from tests.contract.engines import EngineCase
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, Subject, background, eventually, nobody, renewed, waiting
-from tests.contract.ttl_scale import TtlScale
 from tests.contract.worker import Worker
 
 pytestmark = pytest.mark.processes
@@ -84,7 +83,8 @@ for _ in range(5):
 
             async def queued(task: asyncio.Task[object] = task) -> bool:
                 seen = await locks.inspect("x")
-                return task.done() or Mode.EXCLUSIVE in [entry.mode for entry in (*seen.waiters, *seen.holders)]
+                modes = [holder.mode for holder in seen.holders] + [waiter.mode for waiter in seen.waiters]
+                return task.done() or Mode.EXCLUSIVE in modes
 
             await eventually(queued, "the writer is in the queue")
             enqueued = boottime()
@@ -311,16 +311,14 @@ async def test_20_candidates(subject: Subject, case: EngineCase, tmp_path: Path)
     await reign(subject, case, tmp_path / "reign", candidates=20, turns=10, strict=True)
 
 
-async def test_stopped_candidate_does_not_win_later(
-    subject: Subject, locks: LocksView, tmp_path: Path, pace: TtlScale
-) -> None:
+@pytest.mark.runtime_name("blocking")
+async def test_stopped_candidate_does_not_win_later(subject: Subject, locks: LocksView, tmp_path: Path) -> None:
     """A candidate that is stopped while it waits, is granted the lock and loses it, does not lead when it is resumed."""
     reign = Reign(subject, tmp_path / "reign", 0.6)
     holder = await locks.lock("x").acquire()
     candidate = await reign.add()
     await waiting(locks, "x")
     candidate.stop()
-    await pace.outlast(pace(0.6))
     await holder.release()
     async with locks.lock("x", timeout=SOON) as successor:
         candidate.resume()

@@ -31,6 +31,7 @@ async def has(seen: list[Any], number: int) -> None:
     assert len(seen) == number, seen
 
 
+@pytest.mark.client_side
 async def test_watch_yields_the_current_state_and_every_change(subject: Subject, locks: LocksView) -> None:
     """The first state comes at once; a holder, a waiter and a release are seen within a second; `stop` ends it."""
     other, stop, seen = subject.connect(owner="worker"), subject.stop_event(), list[Snapshot]()
@@ -134,6 +135,7 @@ async def test_watch_checks_its_arguments(locks: LocksView) -> None:
 # ---------------------------------------------------------------------------- assert_held
 
 
+@pytest.mark.client_side
 async def test_assert_held(subject: Subject, locks: LocksView) -> None:
     """It passes while this very client holds the name, however it was acquired, and raises NotHeld before and after."""
     other = subject.connect()
@@ -196,6 +198,7 @@ async def test_assert_held_with_a_permit(locks: LocksView) -> None:
 # ---------------------------------------------------------------------------- stall_after
 
 
+@pytest.mark.client_side
 async def test_holder_that_stalls_loses_its_lease(locks: LocksView) -> None:
     """Without progress the lease is lost, with that reason, at most stall_after + ttl after the last progress."""
     loop = asyncio.get_running_loop()
