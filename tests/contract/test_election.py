@@ -446,6 +446,8 @@ async def test_close_while_leading_ends_run(subject: Subject) -> None:
         work.leave()
         with pytest.raises(ClientClosed):
             await asyncio.wait_for(task, SOON)
+    with pytest.raises(ClientClosed):
+        await anext(locks.election("x").observe())
     assert await take(subject.connect(), "x") > term.token
 
 

@@ -67,7 +67,7 @@ class ElectionFactory(Generic[L]):
         """Yield who leads, or None, and then every change; never an earlier term after a later one."""
         last: Leader | None = None
         highest, first = 0, True
-        async for snapshot in self._client.watches.watch(self.name, stop):
+        async for snapshot in self._client.watch(self.name, stop):
             leader = leader_of(snapshot)
             if leader is not None and leader.token < highest:
                 continue  # an old state, read from a member that lags
