@@ -59,7 +59,7 @@ async def acquire(
         except BaseException as error:
             if loop.on_engine and first in in_flight:
                 if isinstance(error, FencelockError):
-                    await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
+                    await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
                     await leftovers.clean_up(claim)
             attach_name(error, claim.name)
@@ -68,7 +68,7 @@ async def acquire(
         if first not in in_flight:
             raise Forked(FORKED, claim.name)
         if loop.on_engine:
-            await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
+            await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
         if time_is_over or deadline.passed:
             return None
         claim = claim.with_new_id()
