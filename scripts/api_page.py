@@ -30,7 +30,18 @@ awaited: `lease.token`, `lease.remaining`, `lease.check()`, `lease.is_lost()`, `
 """
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "Lease", "Lost"),
-    "What is told": ("Snapshot", "Holder", "Waiter", "LossReason", "Traits", "TokenGuarantee"),
+    "Beyond the lock": (
+        "RWLock",
+        "MultiLock",
+        "Group",
+        "Election",
+        "Leader",
+        "Candidate",
+        "RateLimit",
+        "RateState",
+        "CachedFunction",
+    ),
+    "What is reported": ("Snapshot", "Holder", "Waiter", "Mode", "LossReason", "Traits", "TokenGuarantee"),
     "Errors": (
         "FencelockError",
         "LockTimeout",
@@ -39,6 +50,9 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "KeyInProgress",
         "KeyReused",
         "VersionConflict",
+        "WouldDeadlock",
+        "RateLimited",
+        "BuildFailed",
         "EngineUnavailable",
         "OutcomeUnknown",
         "ReleaseFailed",

@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, assert_type
 
 import aiosqlite
@@ -129,6 +130,88 @@ async def awaited() -> None:
         locks.lock("x", purpose="safety")  # type: ignore[arg-type]
         with lock:  # type: ignore[attr-defined]
             pass
+
+
+def primitives(locks: fencelock.Locks, stop: threading.Event) -> None:
+    """Reader-writer locks, semaphores, multi-locks, elections and watches that block."""
+    rw = locks.rwlock("x", ttl=5, timeout=None, renew=True, max_hold=3, stall_after=9, reentrant=True)
+    assert_type(rw, fencelock.RWLock)
+    assert_type(rw.read(), fencelock.Lock)
+    with rw.write() as lease:
+        assert_type(lease, fencelock.Lease)
+        assert_type(lease.mode, fencelock.Mode)
+        assert_type(lease.downgrade(), None)
+        assert_type(lease.progress(), None)
+    assert_type(locks.semaphore("x", 5, ttl=3, purpose="correctness"), fencelock.Lock)
+    locks.semaphore("x")  # type: ignore[call-arg]
+    locks.semaphore("x", "5")  # type: ignore[arg-type]
+    locks.semaphore("x", 5, reentrant=True)  # type: ignore[call-arg]
+    multi = locks.multi("a", "b", read=["c"], write=("d",), ttl=3, timeout=5)
+    assert_type(multi, fencelock.MultiLock)
+    assert_type(multi.names, tuple[str, ...])
+    assert_type(multi.acquire(timeout=5), fencelock.Group)
+    assert_type(multi.try_acquire(), fencelock.Group | None)
+    with multi as group:
+        assert_type(group, fencelock.Group)
+        assert_type(group["a"], fencelock.Lease)
+        assert_type(group.leases, Mapping[str, fencelock.Lease])
+        assert_type(group.remaining, float)
+        assert_type(group.reason, fencelock.LossReason | None)
+        assert_type(group.lost, fencelock.Lost)
+        assert_type(group.release(), bool)
+        group.check()
+    election = locks.election("x", value="http://web-7", ttl=15)
+    assert_type(election, fencelock.Election)
+    with election.campaign(timeout=None) as term:
+        assert_type(term, fencelock.Lease)
+    assert_type(election.leader(), fencelock.Leader | None)
+    assert_type(election.candidates(), list[fencelock.Candidate])
+    assert_type(election.observe(stop), Iterator[fencelock.Leader | None])
+    assert_type(election.resign(), bool)
+    assert_type(election.healthy(grace=3), bool)
+    election.run(lambda term: assert_type(term, fencelock.Lease), stop=stop)
+    election.run(lambda: None)  # type: ignore[arg-type, misc]
+    assert_type(locks.watch("x", stop=stop), Iterator[fencelock.Snapshot])
+    locks.watch("x", stop=3)  # type: ignore[arg-type]
+    locks.assert_held("x", mode="shared")
+    locks.assert_held("x", "write")  # type: ignore[arg-type]
+
+
+async def primitives_awaited(locks: aio.Locks, stop: asyncio.Event) -> None:
+    """The same, awaited."""
+    rw = locks.rwlock("x", ttl=5, reentrant=True)
+    assert_type(rw, aio.RWLock)
+    assert_type(rw.read(), aio.Lock)
+    async with rw.write() as lease:
+        assert_type(lease, aio.Lease)
+        await lease.downgrade()
+        lease.downgrade()  # type: ignore[unused-coroutine]
+        lease.progress()
+    assert_type(locks.semaphore("x", 5), aio.Lock)
+    multi = locks.multi("a", "b", read=["c"])
+    assert_type(multi, aio.MultiLock)
+    assert_type(await multi.acquire(timeout=5), aio.Group)
+    assert_type(await multi.try_acquire(), aio.Group | None)
+    async with multi as group:
+        assert_type(group["a"], aio.Lease)
+        assert_type(group.lost, aio.Lost)
+        assert_type(await group.release(), bool)
+    election = locks.election("x", value="http://web-7")
+    assert_type(election, aio.Election)
+    async with election.campaign() as term:
+        assert_type(term, aio.Lease)
+    assert_type(await election.leader(), fencelock.Leader | None)
+    assert_type(await election.candidates(), list[fencelock.Candidate])
+    assert_type(election.observe(), AsyncIterator[fencelock.Leader | None])
+    assert_type(await election.resign(), bool)
+
+    async def work(term: aio.Lease) -> int:
+        return term.token
+
+    await election.run(work, stop=stop)
+    await election.run(lambda term: term.token)  # type: ignore[arg-type, return-value]
+    assert_type(locks.watch("x", stop), AsyncIterator[fencelock.Snapshot])
+    locks.assert_held("x", "permit")
 
 
 def told(lease: fencelock.Lease, reason: fencelock.LossReason) -> None:

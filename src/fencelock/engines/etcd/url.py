@@ -1,4 +1,4 @@
-"""Where etcd is: what a URL says of its members, the prefix of all keys, TLS, and who we are there."""
+"""etcd URLs: the endpoints, the prefix of all keys, TLS, user and password."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ PORT = 2379
 HELP = "an etcd URL is etcd://[user:password@]host:port,host:port/prefix, or etcds://…?ca=…&cert=…&key=… for TLS"
 
 
-class Place(NamedTuple):
-    """What a URL says."""
+class EtcdUrl(NamedTuple):
+    """The parts of a URL."""
 
-    members: tuple[tuple[str, int], ...]
+    endpoints: tuple[tuple[str, int], ...]
     prefix: str
     user: str
     password: str
     tls: SSLContext | None
 
     def __repr__(self) -> str:
-        return f"<Place {', '.join(address(*member) for member in self.members)}>"
+        return f"<EtcdUrl {', '.join(address(*endpoint) for endpoint in self.endpoints)}>"
 
 
 def address(host: str, port: int) -> str:
-    """Return host and port as people write them."""
+    """Return host and port in one text."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse(url: str) -> Place:
-    """Take a URL apart; errors do not quote what may be half of a password."""
+def parse(url: str) -> EtcdUrl:
+    """Parse a URL. Raises InvalidURL, which never quotes what may be a part of a password."""
     parts = _split(url)
-    if parts is None:  # not inside of the handler: its error would quote some of it
+    if parts is None:  # outside the except block: its error would quote parts of the URL
         raise InvalidURL(
             f"{redact(url)!r}: {HELP}; a password's /, ?, #, @ and comma are written %2F, %3F, %23, %40 and %2C"
         )
-    encrypted, login, members, path, options = parts
+    encrypted, login, endpoints, path, options = parts
     if set(options) - ({"ca", "cert", "key"} if encrypted else set()):
-        raise InvalidURL(f"{redact(url)!r}: it has options that there are not; {HELP}")
+        raise InvalidURL(f"{redact(url)!r}: unknown options; {HELP}")
     user, _, password = login.partition(":")
     if bool(user) != bool(password):
         raise InvalidURL(f"{redact(url)!r}: give both user and password, or none; {HELP}")
     tls = _tls(url, options) if encrypted else None
-    return Place(members, unquote(path).rstrip("/"), unquote(user), unquote(password), tls)
+    return EtcdUrl(endpoints, unquote(path).rstrip("/"), unquote(user), unquote(password), tls)
 
 
 def _split(url: str) -> tuple[bool, str, tuple[tuple[str, int], ...], str, dict[str, str]] | None:
@@ -55,15 +55,15 @@ def _split(url: str) -> tuple[bool, str, tuple[tuple[str, int], ...], str, dict[
         parts = urlsplit(url)
         login, _, hosts = parts.netloc.rpartition("@")
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        members = tuple(_member(host) for host in hosts.split(","))
+        endpoints = tuple(_endpoint(host) for host in hosts.split(","))
     except ValueError:
         return None
     if parts.fragment or "@" in parts.path + parts.query.partition("=")[0]:
-        return None  # a password whose / ? or # was not escaped ends up behind the hosts
-    return parts.scheme.lower() == "etcds", login, members, parts.path, options
+        return None  # an unescaped /, ? or # in a password ends the host part
+    return parts.scheme.lower() == "etcds", login, endpoints, parts.path, options
 
 
-def _member(text: str) -> tuple[str, int]:
+def _endpoint(text: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname or parts.username is not None or parts.path:
         raise ValueError("no host")
@@ -71,7 +71,7 @@ def _member(text: str) -> tuple[str, int]:
 
 
 def _tls(url: str, options: dict[str, str]) -> SSLContext:
-    import ssl  # only who asks for TLS pays for it
+    import ssl  # importing it is slow, and only TLS needs it
 
     if ("key" in options) and "cert" not in options:
         raise InvalidURL(f"{redact(url)!r}: a key needs its cert; {HELP}")
@@ -80,6 +80,6 @@ def _tls(url: str, options: dict[str, str]) -> SSLContext:
         if "cert" in options:
             context.load_cert_chain(options["cert"], options.get("key"))
     except (OSError, ValueError) as error:
-        raise InvalidURL(f"{redact(url)!r}: the files for TLS cannot be used: {error}") from error
+        raise InvalidURL(f"{redact(url)!r}: the TLS files cannot be used: {error}") from error
     context.set_alpn_protocols(["h2"])
     return context
