@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from fencelock.sim.check import Invariants, check
-from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
+from fencelock.sim.history import History, Kind, Leftover, Note, Op, Outcome, Write
 
 
 def held(
@@ -30,8 +30,8 @@ def released(owner: str, token: int, at: float, outcome: Outcome = Outcome.OK) -
     return Op("x", Kind.RELEASE, owner, at, at + 0.1, outcome, token)
 
 
-def broken(history: History, promises: Invariants | None = None) -> set[str]:
-    return {violation.check for violation in check(history, promises)}
+def broken(history: History, invariants: Invariants | None = None) -> set[str]:
+    return {violation.check for violation in check(history, invariants)}
 
 
 GOOD = History(
@@ -48,7 +48,7 @@ GOOD = History(
         Write("data", "a", 1, 1.6, 1, 3, accepted=False),
         Write("data", "b", 2, 1.7, 2, 4, accepted=True),
     ],
-    left=[Left("x", "c", "holder", 4.5)],
+    leftovers=[Leftover("x", "c", "holder", 4.5)],
     notes=[Note(0.2, "b", "is stopped for 0.100 s")],
     quiet=4.0,
 )
@@ -144,10 +144,10 @@ def test_lost_wake_up_of_somebody_who_gave_up() -> None:
     def waiter(kind: Kind, returned: float | None) -> History:
         return History([held("a", 1, 0, 1), Op("x", kind, "b", 0.5, returned, Outcome.FAILED)])
 
-    promises = Invariants(free_at_most=1.5)
-    assert broken(waiter(Kind.ACQUIRE, 3.0), promises) == {"wake-ups"}
-    assert broken(waiter(Kind.TRY, 3.0), promises) == set()
-    assert broken(waiter(Kind.ACQUIRE, None), promises) == set()
+    invariants = Invariants(free_at_most=1.5)
+    assert broken(waiter(Kind.ACQUIRE, 3.0), invariants) == {"wake-ups"}
+    assert broken(waiter(Kind.TRY, 3.0), invariants) == set()
+    assert broken(waiter(Kind.ACQUIRE, None), invariants) == set()
 
 
 def test_lost_wake_up_of_a_permit() -> None:
@@ -181,7 +181,7 @@ def test_refused_writes_do_not_count() -> None:
 
 def test_orphans_after_the_ttl() -> None:
     """Whatever is on the engine after quiet and one ttl is found, whosever it was."""
-    history = History([held("a", 1, 0, 1)], left=[Left("x", "a", "holder", 12.0)], quiet=10.0)
+    history = History([held("a", 1, 0, 1)], leftovers=[Leftover("x", "a", "holder", 12.0)], quiet=10.0)
     assert broken(history, Invariants(ttl=1.5)) == {"orphans"}
     assert check(history, Invariants(ttl=3.0)) == []
 
@@ -197,14 +197,16 @@ def test_orphans_after_the_ttl() -> None:
 )
 def test_orphans_of_somebody_who_ended_in_order(op: Op, expected: bool) -> None:
     """Who gave up in order has left nothing even before its ttl; who crashed or ran out may have."""
-    history = History([op], left=[Left("x", "a", "waiter", 10.0)], quiet=10.0)
+    history = History([op], leftovers=[Leftover("x", "a", "waiter", 10.0)], quiet=10.0)
     assert ("orphans" in broken(history)) is expected
     assert broken(history, Invariants(clean=False)) == set()
 
 
 def test_orphans_of_a_release() -> None:
     """A claim that is still there after its release is found at once."""
-    history = History([held("a", 1, 0, 1), released("a", 1, 1.0)], left=[Left("x", "a", "claim", 1.5, since=1.1)])
+    history = History(
+        [held("a", 1, 0, 1), released("a", 1, 1.0)], leftovers=[Leftover("x", "a", "claim", 1.5, since=1.1)]
+    )
     assert broken(history) == {"orphans"}
 
 

@@ -146,7 +146,7 @@ def test_a_cut_holds_back_and_a_restart_breaks() -> None:
 
     async def work() -> None:
         connection = await lab.connection()
-        lab.network.cut("p1", "a", 1.0)
+        lab.network.partition("p1", "a", 1.0)
         with pytest.raises(OutcomeUnknown):
             await connection.request(("RPUSH", "l", "held"), 0.5)
         assert lab.said("l") == []
@@ -168,8 +168,8 @@ def test_a_cut_holds_back_and_a_restart_breaks() -> None:
 
 def test_dialling_a_server_that_is_out_of_reach() -> None:
     """Nobody waits for ever for a connection, and a cut one is not made later behind the caller's back."""
-    lab = Lab(NetworkFaults(patience=0.25))
-    lab.network.cut("a", "p1", 5.0)
+    lab = Lab(NetworkFaults(reply_timeout=0.25))
+    lab.network.partition("a", "p1", 5.0)
 
     with pytest.raises(EngineUnavailable):
         lab.run(lab.connection)

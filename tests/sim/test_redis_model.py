@@ -69,52 +69,52 @@ def plain(command: Command, answer: Any) -> Any:
     return answer
 
 
-def any_command(chance: Random) -> Command:
+def any_command(rng: Random) -> Command:
     """Return a command, more often than not on a key of the right type."""
 
     def key(usual: str) -> str:
-        return usual if chance.random() < 0.85 else chance.choice(KEYS)
+        return usual if rng.random() < 0.85 else rng.choice(KEYS)
 
     def word() -> str:
-        return chance.choice(WORDS)
+        return rng.choice(WORDS)
 
     def number() -> int:
-        return chance.randint(-3, 4)
+        return rng.randint(-3, 4)
 
     def some(make: Callable[[], Any], most: int = 3) -> list[Any]:
-        return [make() for _ in range(chance.randint(1, most))]
+        return [make() for _ in range(rng.randint(1, most))]
 
     def pairs(first: Callable[[], Any], second: Callable[[], Any]) -> list[Any]:
-        return [item for _ in range(chance.randint(1, 3)) for item in (first(), second())]
+        return [item for _ in range(rng.randint(1, 3)) for item in (first(), second())]
 
     def flags(*choices: str) -> list[str]:
-        return [choice for choice in choices if chance.random() < 0.25]
+        return [choice for choice in choices if rng.random() < 0.25]
 
     def ms() -> int:
         # Seconds apart: which of two that are the same is greater depends on the millisecond in which each is asked for.
-        return chance.choice((SOON, LATER, LATER)) - 1000 * chance.randrange(500)
+        return rng.choice((SOON, LATER, LATER)) - 1000 * rng.randrange(500)
 
     def until() -> list[Any]:
-        return chance.choice(([], [], ["PX", ms()], ["EX", 3600], ["KEEPTTL"], ["PXAT", 4_000_000_000_000]))
+        return rng.choice(([], [], ["PX", ms()], ["EX", 3600], ["KEEPTTL"], ["PXAT", 4_000_000_000_000]))
 
     def condition() -> list[str]:
-        return chance.choice(([], [], ["NX"], ["XX"]))
+        return rng.choice(([], [], ["NX"], ["XX"]))
 
     s, h, z, t, lst = key("s"), key("h"), key("z"), key("t"), key("l")
-    anything = chance.choice(KEYS)
+    anything = rng.choice(KEYS)
     makers: tuple[Callable[[], Command], ...] = (
         lambda: ("SET", s, word(), *until(), *condition(), *flags("GET")),
         lambda: ("SET", s, word()),
         lambda: ("GET", s),
         lambda: ("INCR", s),
         lambda: ("INCRBY", s, number()),
-        lambda: ("EXISTS", *some(lambda: chance.choice(KEYS))),
-        lambda: (chance.choice(("DEL", "UNLINK")), *some(lambda: chance.choice(KEYS), 2)),
+        lambda: ("EXISTS", *some(lambda: rng.choice(KEYS))),
+        lambda: (rng.choice(("DEL", "UNLINK")), *some(lambda: rng.choice(KEYS), 2)),
         lambda: ("TYPE", anything),
-        lambda: ("RENAME", anything, chance.choice(KEYS)),
-        lambda: ("KEYS", chance.choice(("*", "[hz]", "?", "[^hz]", "\\\\*", "\\\\h", "h*"))),
+        lambda: ("RENAME", anything, rng.choice(KEYS)),
+        lambda: ("KEYS", rng.choice(("*", "[hz]", "?", "[^hz]", "\\\\*", "\\\\h", "h*"))),
         lambda: ("DBSIZE",),
-        lambda: ("PEXPIRE", anything, ms(), *chance.choice(([], [], ["NX"], ["XX"], ["GT"], ["LT"]))),
+        lambda: ("PEXPIRE", anything, ms(), *rng.choice(([], [], ["NX"], ["XX"], ["GT"], ["LT"]))),
         lambda: ("PEXPIRE", anything, -1),
         lambda: ("PEXPIREAT", anything, 4_000_000_000_000),
         lambda: ("PERSIST", anything),
@@ -125,32 +125,32 @@ def any_command(chance: Random) -> Command:
         lambda: ("HINCRBY", h, word(), number()),
         lambda: ("HDEL", h, *some(word)),
         lambda: ("HEXISTS", h, word()),
-        lambda: (chance.choice(("HLEN", "HKEYS", "HVALS", "HGETALL")), h),
-        lambda: ("ZADD", z, *condition(), *flags("CH"), *pairs(lambda: chance.choice((1, 2, "3.5")), word)),
-        lambda: ("ZADD", z, chance.choice(("GT", "LT")), number(), word()),
+        lambda: (rng.choice(("HLEN", "HKEYS", "HVALS", "HGETALL")), h),
+        lambda: ("ZADD", z, *condition(), *flags("CH"), *pairs(lambda: rng.choice((1, 2, "3.5")), word)),
+        lambda: ("ZADD", z, rng.choice(("GT", "LT")), number(), word()),
         lambda: ("ZREM", z, *some(word)),
         lambda: ("ZRANGE", z, number(), number(), *flags("WITHSCORES", "REV")),
-        lambda: ("ZRANGE", z, chance.choice(("-inf", "(1", 2)), chance.choice(("+inf", 3, "(3.5")), "BYSCORE"),
+        lambda: ("ZRANGE", z, rng.choice(("-inf", "(1", 2)), rng.choice(("+inf", 3, "(3.5")), "BYSCORE"),
         lambda: ("ZREVRANGE", z, number(), number()),
-        lambda: (chance.choice(("ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZCOUNT")), z, "(1", 3),
+        lambda: (rng.choice(("ZRANGEBYSCORE", "ZREMRANGEBYSCORE", "ZCOUNT")), z, "(1", 3),
         lambda: ("ZCARD", z),
-        lambda: (chance.choice(("ZSCORE", "ZRANK")), z, word()),
-        lambda: ("ZPOPMIN", z, *chance.choice(([], [2]))),
+        lambda: (rng.choice(("ZSCORE", "ZRANK")), z, word()),
+        lambda: ("ZPOPMIN", z, *rng.choice(([], [2]))),
         lambda: ("SADD", t, *some(word)),
         lambda: ("SREM", t, *some(word)),
         lambda: ("SMEMBERS", t),
         lambda: ("RPUSH", lst, *some(word)),
-        lambda: (chance.choice(("LPOP", "LLEN")), lst),
+        lambda: (rng.choice(("LPOP", "LLEN")), lst),
         lambda: ("LRANGE", lst, number(), number()),
         lambda: ("LINDEX", lst, number()),
         lambda: ("LPOS", lst, word()),
         lambda: ("LPOS", lst, word(), "RANK", -1),
         lambda: ("LREM", lst, 1, word()),
-        lambda: ("EVAL", chance.choice(SCRIPTS), 2, anything, chance.choice(KEYS), word(), number()),
+        lambda: ("EVAL", rng.choice(SCRIPTS), 2, anything, rng.choice(KEYS), word(), number()),
         lambda: ("PUBLISH", "nobody", word()),
-        lambda: chance.choice((("GET",), ("HSET", h, "odd"), ("NOSUCH",), ("ZADD", z, "one", "a"))),
+        lambda: rng.choice((("GET",), ("HSET", h, "odd"), ("NOSUCH",), ("ZADD", z, "one", "a"))),
     )
-    return chance.choice(makers)()
+    return rng.choice(makers)()
 
 
 SCRIPTS = (
@@ -198,11 +198,11 @@ SCRIPTS = (
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_answers(real: Real, seed: int) -> None:
     """Every command of a long random sequence is answered alike, also after some of the data has run out."""
-    chance = Random(seed)
+    rng = Random(seed)
     model = Redis(lambda: time.time_ns() // 1000)
     for round in range(2):
         for number in range(400):
-            command = any_command(chance)
+            command = any_command(rng)
             ours, theirs = (plain(command, answer) for answer in (model.request(command)[0], real.request(*command)))
             assert ours == theirs, f"round {round}, command {number}: {command}"
         for key in KEYS:

@@ -149,7 +149,7 @@ def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
 
 
 def test_cancelled_at_an_await(lab: Lab) -> None:
-    """A cancellation comes out of the await where the task is parked."""
+    """A cancellation comes out of the await where the task is suspension."""
 
     async def work() -> None:
         await lab.runtime.sleep(10)
@@ -212,10 +212,10 @@ def test_question_that_is_lost(lab: Lab) -> None:
     async def ask(what: str) -> None:
         await lab.network.request(lab.process, "engine", lambda: done.append(what))
 
-    lab.network.cut("p1", "engine", 1)
+    lab.network.partition("p1", "engine", 1)
     lab.start(ask("question"))
     assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
-    lab.network.cut("engine", "p1", 1)
+    lab.network.partition("engine", "p1", 1)
     lab.start(ask("answer"))
     assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
     assert done == ["answer"]
@@ -235,7 +235,7 @@ def test_a_lease_is_kept(lab: Lab) -> None:
     assert lab.run(2) == [True]
     lab.run(3)
     assert lab.process.tasks() == []
-    assert lab.engine.store.left(0.0) == []
+    assert lab.engine.store.leftovers(0.0) == []
 
 
 def test_loss_interrupts_the_body(lab: Lab) -> None:
@@ -243,7 +243,7 @@ def test_loss_interrupts_the_body(lab: Lab) -> None:
 
     async def work() -> None:
         async with Held(await LockFactory(lab.client, "x").acquire()):
-            lab.network.cut("p1", "engine", 100)
+            lab.network.partition("p1", "engine", 100)
             await lab.runtime.sleep(50)
 
     lab.start(work())
@@ -291,10 +291,10 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
     lab.start(hold())
     lab.run(0.1)
     waiter = other.spawn(wait(), "wait", lambda task: None)
-    other.strike(step, lambda task: waiter.cancel())
+    other.add_fault(step, lambda task: waiter.cancel())
     lab.run(4)
     assert waiter.done
-    assert lab.engine.store.left(0.0) == []
+    assert lab.engine.store.leftovers(0.0) == []
     lab.start(hold())
     lab.run(3)
     assert lab.log == [None, None]

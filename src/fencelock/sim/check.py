@@ -41,7 +41,7 @@ class Violation:
         return f"{self.check} of {self.name!r}: {self.message}"
 
 
-def check(history: History, promises: Invariants | None = None) -> list[Violation]:
+def check(history: History, invariants: Invariants | None = None) -> list[Violation]:
     """Return every promise that the history breaks; none, if all is well.
 
     >>> from fencelock.sim.history import Op
@@ -51,25 +51,25 @@ def check(history: History, promises: Invariants | None = None) -> list[Violatio
     exclusion of 'x': b (token 2) holds it from 1.5000, a (token 1) until 2.0000
     linearizability of 'x': b (token 2) was granted by 1.5000, but its turn came at 2.0000
     """
-    promises = promises or Invariants()
+    invariants = invariants or Invariants()
     by_name: defaultdict[str, list[Op]] = defaultdict(list)
     for op in history.ops:
         by_name[op.name].append(op)
     found: list[Violation] = []
     for name, ops in by_name.items():
         grants = [op for op in ops if op.token is not None and op.outcome is Outcome.OK and op.kind in _TAKES]
-        found += _say("exclusion", name, exclusion(grants)) if promises.exclusion else ()
-        found += _say("linearizability", name, linearizability(grants)) if promises.exclusion else ()
-        found += _say("tokens", name, tokens(grants)) if promises.tokens else ()
-        found += _say("order", name, order(grants)) if promises.order else ()
-        found += _say("wake-ups", name, wake_ups(ops, promises.free_at_most))
-    if promises.resource:
+        found += _say("exclusion", name, exclusion(grants)) if invariants.exclusion else ()
+        found += _say("linearizability", name, linearizability(grants)) if invariants.exclusion else ()
+        found += _say("tokens", name, tokens(grants)) if invariants.tokens else ()
+        found += _say("order", name, order(grants)) if invariants.order else ()
+        found += _say("wake-ups", name, wake_ups(ops, invariants.free_at_most))
+    if invariants.resource:
         by_resource: defaultdict[str, list[Write]] = defaultdict(list)
         for write in history.writes:
             by_resource[write.resource].append(write)
         for name, writes in by_resource.items():
             found += _say("resource", name, resource(writes))
-    found += orphans(history, promises)
+    found += orphans(history, invariants)
     return found
 
 
@@ -201,7 +201,7 @@ def resource(writes: Iterable[Write]) -> Iterator[str]:
         last = write
 
 
-def orphans(history: History, promises: Invariants) -> Iterator[Violation]:
+def orphans(history: History, invariants: Invariants) -> Iterator[Violation]:
     """After quiet and one ttl nothing is left; of those who ended in order, nothing at once."""
     given_back = {(op.name, op.token) for op in history.ops if op.kind is Kind.RELEASE and op.outcome is Outcome.OK}
     unsure = {
@@ -210,15 +210,15 @@ def orphans(history: History, promises: Invariants) -> Iterator[Violation]:
         if op.outcome is Outcome.UNKNOWN or (op.token is not None and (op.name, op.token) not in given_back)
     }
     quiet = inf if history.quiet is None else history.quiet
-    for left in history.left:
+    for left in history.leftovers:
         who = f"a {left.role} of {left.owner or 'somebody'}"
-        if left.at >= quiet + promises.ttl:
+        if left.at >= quiet + invariants.ttl:
             yield Violation(
                 "orphans", left.name, f"{who} is left {left.at - quiet:.4f} s after the end, and after its ttl"
             )
-        elif promises.clean and left.since is not None:
+        elif invariants.clean and left.since is not None:
             yield Violation("orphans", left.name, f"{who} is left {left.at - left.since:.4f} s after it was given back")
-        elif promises.clean and left.at >= quiet and left.owner and (left.name, left.owner) not in unsure:
+        elif invariants.clean and left.at >= quiet and left.owner and (left.name, left.owner) not in unsure:
             yield Violation("orphans", left.name, f"{who} is left although everything of theirs ended in order")
 
 

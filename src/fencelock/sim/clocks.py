@@ -21,9 +21,9 @@ class BootClock:
     @classmethod
     def any(cls, scheduler: Scheduler) -> BootClock:
         """Return a clock of some rate that shows some time."""
-        chance = scheduler.random
-        error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
-        return cls(scheduler, 1 + error, chance.uniform(0, 1e5))
+        rng = scheduler.random
+        error = rng.choice((-1, 1, rng.uniform(-1, 1))) * RATE_ERROR
+        return cls(scheduler, 1 + error, rng.uniform(0, 1e5))
 
     def now(self) -> float:
         """Return what the clock shows."""

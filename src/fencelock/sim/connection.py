@@ -42,9 +42,9 @@ class Channel:
         lost = network.faults.lost
         if lost and network.scheduler.random.random() < lost:
             self.on_loss()
-        elif self._held or network.is_cut(self._source, self._target):
+        elif self._held or network.is_partitioned(self._source, self._target):
             if not self._held:
-                network.when_mended(self._source, self._target, self._again_later)
+                network.when_reachable(self._source, self._target, self._again_later)
             self._held.append(arrive)
         else:
             self._last = max(self._last, network.scheduler.time + network.delay())
@@ -53,13 +53,13 @@ class Channel:
     def _again_later(self) -> None:
         """Wait a little after an outage: nobody knows when it is over before the next try."""
         network = self._network
-        wait = 0.0 if network.healed else network.scheduler.random.random() * LATER
+        wait = 0.0 if network.faults_cleared else network.scheduler.random.random() * LATER
         network.scheduler.after(wait, self._reenter)
 
     def _reenter(self) -> None:
         network = self._network
-        if network.is_cut(self._source, self._target):
-            network.when_mended(self._source, self._target, self._again_later)
+        if network.is_partitioned(self._source, self._target):
+            network.when_reachable(self._source, self._target, self._again_later)
             return
         held, self._held = self._held, []
         if not self.broken:
@@ -97,13 +97,13 @@ class SimConnection:
 
     # ------------------------------------------------------------------ the client's end
 
-    async def connect(self, patience: float) -> SimConnection:
+    async def connect(self, timeout: float) -> SimConnection:
         """Connect: one message there and one back."""
-        parked = self._dialled
+        suspension = self._dialled
         self._up.send(partial(self._host.deliver, self._accept, self._reset))
-        timer = self._process.timer(patience, parked.wake)
+        timer = self._process.timer(timeout, suspension.wake)
         try:
-            await parked
+            await suspension
         except BaseException:
             self.close()
             raise
@@ -181,11 +181,11 @@ class SimConnection:
     def _lost(self) -> None:
         """Break: each end learns of it, or does not."""
         self._up.broken = self._down.broken = True
-        chance, scheduler = self._network.scheduler.random, self._network.scheduler
-        if chance.random() < TOLD:
-            scheduler.after(chance.random() * LATER, partial(self._process.deliver, self._end))
-        if chance.random() < TOLD:
-            scheduler.after(chance.random() * LATER, self._hang_up)
+        rng, scheduler = self._network.scheduler.random, self._network.scheduler
+        if rng.random() < TOLD:
+            scheduler.after(rng.random() * LATER, partial(self._process.deliver, self._end))
+        if rng.random() < TOLD:
+            scheduler.after(rng.random() * LATER, self._hang_up)
 
     def _receive(self, pushed: bool, answer: Any) -> None:
         if self._process.dead:
@@ -245,25 +245,25 @@ async def request_all(
 ) -> list[Any]:
     """Send to all, then wait for all."""
     answers: list[Any] = [NO_REPLY] * len(asked)
-    parked = Suspension(process)
+    suspension = Suspension(process)
     left = len(asked)
 
     def take(place: int, answer: Any) -> None:
         nonlocal left
-        if not parked.done:
+        if not suspension.done:
             left -= 1
             answers[place] = answer
             if not left or enough(answers):
-                parked.wake()
+                suspension.wake()
 
     for place, (connection, command) in enumerate(asked):
         connection.post(command, partial(take, place))
-    timer = process.timer(timeout, parked.wake)
+    timer = process.timer(timeout, suspension.wake)
     try:
         if asked and not enough(answers):
-            await parked
+            await suspension
     finally:
-        parked.done = True
+        suspension.done = True
         timer.cancel()
     return answers
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fencelock.core.engine import Engine
 from fencelock.model import Claim
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -25,7 +25,7 @@ class SimulatedEngine(Protocol):
     tickets: Mapping[int, int]
     """In which order claims came, by token; empty where that means nothing."""
 
-    patience: float
+    reply_timeout: float
     """Seconds for which what runs in the background may still wait for an answer that never comes."""
 
     def connect(self, runtime: SimRuntime) -> Engine:
@@ -36,7 +36,7 @@ class SimulatedEngine(Protocol):
         """Return whether anything is kept for a claim."""
         ...
 
-    def left(self, at: float) -> list[Left]:
+    def leftovers(self, at: float) -> list[Leftover]:
         """Return whatever is kept for claims."""
         ...
 

@@ -68,13 +68,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Leftover:
     """Something that was found although it may be too late for it: a claim or a bell on the engine, a task in a process.
 
     `since` is when the operation that should have removed it had ended, in order, if it is known which one that was.
     """
 
-    record: ClassVar[str] = "left"
+    record: ClassVar[str] = "leftover"
     name: str
     owner: str
     role: str
@@ -92,7 +92,7 @@ class Note:
     what: str
 
 
-Record = Op | Write | Left | Note
+Record = Op | Write | Leftover | Note
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class History:
 
     ops: list[Op] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     quiet: float | None = None
 
@@ -117,14 +117,14 @@ class History:
                 self.ops.append(record)
             case Write():
                 self.writes.append(record)
-            case Left():
-                self.left.append(record)
+            case Leftover():
+                self.leftovers.append(record)
             case Note():
                 self.notes.append(record)
 
     def lines(self) -> Iterator[str]:
         """Yield one line of JSON for each record."""
-        records: list[Record] = [*self.ops, *self.writes, *self.left, *self.notes]
+        records: list[Record] = [*self.ops, *self.writes, *self.leftovers, *self.notes]
         for record in records:
             yield json.dumps({"record": record.record} | asdict(record), ensure_ascii=False)
         if self.quiet is not None:
@@ -142,8 +142,8 @@ class History:
                     history.ops.append(Op(kind=kind, outcome=outcome, **fields))
                 case "write":
                     history.writes.append(Write(**fields))
-                case "left":
-                    history.left.append(Left(**fields))
+                case "leftover":
+                    history.leftovers.append(Leftover(**fields))
                 case "note":
                     history.notes.append(Note(**fields))
                 case "quiet":

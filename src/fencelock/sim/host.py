@@ -21,8 +21,8 @@ class SimulatedHost:
         self._down = 0
         self._backlog: list[Callable[[], object]] = []
         self._starts = 0
-        chance = self._scheduler.random
-        error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
+        rng = self._scheduler.random
+        error = rng.choice((-1, 1, rng.uniform(-1, 1))) * RATE_ERROR
         # Leases run out by this clock, so it goes at a bounded rate, as boot clocks do.
         self.wall = WallClock(self._scheduler, 1 + error)
         self.redis = make(self.wall.us, self._run_id())
@@ -72,7 +72,7 @@ class SimulatedHost:
     def _rise(self) -> None:
         self._down = max(0, self._down - 1)
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         """Go on at once."""
         self._down = self._stopped = 0
         self._resume()

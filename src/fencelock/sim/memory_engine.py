@@ -10,7 +10,7 @@ from fencelock.engines.memory import Entry, MemoryEngine, MemoryStore
 from fencelock.errors import ClientClosed
 from fencelock.model import Claim
 from fencelock.sim.clocks import BootClock, WallClock
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -54,15 +54,15 @@ class SimStore(MemoryStore):
         self.reset()
         self._counter = self._wall()
 
-    def left(self, at: float) -> list[Left]:
+    def leftovers(self, at: float) -> list[Leftover]:
         """Return whatever is kept for claims."""
         found = []
         for name in self.names(""):
             snapshot = self.inspect(name)
-            found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
-            found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+            found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
+            found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
         queued = {entry.id for entries in self._queues.values() for entry in entries}
-        return found + [Left("", "", "bell", at) for id in self._wakeups if id not in queued]
+        return found + [Leftover("", "", "bell", at) for id in self._wakeups if id not in queued]
 
 
 class SimulatedMemory:
@@ -70,7 +70,7 @@ class SimulatedMemory:
 
     labels: Sequence[str] = ("engine",)
     hosts: Sequence[SimulatedHost] = ()
-    patience = 0.0
+    reply_timeout = 0.0
 
     def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
         self._network = network
@@ -80,7 +80,7 @@ class SimulatedMemory:
         self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
         self.tickets: Mapping[int, int] = self.store.tickets
         self.has = self.store.has
-        self.left = self.store.left
+        self.leftovers = self.store.leftovers
         self.wipe = self.store.wipe
 
     def connect(self, runtime: SimRuntime) -> SimMemoryEngine:

@@ -29,7 +29,7 @@ class NetworkFaults:
     slowest: float = 0.0
     lost: float = 0.0
     doubled: float = 0.0
-    patience: float = 0.25
+    reply_timeout: float = 0.25
     """How long a client waits for an answer before it gives up on it."""
 
 
@@ -39,67 +39,67 @@ class Network:
     def __init__(self, scheduler: Scheduler, faults: NetworkFaults) -> None:
         self.scheduler = scheduler
         self.faults = faults
-        self.healed = False
+        self.faults_cleared = False
         self.hosts: dict[str, SimulatedHost] = {}
         """Servers that can be connected to, by label."""
-        self._cuts: dict[tuple[str, str], int] = {}
+        self._partitions: dict[tuple[str, str], int] = {}
         self._held: list[tuple[str, str, Callable[[], object]]] = []
 
-    def cut(self, source: str, target: str, seconds: float) -> None:
+    def partition(self, source: str, target: str, seconds: float) -> None:
         """Lose every message that is sent this way from now on, for so long; what is on a connection is held back."""
-        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
-        self.scheduler.after(seconds, partial(self._mend, source, target))
+        self._partitions[source, target] = self._partitions.get((source, target), 0) + 1
+        self.scheduler.after(seconds, partial(self._end_partition, source, target))
 
-    def _mend(self, source: str, target: str) -> None:
-        if self._cuts.get((source, target)):
-            self._cuts[source, target] -= 1
+    def _end_partition(self, source: str, target: str) -> None:
+        if self._partitions.get((source, target)):
+            self._partitions[source, target] -= 1
         self._go_on()
 
-    def is_cut(self, source: str, target: str) -> bool:
+    def is_partitioned(self, source: str, target: str) -> bool:
         """Return whether nothing gets through this way now."""
-        return bool(self._cuts) and bool(self._cuts.get((source, target)))
+        return bool(self._partitions) and bool(self._partitions.get((source, target)))
 
-    def when_mended(self, source: str, target: str, fn: Callable[[], object]) -> None:
+    def when_reachable(self, source: str, target: str, fn: Callable[[], object]) -> None:
         """Call the function as soon as messages get through this way again."""
         self._held.append((source, target, fn))
 
     def _go_on(self) -> None:
         held, self._held = self._held, []
         for source, target, fn in held:
-            if self.is_cut(source, target):
+            if self.is_partitioned(source, target):
                 self._held.append((source, target, fn))
             else:
                 fn()
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         """Lose nothing from now on; what was sent before may still be on its way."""
-        self.healed = True
-        self.faults = NetworkFaults(self.faults.delay, patience=self.faults.patience)
-        self._cuts.clear()
+        self.faults_cleared = True
+        self.faults = NetworkFaults(self.faults.delay, reply_timeout=self.faults.reply_timeout)
+        self._partitions.clear()
         self._go_on()
 
     def send(self, source: str, target: str, arrive: Callable[[], object], *, once: bool = False) -> None:
         """Send a message: `arrive` happens at the other end, perhaps; `once` if it must not happen twice."""
-        faults, chance = self.faults, self.scheduler.random
-        if self._cuts.get((source, target)) or (faults.lost and chance.random() < faults.lost):
+        faults, rng = self.faults, self.scheduler.random
+        if self._partitions.get((source, target)) or (faults.lost and rng.random() < faults.lost):
             return
         self.scheduler.after(self.delay(), arrive)
-        if faults.doubled and not once and chance.random() < faults.doubled:
+        if faults.doubled and not once and rng.random() < faults.doubled:
             self.scheduler.after(self.delay(), arrive)
 
     def delay(self) -> float:
         """Return how long some message takes."""
-        faults, chance = self.faults, self.scheduler.random
-        slow = faults.slow and chance.random() < faults.slow
-        return chance.random() * (faults.slowest if slow else faults.delay)
+        faults, rng = self.faults, self.scheduler.random
+        slow = faults.slow and rng.random() < faults.slow
+        return rng.random() * (faults.slowest if slow else faults.delay)
 
     async def request(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
         """Carry a question to a server and its answer back, or raise OutcomeUnknown."""
         call: Call[T] = Call(process)
-        timer = process.timer(self.faults.patience, call.parked.wake)
+        timer = process.timer(self.faults.reply_timeout, call.suspension.wake)
         self.send(process.label, server, partial(self._arrive, call, server, question), once=once)
         try:
-            await call.parked
+            await call.suspension
         finally:
             timer.cancel()
         return call.result()
@@ -115,11 +115,11 @@ class Network:
 class Call(Generic[T]):
     """A question that was asked: the first answer counts."""
 
-    __slots__ = ("_error", "_value", "answered", "parked", "process")
+    __slots__ = ("_error", "_value", "answered", "process", "suspension")
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.parked = Suspension(process)
+        self.suspension = Suspension(process)
         self.answered = False
         self._error: Exception | None = None
         self._value: T | None = None
@@ -133,9 +133,9 @@ class Call(Generic[T]):
         self._settle(None, error)
 
     def _settle(self, value: T | None, error: Exception | None) -> None:
-        if not self.parked.done:
+        if not self.suspension.done:
             self.answered, self._value, self._error = True, value, error
-            self.parked.wake()
+            self.suspension.wake()
 
     def result(self) -> T:
         """Return the answer, or raise."""

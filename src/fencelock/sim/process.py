@@ -16,7 +16,7 @@ JITTER = 0.0002
 LATE = 0.001
 """Timers fire late by up to this, never early."""
 
-Strike = Callable[[Task], None]
+Fault = Callable[[Task], None]
 
 
 class Process:
@@ -34,20 +34,20 @@ class Process:
         self._stopped = 0
         self._backlog: list[Callable[[], object]] = []
         self._steps = 0
-        self._strikes: dict[int, Strike] = {}
+        self._faults: dict[int, Fault] = {}
 
     # ------------------------------------------------------------------ running
 
-    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None] | None = None) -> Task:
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, on_end: Callable[[Task], None] | None = None) -> Task:
         """Start a task; `whole` is called when it has ended."""
-        task = Task(self, coro, name, partial(self._ended, whole))
+        task = Task(self, coro, name, partial(self._ended, on_end))
         self._tasks[task] = None
         return task
 
-    def _ended(self, whole: Callable[[Task], None] | None, task: Task) -> None:
+    def _ended(self, on_end: Callable[[Task], None] | None, task: Task) -> None:
         del self._tasks[task]
-        if whole is not None:
-            whole(task)
+        if on_end is not None:
+            on_end(task)
         elif task.error is not None and not isinstance(task.error, Cancelled):
             self.errors.append(task.error)
 
@@ -75,14 +75,14 @@ class Process:
 
     # ------------------------------------------------------------------ faults
 
-    def strike(self, step: int, what: Strike) -> None:
+    def add_fault(self, step: int, what: Fault) -> None:
         """Do this at the await that some task of this process reaches as its so-manieth."""
-        self._strikes[step] = what
+        self._faults[step] = what
 
     def stepped(self, task: Task) -> None:
         """Take note that a task has reached an await."""
         self._steps += 1
-        what = self._strikes.pop(self._steps, None)
+        what = self._faults.pop(self._steps, None)
         if what is not None:
             what(task)
 
@@ -98,9 +98,9 @@ class Process:
             for fn in backlog:
                 self.soon(fn)
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         """Go on at once, and suffer nothing more."""
-        self._strikes.clear()
+        self._faults.clear()
         self._stopped = 0
         self._resume()
 

@@ -48,25 +48,25 @@ class Job:
     """Seconds before it starts."""
 
 
-def any_job(chance: Random, scenario: Scenario, limit: int | None) -> Job:
+def any_job(rng: Random, scenario: Scenario, limit: int | None) -> Job:
     """Return some job; `limit` is the number of permits, if the run is about permits."""
-    ttl = chance.choice(scenario.ttls)
-    shared = limit is not None or (scenario.sharing and chance.random() < 0.6)
+    ttl = rng.choice(scenario.ttls)
+    shared = limit is not None or (scenario.sharing and rng.random() < 0.6)
     return Job(
-        name=chance.choice(scenario.names),
+        name=rng.choice(scenario.names),
         ttl=ttl,
-        timeout=chance.choice((None, None, None, 0.0, ttl / 2, ttl * 3)),
-        renew=not scenario.lapses or chance.random() < 0.7,
-        max_hold=ttl * chance.random() + 0.1 if scenario.lapses and chance.random() < 0.1 else None,
+        timeout=rng.choice((None, None, None, 0.0, ttl / 2, ttl * 3)),
+        renew=not scenario.lapses or rng.random() < 0.7,
+        max_hold=ttl * rng.random() + 0.1 if scenario.lapses and rng.random() < 0.1 else None,
         shared=shared,
         limit=limit,
-        block=chance.random() < 0.5,
-        rounds=0 if shared else chance.choice((0, 1, 1, 2)),
-        think=chance.choice((0.0, 0.02, ttl / 4, ttl * 1.5)),
-        linger=ttl * chance.choice(scenario.lingers),
-        careful=chance.random() < 0.5,
-        renews=chance.random() < 0.2,
-        rest=chance.choice((0.0, 0.01, 0.1, 0.5)) * chance.random(),
+        block=rng.random() < 0.5,
+        rounds=0 if shared else rng.choice((0, 1, 1, 2)),
+        think=rng.choice((0.0, 0.02, ttl / 4, ttl * 1.5)),
+        linger=ttl * rng.choice(scenario.lingers),
+        careful=rng.random() < 0.5,
+        renews=rng.random() < 0.2,
+        rest=rng.choice((0.0, 0.01, 0.1, 0.5)) * rng.random(),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from fencelock.sim.engines import SimulatedEngine
-from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome
+from fencelock.sim.history import History, Kind, Leftover, Note, Op, Outcome
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
@@ -86,7 +86,7 @@ class Recorder:
 
     def _look(self, lease: SimLease, since: float) -> None:
         if self.engine.has(lease._grant.claim):
-            self.history.add(Left(lease.name, lease.owner, "claim", self.scheduler.time, since))
+            self.history.add(Leftover(lease.name, lease.owner, "claim", self.scheduler.time, since))
 
     def note(self, who: str, what: str) -> None:
         """Take note of what befell somebody."""
@@ -97,4 +97,4 @@ class Recorder:
         so_far = self.history
         ops = [pending.op() for pending in self._pending]
         # A copy: closing what is left of the processes must not write in it.
-        return History(ops, list(so_far.writes), list(so_far.left), list(so_far.notes))
+        return History(ops, list(so_far.writes), list(so_far.leftovers), list(so_far.notes))

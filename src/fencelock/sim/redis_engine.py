@@ -12,7 +12,7 @@ from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
 from fencelock.sim.connection import as_parsed
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.redis import Redis, Session
@@ -64,11 +64,11 @@ class Watched(Redis):
 class SimulatedRedis:
     """One server."""
 
-    patience = CONNECT_TIMEOUT
+    reply_timeout = CONNECT_TIMEOUT
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._chance = network.scheduler.random
+        self._rng = network.scheduler.random
         self._host = SimulatedHost(network, "redis", Watched)
         self._server = cast("Watched", self._host.redis)
         self._start = self._host.wall.us()
@@ -82,7 +82,7 @@ class SimulatedRedis:
 
     def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production backend; as in asyncio its tasks share a connection, or as in threads they do not."""
-        runtime.shares_connections = self._chance.random() < 0.5
+        runtime.shares_connections = self._rng.random() < 0.5
         return RedisEngine(runtime, self._connector, NAMESPACE)
 
     def has(self, claim: Claim) -> bool:
@@ -90,7 +90,7 @@ class SimulatedRedis:
         id = claim.id.encode()
         return any(id in value for value in self._server.contents().values() if isinstance(value, dict))
 
-    def left(self, at: float) -> list[Left]:
+    def leftovers(self, at: float) -> list[Leftover]:
         """Return whom the production code finds."""
         return look(self._probe, self._scenario.names, at)
 
@@ -98,10 +98,10 @@ class SimulatedRedis:
         """Lose all data, with the server or without; tokens repeat if the clock goes back as well."""
         if self._scenario.rewinds:
             self._host.wall.shift -= self._host.wall.us() - self._start
-        if self._chance.random() < 0.5:
+        if self._rng.random() < 0.5:
             self._host.redis.wipe()
         else:
-            self._host.crash(self._chance.random(), wipe=True)
+            self._host.crash(self._rng.random(), wipe=True)
 
     def force(self, name: str) -> None:
         """Release by force."""
@@ -119,13 +119,13 @@ def connector(label: str) -> RedisConnector:
     return RedisConnector(label, _never, _never)
 
 
-def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Left]:
+def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftover]:
     """Return whom a backend finds under some names."""
     found = []
     for name in names:
         snapshot = run_sync(client_engine.inspect(name))
-        found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
-        found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+        found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
+        found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
     return found
 
 

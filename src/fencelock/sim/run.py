@@ -13,7 +13,7 @@ from fencelock.fences.memory import MemoryFence
 from fencelock.model import LossReason
 from fencelock.sim import engines
 from fencelock.sim.check import Violation, check
-from fencelock.sim.history import History, Left
+from fencelock.sim.history import History, Leftover
 from fencelock.sim.locks import SimLease
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
@@ -62,7 +62,7 @@ def play(seed: int, scenario: Scenario | None = None) -> Result:
         history, stuck = run.to_the_end()
     finally:
         run.close()
-    violations = check(history, scenario.promises)
+    violations = check(history, scenario.invariants)
     if stuck:
         violations.append(Violation("end", "", f"{stuck} still at work after {run.ended:.0f} s"))
     return Result(seed, scenario.name, history, violations, run.scheduler.events)
@@ -84,7 +84,7 @@ class Run:
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
         self.processes: list[Process] = []
         self.clients: list[Client[SimLease]] = []
-        self._limit = self._chance.choice((None, 2, 3)) if scenario.sharing else None
+        self._limit = self._rng.choice((None, 2, 3)) if scenario.sharing else None
         self._working = 0
         self.ended = 0.0
         for number in range(1, scenario.processes + 1):
@@ -100,33 +100,35 @@ class Run:
         )
         worker = Worker(client, runtime, self.resources, self.recorder)
         for _ in range(self.scenario.tasks):
-            jobs = [any_job(self._chance, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
+            jobs = [any_job(self._rng, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
             process.spawn(worker.work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
         self.clients.append(client)
 
     @property
-    def _chance(self) -> Random:
+    def _rng(self) -> Random:
         return self.scheduler.random
 
     # ------------------------------------------------------------------ faults
 
     def _plan(self) -> None:
-        scenario, chance = self.scenario, self._chance
-        strikes = [self._cancel] * scenario.cancels + [self._pause] * scenario.pauses + [self._crash] * scenario.crashes
-        chance.shuffle(strikes)
+        scenario, rng = self.scenario, self._rng
+        faults = [self._cancel] * scenario.cancels + [self._pause] * scenario.pauses + [self._crash] * scenario.crashes
+        rng.shuffle(faults)
         process, step = self.processes[0], 0
-        for strike in strikes:
-            if step and chance.random() < CLUSTERED:
-                step += chance.randint(1, 8)
+        for fault in faults:
+            if step and rng.random() < CLUSTERED:
+                step += rng.randint(1, 8)
             else:
-                process, step = chance.choice(self.processes), chance.randint(1, scenario.steps)
-            process.strike(step, partial(strike, process))
-        events = [self._cut] * scenario.cuts + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+                process, step = rng.choice(self.processes), rng.randint(1, scenario.steps)
+            process.add_fault(step, partial(fault, process))
+        events = (
+            [self._partition] * scenario.partitions + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+        )
         events += [self._stall] * scenario.stalls + [self._restart] * scenario.restarts
         for event in [*events, self._jump]:
-            self.scheduler.after(chance.random() * SPAN, event)
+            self.scheduler.after(rng.random() * SPAN, event)
 
     def _cancel(self, process: Process, task: Task) -> None:
         if task.name == "worker" and not task.done:
@@ -134,7 +136,7 @@ class Run:
             task.cancel()
 
     def _pause(self, process: Process, _: Task) -> None:
-        seconds = self._chance.random() * self._chance.choice((0.7, 2.0)) * self._chance.choice(self.scenario.ttls)
+        seconds = self._rng.random() * self._rng.choice((0.7, 2.0)) * self._rng.choice(self.scenario.ttls)
         self.recorder.note(process.label, f"is stopped for {seconds:.3f} s")
         process.pause(seconds)
 
@@ -143,28 +145,28 @@ class Run:
         self._working -= sum(task.name == "worker" for task in process.tasks())
         process.crash()
 
-    def _cut(self) -> None:
-        seconds = self._chance.random() * 2 * max(self.scenario.ttls)
-        everybody = self._chance.random() < 0.3
-        for process in self.processes if everybody else [self._chance.choice(self.processes)]:
-            ways = self._chance.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
+    def _partition(self) -> None:
+        seconds = self._rng.random() * 2 * max(self.scenario.ttls)
+        everybody = self._rng.random() < 0.3
+        for process in self.processes if everybody else [self._rng.choice(self.processes)]:
+            ways = self._rng.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
             self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
             for label in self._some(self.engine.labels):
                 if ways != "cannot be reached":
-                    self.network.cut(process.label, label, seconds)
+                    self.network.partition(process.label, label, seconds)
                 if ways != "cannot reach the engine":
-                    self.network.cut(label, process.label, seconds)
+                    self.network.partition(label, process.label, seconds)
 
     def _some(self, labels: Sequence[str]) -> Sequence[str]:
-        return labels if len(labels) == 1 else self._chance.sample(labels, self._chance.randint(1, len(labels)))
+        return labels if len(labels) == 1 else self._rng.sample(labels, self._rng.randint(1, len(labels)))
 
     def _stall(self) -> None:
-        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * 2 * max(self.scenario.ttls)
+        host, seconds = self._rng.choice(self.engine.hosts), self._rng.random() * 2 * max(self.scenario.ttls)
         self.recorder.note(host.label, f"is stopped for {seconds:.3f} s")
         host.pause(seconds)
 
     def _restart(self) -> None:
-        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * max(self.scenario.ttls)
+        host, seconds = self._rng.choice(self.engine.hosts), self._rng.random() * max(self.scenario.ttls)
         self.recorder.note(host.label, f"goes down for {seconds:.3f} s")
         host.crash(seconds)
 
@@ -173,12 +175,12 @@ class Run:
         self.engine.wipe()
 
     def _force(self) -> None:
-        name = self._chance.choice(self.scenario.names)
+        name = self._rng.choice(self.scenario.names)
         self.recorder.note("somebody", f"releases {name!r} by force")
         self.engine.force(name)
 
     def _jump(self) -> None:
-        seconds = self._chance.uniform(-1000, 1000)
+        seconds = self._rng.uniform(-1000, 1000)
         if self.engine.jump(seconds):
             self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
 
@@ -196,16 +198,16 @@ class Run:
         """Run, heal, look for what is left; return the history and how many never came to an end."""
         self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MANY)
         stuck, self.ended = self._working, self.scheduler.time
-        self.network.heal()
+        self.network.clear_faults()
         for host in self.engine.hosts:
-            host.heal()
+            host.clear_faults()
         for process in self.processes:
-            process.heal()
+            process.clear_faults()
         # From `quiet` on no message is on its way any more, however slow it was.
         quiet = self.scheduler.time + self._settled
         self._look(quiet)
-        self._look(quiet + self.scenario.promises.ttl)
-        self.scheduler.run(self.scheduler.time + self.engine.patience)
+        self._look(quiet + self.scenario.invariants.ttl)
+        self.scheduler.run(self.scheduler.time + self.engine.reply_timeout)
         self._look_for_tasks()
         history = self.recorder.finish()
         history.quiet = quiet
@@ -214,7 +216,7 @@ class Run:
     def _look(self, at: float) -> None:
         """Take note of whatever is left on the engine at a time."""
         self.scheduler.run(at)
-        self.recorder.history.left += self.engine.left(at)
+        self.recorder.history.leftovers += self.engine.leftovers(at)
 
     def _look_for_tasks(self) -> None:
         """Take note of what still runs: a keeper without leases ends, if only when it next looks at them."""
@@ -223,7 +225,7 @@ class Run:
                 raise RuntimeError(f"a background task of {process.label} failed") from error
             if not process.dead:
                 for task in process.tasks():
-                    self.recorder.history.add(Left("", process.label, f"task ({task.name})", self.scheduler.time))
+                    self.recorder.history.add(Leftover("", process.label, f"task ({task.name})", self.scheduler.time))
 
     def close(self) -> None:
         """Close every coroutine that is left."""

@@ -14,7 +14,7 @@ from fencelock.sim.task import Cancelled, Gone, Suspension, Task
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-DIAL_PATIENCES = 4
+CONNECT_FACTOR = 4
 """Connecting may take so much longer than an answer."""
 
 
@@ -39,8 +39,8 @@ class SimEvent:
     def set(self) -> None:
         """Set it and wake whoever waits."""
         self._set = True
-        for parked in self._waiters:
-            parked.wake()
+        for suspension in self._waiters:
+            suspension.wake()
 
     def close(self) -> None:
         """Nothing of the system's to give back."""
@@ -49,13 +49,13 @@ class SimEvent:
         """Wait until it is set, for so long at most; return whether it is."""
         if self._set:
             return True
-        parked = Suspension(self._process)
-        self._waiters.append(parked)
-        timer = None if timeout is None else self._process.timer(timeout, parked.wake)
+        suspension = Suspension(self._process)
+        self._waiters.append(suspension)
+        timer = None if timeout is None else self._process.timer(timeout, suspension.wake)
         try:
-            await parked
+            await suspension
         finally:
-            self._waiters.remove(parked)
+            self._waiters.remove(suspension)
             if timer is not None:
                 timer.cancel()
         return self._set
@@ -87,7 +87,7 @@ class SimCancelGuard:
 
 
 class SimRuntime:
-    """One process's way to time, chance and tasks."""
+    """One process's way to time, rng and tasks."""
 
     def __init__(self, process: Process, network: Network | None = None, *, shares_connections: bool = True) -> None:
         self.process = process
@@ -146,10 +146,10 @@ class SimRuntime:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep by this process's clock."""
-        parked = Suspension(self.process)
-        timer = self.process.timer(seconds, parked.wake)
+        suspension = Suspension(self.process)
+        timer = self.process.timer(seconds, suspension.wake)
         try:
-            await parked
+            await suspension
         finally:
             timer.cancel()
 
@@ -164,11 +164,11 @@ class SimRuntime:
             raise Gone
         ended = self.event()
 
-        def whole(task: Task) -> None:
+        def on_end(task: Task) -> None:
             self._tasks.pop(task, None)
             ended.set()
 
-        task = self._keep(self.process.spawn(work, "shielded", whole))
+        task = self._keep(self.process.spawn(work, "shielded", on_end))
         end = self.now() + timeout
         cancelled: Cancelled | None = None
         while not task.done and (left := end - self.now()) > 0:
@@ -191,8 +191,8 @@ class SimRuntime:
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect to a simulated server, by its label."""
         assert self._network is not None, "a world that connects to servers needs a network"
-        patience = DIAL_PATIENCES * self._network.faults.patience
-        return await SimConnection(self.process, self._network, connector, on_push, on_end).connect(patience)
+        timeout = CONNECT_FACTOR * self._network.faults.reply_timeout
+        return await SimConnection(self.process, self._network, connector, on_push, on_end).connect(timeout)
 
     async def request_all(
         self,

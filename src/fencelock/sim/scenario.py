@@ -15,7 +15,7 @@ class Scenario:
 
     name: str
     about: str
-    promises: Invariants
+    invariants: Invariants
     faults: NetworkFaults
     names: tuple[str, ...] = ("x",)
     processes: int = 3
@@ -35,7 +35,7 @@ class Scenario:
     pauses: int = 0
     """Stops of up to two ttls."""
     crashes: int = 0
-    cuts: int = 0
+    partitions: int = 0
     """Times that somebody, or everybody, cannot reach the engine, or not be reached, or both, for up to two ttls."""
     wipes: int = 0
     rewinds: bool = False
@@ -102,7 +102,7 @@ SCENARIOS = (
         "stops",
         "processes are stopped for longer than their leases last, and crash",
         Invariants(free_at_most=LONG, ttl=2.1),
-        NetworkFaults(delay=0.03, patience=1.0),
+        NetworkFaults(delay=0.03, reply_timeout=1.0),
         pauses=5,
         crashes=1,
         cancels=1,
@@ -120,21 +120,21 @@ SCENARIOS = (
         "kept",
         "leases are held for many ttls, while stops and outages come in a row",
         Invariants(free_at_most=LONG, clean=False, ttl=1.1),
-        NetworkFaults(delay=0.05, patience=0.8),
+        NetworkFaults(delay=0.05, reply_timeout=0.8),
         jobs=1,
         ttls=(1.0,),
         lapses=False,
         lingers=(8.0,),
         steps=30,
         pauses=12,
-        cuts=3,
+        partitions=3,
     ),
     Scenario(
         "outage",
         "the engine cannot be reached, or cannot answer",
         Invariants(free_at_most=LONG, clean=False, ttl=2.1),
         NetworkFaults(delay=0.03, slow=0.05, slowest=0.5, lost=0.02),
-        cuts=5,
+        partitions=5,
         pauses=1,
         ttls=(1.0, 2.0),
     ),
@@ -149,7 +149,7 @@ SCENARIOS = (
         cancels=2,
         pauses=3,
         crashes=1,
-        cuts=1,
+        partitions=1,
     ),
     Scenario(
         "wiped",
@@ -182,13 +182,15 @@ UNFENCED = Scenario(
     cancels=2,
     pauses=4,
     crashes=1,
-    cuts=1,
+    partitions=1,
 )
 
 REDIS = (
     # A waiter whose connection is broken is passed over, so the order is promised only where none breaks.
     *(
-        replace(scenario, engine="redis", promises=replace(scenario.promises, order=scenario.name in ("calm", "drift")))
+        replace(
+            scenario, engine="redis", invariants=replace(scenario.invariants, order=scenario.name in ("calm", "drift"))
+        )
         for scenario in SCENARIOS
         if scenario.name != "late"
     ),
@@ -227,11 +229,11 @@ REDIS = (
 )
 
 
-def _redlock(name: str, about: str, promises: Invariants, faults: NetworkFaults, **more: Any) -> Scenario:
+def _redlock(name: str, about: str, invariants: Invariants, faults: NetworkFaults, **more: Any) -> Scenario:
     """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
     settings: dict[str, Any] = {"nodes": (3, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
-    promises = replace(promises, order=False)
-    return Scenario(name, about, promises, faults, engine="redlock", **settings)
+    invariants = replace(invariants, order=False)
+    return Scenario(name, about, invariants, faults, engine="redlock", **settings)
 
 
 UNCLEAN = Invariants(free_at_most=LONG, clean=False, ttl=3.1)
@@ -266,7 +268,7 @@ REDLOCK = (
         "clients cannot reach some of the nodes, or cannot be reached",
         UNCLEAN,
         NetworkFaults(delay=0.02, slow=0.02, slowest=0.5),
-        cuts=5,
+        partitions=5,
         pauses=1,
     ),
     _redlock(
@@ -287,7 +289,7 @@ REDLOCK = (
         cancels=2,
         pauses=3,
         crashes=1,
-        cuts=2,
+        partitions=2,
         stalls=2,
         restarts=2,
     ),

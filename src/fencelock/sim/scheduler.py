@@ -1,4 +1,4 @@
-"""Virtual time: a heap of events and one source of chance. Whatever happens in a run is a function of the seed."""
+"""Virtual time: a heap of events and one source of rng. Whatever happens in a run is a function of the seed."""
 
 from __future__ import annotations
 

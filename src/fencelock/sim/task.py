@@ -1,4 +1,4 @@
-"""Tasks of a simulated process: coroutines that are parked at an await, woken, cancelled there, or never run again."""
+"""Tasks of a simulated process: coroutines that are suspension at an await, woken, cancelled there, or never run again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Suspension:
         self.done = False
 
     def wake(self) -> None:
-        """Let the task that is parked here go on."""
+        """Let the task that is suspension here go on."""
         if not self.done:
             self.done = True
             if self._task is not None:
@@ -41,20 +41,20 @@ class Suspension:
             yield self
 
     def hold(self, task: Task) -> None:
-        """Remember who is parked here."""
+        """Remember who is suspension here."""
         self._task = task
 
 
 class Task:
-    """A coroutine of a process. Cancellation is as in asyncio: an exception at the await where it is parked."""
+    """A coroutine of a process. Cancellation is as in asyncio: an exception at the await where it is suspension."""
 
     __slots__ = (
         "_coro",
         "_must_cancel",
-        "_parked",
+        "_on_end",
         "_pending",
         "_process",
-        "_whole",
+        "_suspension",
         "cancelling",
         "done",
         "error",
@@ -63,12 +63,12 @@ class Task:
     )
 
     def __init__(
-        self, process: Process, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None]
+        self, process: Process, coro: Coroutine[Any, Any, Any], name: str, on_end: Callable[[Task], None]
     ) -> None:
         self._process = process
         self._coro = coro
-        self._whole = whole
-        self._parked: Suspension | None = None
+        self._on_end = on_end
+        self._suspension: Suspension | None = None
         self._pending = False
         self._must_cancel = False
         self.name = name
@@ -83,9 +83,9 @@ class Task:
             self._pending = True
             self._process.soon(self._step)
 
-    def resume(self, parked: Suspension) -> None:
+    def resume(self, suspension: Suspension) -> None:
         """Go on after an await, unless the task has left it already."""
-        if self._parked is parked:
+        if self._suspension is suspension:
             self._schedule()
 
     def cancel(self) -> None:
@@ -93,7 +93,7 @@ class Task:
         if not self.done:
             self.cancelling += 1
             self._must_cancel = True
-            if self._parked is not None:
+            if self._suspension is not None:
                 self._schedule()
 
     def uncancel(self) -> int:
@@ -103,23 +103,23 @@ class Task:
 
     def _step(self) -> None:
         self._pending = False
-        self._parked = None
+        self._suspension = None
         process = self._process
         process.current = self
         try:
             if self._must_cancel:
                 self._must_cancel = False
-                parked = self._coro.throw(Cancelled())
+                suspension = self._coro.throw(Cancelled())
             else:
-                parked = self._coro.send(None)
+                suspension = self._coro.send(None)
         except StopIteration as stop:
             self._finish(stop.value, None)
         except BaseException as error:
             self._finish(None, error)
         else:
-            self._parked = parked
-            parked.hold(self)
-            if parked.done or self._must_cancel:
+            self._suspension = suspension
+            suspension.hold(self)
+            if suspension.done or self._must_cancel:
                 self._schedule()
         finally:
             process.current = None
@@ -127,7 +127,7 @@ class Task:
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         self.done, self.result, self.error = True, result, error
-        self._whole(self)
+        self._on_end(self)
 
     def close(self) -> None:
         """End the coroutine without letting it do anything: every await of a dead process raises Gone at once."""
@@ -141,4 +141,4 @@ class Task:
 
     @property
     def _started(self) -> bool:
-        return self._parked is not None
+        return self._suspension is not None

@@ -28,7 +28,7 @@ def timeline(history: History) -> Iterator[str]:
         lines.append((write.at, write.resource, what))
     lines += [(note.at, note.who, note.what) for note in history.notes]
     lines += [
-        (left.at, left.owner or "engine", f"still has a {left.role} {left.name}".rstrip()) for left in history.left
+        (left.at, left.owner or "engine", f"still has a {left.role} {left.name}".rstrip()) for left in history.leftovers
     ]
     for at, who, what in sorted(lines, key=lambda line: line[0]):
         yield f"{at:10.4f}  {who:8} {what}"
