@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.block import Blocks
@@ -119,16 +120,28 @@ class BaseGroup:
     async def _release(self) -> bool:
         """Release every lease, the last one first, even if one fails; return whether all of them were still held."""
         held, failure = True, None
-        for lease in reversed(self._members):
+        for at, lease in reversed(list(enumerate(self._members))):
             try:
                 held = await lease._release() and held
             except FencelockError as error:
                 held, failure = False, failure or error
+            except BaseException:
+                await self._abandon(self._members[:at])
+                raise
         if self._event is not None:
             self._event.set()
         if failure is not None:
             raise failure
         return held
+
+    async def _abandon(self, leases: Sequence[BaseLease]) -> None:
+        """Give up leases of a caller that is being cancelled or interrupted, before the caller goes on."""
+        for lease in leases:
+            self._client.renewer.drop(lease.id)
+            lease._released = True
+        if self._event is not None:
+            self._event.set()
+        await self._client.renewer.leftovers.clean_up(*(lease._grant.claim for lease in leases))
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the group itself."""

@@ -7,6 +7,7 @@ abandons them as soon as the engine can be reached, and `close` does so for all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,11 +72,12 @@ class Leftovers:
         with suppress(TimeoutError):
             await self._client.runtime.in_background(self._abandon_soon(claim), seconds)
 
-    async def clean_up(self, claim: Claim) -> None:
-        """Abandon the claim of a caller that is being cancelled or interrupted, before the caller goes on."""
-        self._add_in_flight(claim)
+    async def clean_up(self, *claims: Claim) -> None:
+        """Abandon the claims of a caller that is being cancelled or interrupted, before the caller goes on."""
+        for claim in claims:
+            self._add_in_flight(claim)
         with suppress(TimeoutError):
-            await self._client.runtime.shield(self._abandon_soon(claim), CLEANUP_SECONDS)
+            await self._client.runtime.shield(self._abandon_all(claims), CLEANUP_SECONDS)
 
     def next_due(self) -> float:
         """Return when the next leftover is due: never if there is none, or if a pass is running."""
@@ -121,6 +123,10 @@ class Leftovers:
         """Add a claim that is being abandoned now: it is due only if that never ends."""
         now = self._client.runtime.now()
         self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
+
+    async def _abandon_all(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            await self._abandon_soon(claim)
 
     async def _abandon_soon(self, claim: Claim) -> None:
         """Abandon a claim that somebody waits for. If the engine fails quickly, try again; then the renewer goes on."""

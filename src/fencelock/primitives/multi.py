@@ -87,10 +87,7 @@ class MultiLockFactory(Generic[G]):
                 await self._give_back(group)
                 raise
             except BaseException:
-                leftovers = self._client.renewer.leftovers
-                for lease in reversed(group._leases()):
-                    self._client.renewer.drop(lease.id)
-                    await leftovers.clean_up(lease._grant.claim)
+                await group._abandon(group._leases())
                 raise
             # A lock was not free, or a lease was lost while this waited for the next: this process was stopped.
             await self._give_back(group)
