@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fencelock.sim.many import Summary, broken, cores, play_many
 from fencelock.sim.run import play
-from fencelock.sim.scenario import ENGINES, UNFENCED, scenario_of
+from fencelock.sim.scenario import ENGINES, PRIMITIVES, UNFENCED, scenario_of
 from fencelock.sim.timeline import timeline
 
 SHOWN = 10
@@ -24,18 +24,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="the first of them (%(default)s)")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes to use (%(default)s)")
     parser.add_argument("--engine", choices=ENGINES, default="memory", help="the engine to play on (%(default)s)")
+    parser.add_argument("--primitive", choices=PRIMITIVES, default="lock", help="what clients use (%(default)s)")
     names = sorted({scenario.name for scenarios in ENGINES.values() for scenario in scenarios} | {UNFENCED.name})
     parser.add_argument("--scenario", choices=names, help="play this scenario, not the one that the seed would pick")
     parser.add_argument("--variant", metavar="MODULE:NAME", help="break the code with this context manager first")
     parser.add_argument("--json", action="store_true", help="with --seed: print the history as lines of JSON")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        return replay(options.seed, options.scenario, options.variant, options.engine, json=options.json)
+        return replay(
+            options.seed, options.scenario, options.variant, options.engine, options.primitive, json=options.json
+        )
     started = time.monotonic()
     summary = play_many(
         range(options.start, options.start + options.seeds),
         jobs=options.jobs,
         engine=options.engine,
+        primitive=options.primitive,
         scenario=options.scenario,
         variant=options.variant,
         progress=lambda summary: show_progress(summary, options.seeds, started),
@@ -47,15 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return tell_failures(summary)
 
 
-def replay(seed: int, scenario: str | None, variant: str | None, engine: str = "memory", *, json: bool = False) -> int:
+def replay(
+    seed: int,
+    scenario: str | None,
+    variant: str | None,
+    engine: str = "memory",
+    primitive: str = "lock",
+    *,
+    json: bool = False,
+) -> int:
     """Play one seed and print its history."""
     with broken(variant):
-        played = scenario_of(seed, engine, scenario)
+        played = scenario_of(seed, engine, scenario, primitive)
         result = play(seed, played)
     if json:
         say(*result.history.lines())
         return 1 if result.violations else 0
-    say(f"seed {seed}, scenario {result.scenario}: {played.about}", *timeline(result.history))
+    say(f"seed {seed}, {played.primitive}, scenario {played.name}: {played.about}", *timeline(result.history))
     say(*(f"BROKEN {violation}" for violation in result.violations) if result.violations else ("no promise is broken",))
     return 1 if result.violations else 0
 
@@ -68,7 +80,7 @@ def tell_failures(summary: Summary) -> int:
         say(f"\n... and {len(summary.failures) - SHOWN} more")
     for first in summary.failures[:1]:
         say("")
-        replay(first.seed, first.scenario, first.variant, first.engine)
+        replay(first.seed, first.scenario, first.variant, first.engine, first.primitive)
     return 1 if summary.failures else 0
 
 

@@ -36,6 +36,10 @@ class SimulatedEngine(Protocol):
         """Return whether anything is kept for a claim."""
         ...
 
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        ...
+
     def leftovers(self, at: float) -> list[Leftover]:
         """Return whatever is kept for claims."""
         ...

@@ -28,13 +28,15 @@ class Failure:
     variant: str | None
     violations: tuple[str, ...]
     engine: str = "memory"
+    primitive: str = "lock"
 
     @property
     def command(self) -> str:
         """The one command that plays it again."""
         variant = "" if self.variant is None else f" --variant {self.variant}"
         engine = "" if self.engine == "memory" else f" --engine {self.engine}"
-        return f"python -m fencelock.sim{engine} --seed {self.seed} --scenario {self.scenario}{variant}"
+        primitive = "" if self.primitive == "lock" else f" --primitive {self.primitive}"
+        return f"python -m fencelock.sim{engine}{primitive} --seed {self.seed} --scenario {self.scenario}{variant}"
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ def play_many(
     *,
     jobs: int = 1,
     engine: str = "memory",
+    primitive: str = "lock",
     scenario: str | None = None,
     variant: str | None = None,
     progress: Callable[[Summary], None] = lambda _: None,
@@ -90,7 +93,7 @@ def play_many(
     """Play the seeds and return what came of them, failures in the order of their seeds."""
     todo = list(seeds)
     batches = [todo[at : at + BATCH] for at in range(0, len(todo), BATCH)]
-    batch = partial(play_batch, engine=engine, scenario=scenario, variant=variant)
+    batch = partial(play_batch, engine=engine, primitive=primitive, scenario=scenario, variant=variant)
     summary = Summary()
     if jobs == 1:
         for seeds in batches:
@@ -107,7 +110,7 @@ def play_many(
     return summary
 
 
-def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: str | None) -> Summary:
+def play_batch(seeds: list[int], *, engine: str, primitive: str, scenario: str | None, variant: str | None) -> Summary:
     """Play some seeds in this process."""
     summary = Summary()
     collecting = gc.isenabled()
@@ -115,7 +118,7 @@ def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: 
     try:
         with broken(variant):
             for seed in seeds:
-                _count(summary, play(seed, scenario_of(seed, engine, scenario)), engine, variant)
+                _count(summary, play(seed, scenario_of(seed, engine, scenario, primitive)), variant)
     finally:
         if collecting:
             gc.enable()
@@ -123,8 +126,8 @@ def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: 
     return summary
 
 
-def _count(summary: Summary, result: Result, engine: str, variant: str | None) -> None:
-    history = result.history
+def _count(summary: Summary, result: Result, variant: str | None) -> None:
+    history, scenario = result.history, result.scenario
     accepted = sum(write.accepted for write in history.writes)
     summary.seeds += 1
     summary.grants += sum(op.valid_from is not None for op in history.ops)
@@ -133,4 +136,5 @@ def _count(summary: Summary, result: Result, engine: str, variant: str | None) -
     summary.events += result.events
     if result.violations:
         violations = tuple(map(str, result.violations))
-        summary.failures.append(Failure(result.seed, result.scenario, variant, violations, engine))
+        failure = Failure(result.seed, scenario.name, variant, violations, scenario.engine, scenario.primitive)
+        summary.failures.append(failure)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from random import Random
+from typing import ParamSpec, TypeVar, cast
 
 from fencelock.engines.memory import Entry, MemoryEngine, MemoryStore
 from fencelock.errors import ClientClosed
-from fencelock.model import Claim
+from fencelock.model import Claim, Snapshot
 from fencelock.sim.clocks import BootClock, WallClock
 from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
@@ -28,6 +29,7 @@ class SimStore(MemoryStore):
         self.tickets: dict[int, int] = {}
         """By token."""
         self._places: dict[str, tuple[Entry, int]] = {}
+        self._read: list[tuple[float, Snapshot]] = []
         self._last = 0
 
     def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
@@ -42,12 +44,24 @@ class SimStore(MemoryStore):
                 self.tickets.setdefault(entry.token, self._places[entry.id][1])
         return update
 
+    def inspect_member(self, name: str, lag: float, rng: Random) -> Snapshot:
+        """Return the state of a name, or one that was read up to `lag` seconds ago, as from a member that is behind."""
+        now = self._now()
+        self._read = [(at, state) for at, state in self._read if at > now - lag]
+        self._read.append((now, self.inspect(name)))
+        return rng.choice([state for _, state in self._read if state.name == name])
+
     def _entry(self, claim: Claim) -> Entry | None:
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:
         """Return whether anything is kept for a claim."""
         return claim.id in self._wakeups or self._entry(claim) is not None
+
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        entry = self._entry(claim)
+        return None if entry is None else entry.token
 
     def wipe(self) -> None:
         """Lose all data, the counter included."""
@@ -75,11 +89,13 @@ class SimulatedMemory:
     def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
         self._network = network
         self._scenario = scenario
+        self.lag = 0.0 if scenario is None else scenario.lag
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
         self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
         self.tickets: Mapping[int, int] = self.store.tickets
         self.has = self.store.has
+        self.token = self.store.token
         self.leftovers = self.store.leftovers
         self.wipe = self.store.wipe
 
@@ -107,11 +123,19 @@ class SimMemoryEngine(MemoryEngine):
         self._process = runtime.process
         self._network = network
         (self._server,) = engine.labels
+        self._lag = engine.lag
+        self._rng = network.scheduler.random
 
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return the state of a name, perhaps an older one if members of the engine lag."""
+        if not self._lag:
+            return await super().inspect(name)
+        return await self._call(cast("SimStore", self._store).inspect_member, name, self._lag, self._rng)
 
     def _remote_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
         arrive = partial(self._process.deliver, wake)

@@ -40,25 +40,33 @@ class Watched(Redis):
         self._leaving.clear()
         return super().request(command, session)
 
-    def _do_zadd(self, words: Words) -> int:
+    def _do_rpush(self, words: Words) -> int:
         if b":queue:" in words[0]:
             self._last += 1
-            self._places[words[2]] = self._last
-        return super()._do_zadd(words)
+            self._places[words[1]] = self._last
+        return super()._do_rpush(words)
 
-    def _do_zrem(self, words: Words) -> int:
-        gone = super()._do_zrem(words)
-        if gone and b":queue:" in words[0]:
-            self._leaving[words[1]] = self._places.pop(words[1])
-        return gone
+    def _do_lrem(self, words: Words) -> int:
+        removed = super()._do_lrem(words)
+        if removed and b":queue:" in words[0]:
+            self._leaving[words[2]] = self._places.pop(words[2])
+        return removed
+
+    def _do_set(self, words: Words) -> Any:
+        if b":lock:" in words[0]:
+            id, token, *_ = words[1].split(b":", 2)
+            self._granted(id, token)
+        return super()._do_set(words)
 
     def _do_hset(self, words: Words) -> int:
         if b":holders:" in words[0]:
-            token = int(words[2].split(b":", 2)[1])
-            if token not in self.tickets:
-                self._last += 1
-                self.tickets[token] = self._leaving.get(words[1], self._last)
+            self._granted(words[1], words[2].split(b":", 2)[1])
         return super()._do_hset(words)
+
+    def _granted(self, id: bytes, token: bytes) -> None:
+        if int(token) not in self.tickets:
+            self._last += 1
+            self.tickets[int(token)] = self._leaving.get(id, self._last)
 
 
 class SimulatedRedis:
@@ -88,7 +96,19 @@ class SimulatedRedis:
     def has(self, claim: Claim) -> bool:
         """Return whether a claim is in line, or holds the lock."""
         id = claim.id.encode()
-        return any(id in value for value in self._server.contents().values() if isinstance(value, dict))
+        return self.token(claim) is not None or any(
+            id in value for value in self._server.contents().values() if isinstance(value, dict)
+        )
+
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        id = claim.id.encode()
+        for key, value in self._server.contents().items():
+            if b":lock:" in key and value.startswith(id):
+                return int(value.split(b":", 2)[1])
+            if b":holders:" in key and id in value:
+                return int(value[id].split(b":", 2)[1])
+        return None
 
     def leftovers(self, at: float) -> list[Leftover]:
         """Return whom the production code finds."""

@@ -67,6 +67,10 @@ class SimulatedRedlock:
             for value in host.redis.contents().values()
         )
 
+    def token(self, claim: Claim) -> int | None:  # noqa: ARG002
+        """Return None: it is needed after a downgrade only, and Redlock has no readers."""
+        return None
+
     def leftovers(self, at: float) -> list[Leftover]:
         """Return who has some node, or waits there."""
         found = []

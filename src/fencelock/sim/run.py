@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from fencelock.core.client import Client
+from fencelock.core.group import BaseGroup
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import LossReason
 from fencelock.sim import engines
 from fencelock.sim.check import Violation, check
 from fencelock.sim.history import History, Leftover
-from fencelock.sim.locks import SimLease
+from fencelock.sim.locks import SimClient, SimLease
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
-from fencelock.sim.program import Worker, any_job
+from fencelock.sim.program import Job, Observe, Worker, random_campaign, random_use
 from fencelock.sim.recorder import Recorder
 from fencelock.sim.resource import Resource
 from fencelock.sim.runtime import SimRuntime
@@ -48,7 +48,7 @@ class Result:
     """What came of a seed."""
 
     seed: int
-    scenario: str
+    scenario: Scenario
     history: History
     violations: list[Violation]
     events: int
@@ -65,7 +65,7 @@ def play(seed: int, scenario: Scenario | None = None) -> Result:
     violations = check(history, scenario.invariants)
     if stuck:
         violations.append(Violation("end", "", f"{stuck} still at work after {run.ended:.0f} s"))
-    return Result(seed, scenario.name, history, violations, run.scheduler.events)
+    return Result(seed, scenario, history, violations, run.scheduler.events)
 
 
 class Run:
@@ -83,8 +83,8 @@ class Run:
         fence = MemoryFence() if scenario.fence else None
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
         self.processes: list[Process] = []
-        self.clients: list[Client[SimLease]] = []
-        self._limit = self._rng.choice((None, 2, 3)) if scenario.sharing else None
+        self.clients: list[SimClient] = []
+        self._limits = self._rng.choice(((2,), (3,), (1, 2), (1, 2, 4)))
         self._working = 0
         self.ended = 0.0
         for number in range(1, scenario.processes + 1):
@@ -95,16 +95,25 @@ class Run:
         process = Process(self.scheduler, label)
         runtime = SimRuntime(process, self.network)
         client_engine = self.engine.connect(runtime)
-        client = Client(
-            runtime, client_engine, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
-        )
+        client = SimClient(runtime, client_engine, self.recorder, owner=label, on_lost=partial(self._lost, label))
         worker = Worker(client, runtime, self.resources, self.recorder)
-        for _ in range(self.scenario.tasks):
-            jobs = [any_job(self._rng, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
+        for jobs in self._jobs(label):
             process.spawn(worker.work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
         self.clients.append(client)
+
+    def _jobs(self, label: str) -> list[list[Job]]:
+        """Return what each task of a process does."""
+        rng, scenario = self._rng, self.scenario
+        if scenario.primitive == "election":
+            observers: list[list[Job]] = [
+                [Observe(scenario.names[0], f"{label}/{task}/{job}", 6.0 * rng.random(), 0.1) for job in range(2)]
+                for task in range(rng.randint(1, 2))
+            ]
+            return [[random_campaign(rng, scenario, label) for _ in range(scenario.jobs)], *observers]
+        limit = rng.choice(self._limits)  # processes may disagree, as during a deploy
+        return [[random_use(rng, scenario, limit) for _ in range(scenario.jobs)] for _ in range(scenario.tasks)]
 
     @property
     def _rng(self) -> Random:
@@ -144,6 +153,8 @@ class Run:
         self.recorder.note(process.label, "crashes")
         self._working -= sum(task.name == "worker" for task in process.tasks())
         process.crash()
+        if not (self.engine.hosts and (self.scenario.partitions or self.scenario.stalls)):
+            self.recorder.died(process, self.scenario.invariants.ttl)  # else what it sent may be held back for longer
 
     def _partition(self) -> None:
         seconds = self._rng.random() * 2 * max(self.scenario.ttls)
@@ -184,8 +195,9 @@ class Run:
         if self.engine.jump(seconds):
             self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
 
-    def _lost(self, label: str, lease: SimLease, reason: LossReason) -> None:
-        self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
+    def _lost(self, label: str, lost: SimLease | BaseGroup, reason: LossReason) -> None:
+        tokens = ", ".join(str(lease.token) for lease in lost._leases())
+        self.recorder.note(label, f"is told that token {tokens} is lost: {reason}")
 
     # ------------------------------------------------------------------ the end
 

@@ -26,8 +26,6 @@ class Scenario:
     """Some leases are not renewed, or not for long."""
     lingers: tuple[float, ...] = (0.0, 0.0, 3.0)
     """For how many ttls leases are held."""
-    sharing: bool = False
-    """Readers and writers, or permits, instead of a lock for one."""
     fence: bool = True
     cancels: int = 0
     steps: int = 60
@@ -50,6 +48,9 @@ class Scenario:
     nodes: tuple[int, ...] = (1,)
     """How many servers the engine may have."""
     engine: str = "memory"
+    primitive: str = "lock"
+    lag: float = 0.0
+    """Seconds by which what observers read may be out of date."""
 
 
 LONG = 60.0
@@ -68,18 +69,6 @@ SCENARIOS = (
         ttls=(2.0, 3.0),
         lapses=False,
         cancels=4,
-    ),
-    Scenario(
-        "shared",
-        "as calm, with readers and writers, or with permits; some are stopped",
-        Invariants(free_at_most=LONG, ttl=3.1),
-        NetworkFaults(delay=0.02),
-        tasks=2,
-        jobs=2,
-        ttls=(2.0, 3.0),
-        sharing=True,
-        cancels=2,
-        pauses=2,
     ),
     Scenario(
         "lossy",
@@ -307,11 +296,34 @@ REDLOCK = (
 
 ENGINES = {"memory": SCENARIOS, "redis": REDIS, "redlock": REDLOCK}
 
-BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
+PRIMITIVES: dict[str, dict[str, Any]] = {
+    "lock": {},
+    "rwlock": {"tasks": 2, "jobs": 2},
+    "semaphore": {"tasks": 2, "jobs": 2},
+    "multi": {"names": ("x", "y", "z"), "tasks": 2, "jobs": 2},
+    "election": {"jobs": 2, "lag": 1.5},
+}
+"""The primitives, and what their runs have that those of a lock do not."""
+
+FOR_PRIMITIVES = ("calm", "lossy", "late", "stops", "kept", "outage", "chaos", "restarts")
+"""The scenarios of a lock in which the other primitives are played."""
 
 
-def scenario_of(seed: int, engine: str = "memory", name: str | None = None) -> Scenario:
-    """Return the scenario that a seed plays on an engine unless told otherwise."""
+def scenarios_of(engine: str = "memory", primitive: str = "lock") -> tuple[Scenario, ...]:
+    """Return the scenarios that are played for a primitive on an engine."""
+    if primitive == "lock":
+        return (*ENGINES[engine], UNFENCED)
+    return tuple(
+        replace(scenario, primitive=primitive, **PRIMITIVES[primitive])
+        for scenario in ENGINES[engine]
+        if scenario.name in FOR_PRIMITIVES
+    )
+
+
+def scenario_of(seed: int, engine: str = "memory", name: str | None = None, primitive: str = "lock") -> Scenario:
+    """Return the named scenario, or the one that the seed chooses."""
+    scenarios = scenarios_of(engine, primitive)
     if name is not None:
-        return next(scenario for scenario in (*ENGINES[engine], UNFENCED) if scenario.name == name)
-    return ENGINES[engine][seed % len(ENGINES[engine])]
+        return next(scenario for scenario in scenarios if scenario.name == name)
+    chosen = [scenario for scenario in scenarios if scenario.fence]
+    return chosen[seed % len(chosen)]
