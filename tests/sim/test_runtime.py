@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from fencelock.core.client import Client
 from fencelock.core.runtime import CancelGuard, Runtime
 from fencelock.errors import LeaseLost, OutcomeUnknown
 from fencelock.model import LossReason
 from fencelock.primitives.lock import LockFactory
 from fencelock.sim.clocks import RATE_ERROR, BootClock
-from fencelock.sim.history import Kind, Outcome
-from fencelock.sim.locks import Held, SimLease
+from fencelock.sim.locks import Held, SimClient, SimLease
 from fencelock.sim.memory_engine import SimMemoryEngine, SimulatedMemory
 from fencelock.sim.network import Network, NetworkFaults
 from fencelock.sim.process import Process
@@ -38,14 +36,10 @@ class Lab:
         self.told: list[LossReason] = []
         self.client = self.connect(self.runtime)
 
-    def connect(self, runtime: SimRuntime) -> Client[SimLease]:
-        def make(*args: Any) -> SimLease:
-            return SimLease(self.recorder, *args)
-
-        client_engine = SimMemoryEngine(runtime, self.network, self.engine)
-        return Client(
-            runtime, client_engine, make, ttl=3.0, owner="p1", on_lost=lambda lease, reason: self.told.append(reason)
-        )
+    def connect(self, runtime: SimRuntime) -> SimClient:
+        engine = SimMemoryEngine(runtime, self.network, self.engine)
+        on_lost = lambda lease, reason: self.told.append(reason)  # noqa: E731
+        return SimClient(runtime, engine, self.recorder, ttl=3.0, owner="p1", on_lost=on_lost)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> Task:
         return self.process.spawn(work, "work", self._ended)
@@ -257,9 +251,7 @@ def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
     lease: list[SimLease] = []
 
     async def work() -> None:
-        op = lab.recorder.call("x", Kind.ACQUIRE, lab.process)
         lease.append(await LockFactory(lab.client, "x", renew=False).acquire())
-        op.ended(Outcome.OK, lease[0])
         await lab.runtime.sleep(50)
 
     lab.start(work())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fencelock.sim.run import play
-from fencelock.sim.scenario import BY_NAME, UNFENCED
+from fencelock.sim.scenario import UNFENCED, scenario_of
 from tests.sim.variants import VARIANTS, Variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_variant_is_caught(variant: Variant) -> None:
     """The broken code fails its check within so many seeds, and the code as it is passes every one of them."""
-    scenario = BY_NAME[variant.scenario]
+    scenario = scenario_of(0, "memory", variant.scenario, variant.primitive)
     for seed in range(variant.within):
         assert play(seed, scenario).violations == []
         with variant.broken():

@@ -7,8 +7,8 @@ Each is a context manager that breaks the production code in this process. To se
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -16,13 +16,22 @@ from unittest.mock import patch
 from fencelock import model
 from fencelock.core import acquire, lease
 from fencelock.core.clock import Deadline
+from fencelock.core.engine import Engine
+from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.core.leftovers import Leftovers
-from fencelock.engines.memory import MemoryEngine, MemoryStore
+from fencelock.core.runtime import Runtime
+from fencelock.core.watch import StopSignal
+from fencelock.engines import memory
+from fencelock.engines.memory import AttemptReply, Entry, MemoryEngine, MemoryStore
 from fencelock.errors import EngineUnavailable
 from fencelock.fences import Fenced
 from fencelock.fences.memory import MemoryFence
-from fencelock.model import Claim, Grant, Renewal, Waiting
+from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, Waiting
+from fencelock.primitives import election
+from fencelock.primitives.election import ElectionFactory, Leader, leader_of
+from fencelock.sim import program
+from fencelock.sim.locks import SimGroup, SimLease
 from fencelock.sim.memory_engine import SimMemoryEngine
 from fencelock.sim.resource import Resource
 
@@ -98,10 +107,10 @@ def _no_clean_up_in(caller: Callable[..., object]) -> Iterator[None]:
     """What a cancelled caller began stays on the engine, and nobody remembers it."""
     clean_up = Leftovers.clean_up
 
-    async def forgetful(self: Leftovers, claim: Claim) -> None:
+    async def forgetful(self: Leftovers, *claims: Claim) -> None:
         awaiting = sys._getframe(1)
         if awaiting.f_code is not caller.__code__:
-            await clean_up(self, claim)
+            await clean_up(self, *claims)
 
     with patch.object(Leftovers, "clean_up", forgetful):
         yield
@@ -231,24 +240,239 @@ def nobody_is_woken() -> Iterator[None]:
 
 @contextmanager
 def wakeups_are_missed() -> Iterator[None]:
-    """A claim that was handed the lock before it listened is not woken (a mistake that this simulation found)."""
+    """A waiter asks for its wake-up after it was enqueued, in a second request; a grant in between does not wake it."""
+    attempt, wait = MemoryStore.attempt, MemoryEngine.wait
 
-    def on_grant(self: MemoryStore, claim: Claim, wake: Callable[[], None]) -> None:
-        self._wakeups[claim.id] = wake
+    def enqueue_only(self: MemoryStore, claim: Claim, enqueue: bool, _: object = None) -> AttemptReply:
+        return attempt(self, claim, enqueue, None)
 
-    with patch.object(MemoryStore, "on_grant", on_grant):
+    async def register_and_wait(self: MemoryEngine, waiting: Waiting, timeout: float) -> Grant | None:
+        claim = waiting.claim
+        if (event := self._wakeups.get(claim.id)) is not None:
+            wake = self._remote_callback(event.set)
+            await self._call(self._store._wakeups.__setitem__, claim.id, wake)
+        return await wait(self, waiting, timeout)
+
+    with patch.object(MemoryStore, "attempt", enqueue_only), patch.object(MemoryEngine, "wait", register_and_wait):
+        yield
+
+
+@contextmanager
+def limit_of_the_others() -> Iterator[None]:
+    """A permit counts the highest limit in the queue, not its own."""
+    admit = model.admit
+
+    def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
+        limits = [entry.limit for entry in [*queue, me] if entry.limit is not None]
+        if me.limit is None or len(queue) >= max(limits):
+            return admit(queue, me)
+        return model.ADMITTED
+
+    with patch.object(model, "admit", generous):
+        yield
+
+
+@contextmanager
+def readers_overtake_writers() -> Iterator[None]:
+    """A reader is admitted beside other readers although a writer waits ahead of it."""
+
+    def advance(queue: Sequence[Entry], now: float) -> model.QueueUpdate[Entry]:
+        update = model.advance_queue(queue, now)
+        ahead = [entry for entry in queue if entry.token is not None or entry in update.admitted]
+        if ahead and all(entry.shared for entry in ahead):
+            readers = [entry for entry in queue if entry.shared and entry.token is None and entry.expires > now]
+            update.admitted += [entry for entry in readers if entry not in update.admitted]
+        return update
+
+    with patch.object(memory, "advance_queue", advance):
+        yield
+
+
+@contextmanager
+def readers_share_one_ttl() -> Iterator[None]:
+    """The renewal of one reader restarts the ttl of all readers of the name, dead ones too."""
+    renew = MemoryStore.renew
+
+    def renew_all(self: MemoryStore, claims: Sequence[Claim]) -> list[Renewal]:
+        answers = renew(self, claims)
+        for claim in claims:
+            for entry in self._queues.get(claim.name, ()):
+                if claim.shared and entry.token is not None:
+                    entry.expires = max(entry.expires, self._now() + claim.ttl)
+        return answers
+
+    with patch.object(MemoryStore, "renew", renew_all):
+        yield
+
+
+@contextmanager
+def dead_reader_is_renewed() -> Iterator[None]:
+    """The renewal of a reader that has expired puts it back, and the client believes it."""
+    renew = MemoryStore.renew
+
+    def revive(self: MemoryStore, claims: Sequence[Claim]) -> list[Renewal]:
+        answers = renew(self, claims)
+        return [Renewal.RENEWED if claim.shared else answer for claim, answer in zip(claims, answers, strict=True)]
+
+    renewed = BaseLease._renewed
+
+    def believe(self: BaseLease, answer: Renewal, sent: float, why: str | None = None) -> None:
+        if answer is Renewal.RENEWED and not self._over:
+            self._extend(self._client.runtime.now(), self.ttl)
+        else:
+            renewed(self, answer, sent, why)
+
+    with patch.object(MemoryStore, "renew", revive), patch.object(BaseLease, "_renewed", believe):
+        yield
+
+
+@contextmanager
+def expired_waiter_is_granted() -> Iterator[None]:
+    """The queue keeps waiters whose ttl is over, and grants them the lock when their turn comes."""
+
+    def advance(queue: Sequence[Entry], now: float) -> model.QueueUpdate[Entry]:
+        for entry in queue:
+            if entry.token is None:
+                entry.expires = max(entry.expires, now + 1e-6)
+        return model.advance_queue(queue, now)
+
+    with patch.object(memory, "advance_queue", advance):
+        yield
+
+
+@contextmanager
+def late_grant_is_believed() -> Iterator[None]:
+    """A waiter that was stopped believes the grant that it finds afterwards, without a renewal."""
+
+    async def believe(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant:
+        return grant._replace(since=runtime.now())
+
+    with patch.object(acquire, "_freshen", believe):
+        yield
+
+
+@contextmanager
+def downgrade_mints_a_token() -> Iterator[None]:
+    """A downgrade gives the lease a new token."""
+    downgrade = MemoryStore.downgrade
+
+    def mint(self: MemoryStore, claim: Claim) -> bool:
+        done = downgrade(self, claim)
+        for entry in self._queues.get(claim.name, ()):
+            if done and entry.id == claim.id:
+                entry.token = self._mint()
+        return done
+
+    with patch.object(MemoryStore, "downgrade", mint):
+        yield
+
+
+@contextmanager
+def downgrade_in_two_steps() -> Iterator[None]:
+    """A downgrade releases the lock and takes it again as a reader; in between, the next waiter gets it."""
+    downgrade = MemoryStore.downgrade
+
+    def two_steps(self: MemoryStore, claim: Claim) -> bool:
+        mine = next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
+        if mine is None or not downgrade(self, claim):
+            return False
+        self._remove(claim)
+        self._queues.setdefault(claim.name, []).append(mine)
+        return True
+
+    with patch.object(MemoryStore, "downgrade", two_steps):
+        yield
+
+
+@contextmanager
+def multi_in_the_callers_order() -> Iterator[None]:
+    """A multi-lock acquires in the order in which its caller names the locks."""
+
+    def unsorted(names: Sequence[str], read: Sequence[str], write: Sequence[str]) -> dict[str, Mode]:
+        return dict.fromkeys(read, Mode.SHARED) | dict.fromkeys((*names, *write), Mode.EXCLUSIVE)
+
+    with patch.object(program, "modes_of", unsorted):
+        yield
+
+
+@contextmanager
+def cancelled_multi_keeps_its_leases() -> Iterator[None]:
+    """A multi-lock that is cancelled half-way leaves the locks that it already has."""
+
+    async def nothing(self: SimGroup, leases: Sequence[BaseLease]) -> None:
+        pass
+
+    with patch.object(SimGroup, "_abandon", nothing):
+        yield
+
+
+@contextmanager
+def cancelled_release_of_a_group_stops() -> Iterator[None]:
+    """A group whose release is cancelled keeps the leases that were not released yet (found by this simulation)."""
+
+    async def release(self: BaseGroup) -> bool:
+        return all([await lease._release() for lease in reversed(self._members)])
+
+    with patch.object(BaseGroup, "_release", release):
+        yield
+
+
+@contextmanager
+def election_does_not_wait_for_the_work() -> Iterator[None]:
+    """The candidate resigns although the work of its term still runs."""
+
+    async def lead(self: ElectionFactory[SimLease], term: SimLease, work: Callable[[SimLease], Any]) -> None:
+        async def run() -> None:
+            with suppress(Exception):
+                await work(term)
+
+        runtime = self._client.runtime
+        runtime.spawn(run(), "work")
+        try:
+            await runtime.sleep(0.3)
+        finally:
+            await term._release()
+
+    with patch.object(ElectionFactory, "_lead", lead):
+        yield
+
+
+@contextmanager
+def observer_without_token_filter() -> Iterator[None]:
+    """An observer yields every state that it reads, also an older one."""
+
+    async def observe(self: ElectionFactory[SimLease], stop: StopSignal | None) -> AsyncIterator[Leader | None]:
+        async for snapshot in self._client.watches.watch(self.name, stop):
+            yield leader_of(snapshot)
+
+    with patch.object(ElectionFactory, "observe", observe):
+        yield
+
+
+@contextmanager
+def value_of_the_next_candidate() -> Iterator[None]:
+    """An observer sees the leader with the value of the first candidate that waits."""
+
+    def wrong(snapshot: Snapshot) -> Leader | None:
+        leader = leader_of(snapshot)
+        if leader is None or not snapshot.waiters:
+            return leader
+        return leader._replace(value=snapshot.waiters[0].value)
+
+    with patch.object(election, "leader_of", wrong):
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A mistake, the scenario that brings it out, and the check that must catch it."""
+    """A mistake, the scenario that shows it, and the check that must find it."""
 
     broken: Callable[[], AbstractContextManager[None]]
     scenario: str
     check: str
     within: int
-    """Seeds that it may take."""
+    """The number of seeds that it may take."""
+    primitive: str = "lock"
 
     @property
     def name(self) -> str:
@@ -262,8 +486,6 @@ VARIANTS = (
     Variant(deadline_from_wake_up, "stops", "exclusion", 150),
     Variant(no_drift_margin, "drift", "exclusion", 150),
     Variant(unknown_is_renewed, "outage", "exclusion", 150),
-    Variant(one_permit_too_many, "shared", "exclusion", 50),
-    Variant(writers_ignore_readers, "shared", "exclusion", 50),
     Variant(cancel_without_abandon, "calm", "wake-ups", 50),
     Variant(nobody_is_woken, "calm", "wake-ups", 50),
     Variant(wakeups_are_missed, "calm", "wake-ups", 150),
@@ -274,4 +496,20 @@ VARIANTS = (
     Variant(fence_takes_equal_tokens, "reborn", "resource", 400),
     Variant(last_come_first_served, "calm", "order", 50),
     Variant(tokens_from_the_wall, "calm", "tokens", 50),
+    Variant(writers_ignore_readers, "calm", "exclusion", 50, "rwlock"),
+    Variant(readers_overtake_writers, "calm", "order", 50, "rwlock"),
+    Variant(readers_share_one_ttl, "stops", "orphans", 300, "rwlock"),
+    Variant(dead_reader_is_renewed, "stops", "exclusion", 300, "rwlock"),
+    Variant(downgrade_mints_a_token, "calm", "downgrade", 50, "rwlock"),
+    Variant(downgrade_in_two_steps, "calm", "exclusion", 50, "rwlock"),
+    Variant(one_permit_too_many, "calm", "exclusion", 50, "semaphore"),
+    Variant(limit_of_the_others, "calm", "exclusion", 50, "semaphore"),
+    Variant(expired_waiter_is_granted, "stops", "orphans", 150),
+    Variant(late_grant_is_believed, "stops", "exclusion", 150),
+    Variant(multi_in_the_callers_order, "calm", "end", 100, "multi"),
+    Variant(cancelled_multi_keeps_its_leases, "calm", "group", 100, "multi"),
+    Variant(cancelled_release_of_a_group_stops, "calm", "group", 100, "multi"),
+    Variant(election_does_not_wait_for_the_work, "calm", "term", 50, "election"),
+    Variant(observer_without_token_filter, "calm", "observer", 50, "election"),
+    Variant(value_of_the_next_candidate, "calm", "observer", 50, "election"),
 )

@@ -70,15 +70,20 @@ class SimLease(BaseLease):
             ours = await super()._release()
         except Cancelled:
             op.ended(Outcome.OK)  # the caller does not learn the outcome, but the lease must have been released
-            self._recorder.released(self)
+            self._look_later()
             raise
         except EngineUnavailable:
             op.ended(Outcome.UNKNOWN)
             raise
         op.ended(Outcome.OK if ours else Outcome.FAILED)
-        if ours and self.id not in self._client.renewer.leftovers:  # else the engine has not confirmed the clean-up
-            self._recorder.released(self)
+        if ours:
+            self._look_later()
         return ours
+
+    def _look_later(self) -> None:
+        """Have the recorder look whether the engine still has the claim, if its clean-up was confirmed."""
+        if self.id not in self._client.renewer.leftovers:
+            self._recorder.released(self)
 
     def _lose(self, reason: LossReason) -> None:
         self._end()
@@ -103,8 +108,7 @@ class SimGroup(BaseGroup):
         finally:
             for lease, op in zip(given_up, ops, strict=True):
                 op.ended(Outcome.OK)
-                if lease.id not in self._client.renewer.leftovers:
-                    lease._recorder.released(lease)
+                lease._look_later()
 
 
 class SimClient(Client[SimLease]):
