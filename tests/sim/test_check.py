@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import inf
 
 import pytest
 
-from fencelock.sim.check import Invariants, check
-from fencelock.sim.history import History, Kind, Leftover, Note, Op, Outcome, Write
+from fencelock.sim.check import DEAD, Invariants, check
+from fencelock.sim.history import (
+    Group,
+    History,
+    Kind,
+    Leftover,
+    Note,
+    Observation,
+    Op,
+    Outcome,
+    Term,
+    Write,
+)
 
 
 def held(
@@ -21,9 +33,17 @@ def held(
     ticket: int | None = None,
     shared: bool = False,
     limit: int | None = None,
+    value: str = "",
+    downgraded: float | None = None,
+    name: str = "x",
 ) -> Op:
     called = start if called is None else called
-    return Op("x", Kind.ACQUIRE, owner, called, start, Outcome.OK, token, ticket, start, end, shared, limit)
+    ok = Outcome.OK
+    return Op(name, Kind.ACQUIRE, owner, called, start, ok, token, ticket, start, end, shared, limit, value, downgraded)
+
+
+def permit(owner: str, token: int, limit: int, start: float = 1) -> Op:
+    return held(owner, token, start, 9, called=0, shared=True, limit=limit)
 
 
 def released(owner: str, token: int, at: float, outcome: Outcome = Outcome.OK) -> Op:
@@ -72,6 +92,11 @@ def test_a_history_that_is_in_order_passes_every_check() -> None:
         ([held(str(n), n, n, n + 2.5, shared=True, limit=3) for n in range(1, 9)], False),
         ([held(str(n), n, n, n + 2.5, shared=True, limit=2) for n in range(1, 9)], True),
         ([held("a", 1, 0, 2), held("b", 2, 1, 1)], False),
+        ([permit("a", 1, 3), permit("b", 2, 3), permit("c", 3, 2)], True),
+        ([permit("a", 1, 2), permit("c", 3, 3), permit("b", 2, 2, start=2)], False),
+        ([held("a", 1, 0, 5, downgraded=1), held("b", 2, 2, 3, shared=True)], False),
+        ([held("a", 1, 0, 5, downgraded=3), held("b", 2, 2, 4, shared=True)], True),
+        ([held("a", 1, 0, 5, downgraded=1), held("b", 2, 2, 3)], True),
     ],
     ids=[
         "two holders",
@@ -83,6 +108,11 @@ def test_a_history_that_is_in_order_passes_every_check() -> None:
         "three permits of three",
         "three permits of two",
         "lost before it was returned",
+        "a permit beyond its own lower limit",
+        "a later permit with a higher limit",
+        "a reader after a downgrade",
+        "a reader before the downgrade",
+        "a writer after a downgrade",
     ],
 )
 def test_exclusion(ops: list[Op], expected: bool) -> None:
@@ -159,6 +189,93 @@ def test_lost_wake_up_of_a_permit() -> None:
     assert broken(History([one, waits, writer]), Invariants(free_at_most=2)) == set()
 
 
+def test_lost_wake_up_of_a_reader() -> None:
+    """A reader that waits although only readers hold the name is found, but not one that waits behind a writer."""
+    one = held("a", 1, 0, 9, shared=True)
+    waits = Op("x", Kind.ACQUIRE, "b", 1, 5, Outcome.FAILED, shared=True)
+    writer = Op("x", Kind.ACQUIRE, "w", 0.5, 9, Outcome.FAILED)
+    assert broken(History([one, waits]), Invariants(free_at_most=2)) == {"wake-ups"}
+    assert broken(History([one, waits, writer]), Invariants(free_at_most=2)) == set()
+
+
+def test_lost_wake_up_of_permits_with_different_limits() -> None:
+    """A permit that waits for its own limit is not found, although one with a higher limit would fit."""
+    holders = [permit("a", 1, 3), permit("b", 2, 3)]
+    low, high = (Op("x", Kind.ACQUIRE, "c", 1, 5, Outcome.FAILED, shared=True, limit=limit) for limit in (2, 3))
+    assert broken(History([*holders, low]), Invariants(free_at_most=2)) == set()
+    assert broken(History([*holders, low, high]), Invariants(free_at_most=2)) == set()
+    assert broken(History([*holders, high]), Invariants(free_at_most=2)) == {"wake-ups"}
+
+
+def test_lost_wake_up_after_a_downgrade() -> None:
+    """A reader that waits behind a writer is found once the writer is a reader."""
+    waits = Op("x", Kind.ACQUIRE, "b", 1, 5, Outcome.FAILED, shared=True)
+    assert broken(History([held("a", 1, 0, 9), waits]), Invariants(free_at_most=2)) == set()
+    assert broken(History([held("a", 1, 0, 9, downgraded=2), waits]), Invariants(free_at_most=2)) == {"wake-ups"}
+
+
+def test_a_downgrade_keeps_the_token() -> None:
+    """An engine that has another token after a downgrade is found."""
+    writing = held("a", 7, 0, 5, downgraded=1)
+
+    def downgrade(token: int | None) -> History:
+        return History([writing, Op("x", Kind.DOWNGRADE, "a", 1, 2, Outcome.OK, token)])
+
+    assert check(downgrade(7)) == check(downgrade(None)) == []
+    assert broken(downgrade(8)) == {"downgrade"}
+
+
+def group(outcome: Outcome, released: float | None = None) -> Group:
+    return Group(("x", "y"), "a", 0, 2, outcome, (("x", 1), ("y", 2)), released)
+
+
+@pytest.mark.parametrize(
+    ("group", "ends", "expected"),
+    [
+        (group(Outcome.OK, released=5), (4, 5), False),
+        (group(Outcome.OK, released=5), (4, 6), True),
+        (group(Outcome.OK), (9, 9), False),
+        (group(Outcome.OK), (1.5, 9), True),
+        (group(Outcome.FAILED), (1.5, 2), False),
+        (group(Outcome.FAILED), (1.5, 3), True),
+    ],
+    ids=["released", "half released", "held", "returned without a lease", "failed", "failed and kept a lease"],
+)
+def test_all_or_nothing(group: Group, ends: tuple[float, float], expected: bool) -> None:
+    """A multi-lock that has only some of its leases, when it returns or after its release, is found."""
+    ops = [held("a", 1, 1, ends[0]), held("a", 2, 1, ends[1], name="y")]
+    assert ("group" in broken(History(ops, groups=[group]))) is expected
+
+
+def test_a_term_is_not_released_while_its_work_runs() -> None:
+    """A candidate that released before its work had ended is found."""
+    ops = [held("a", 1, 0, 2), released("a", 1, 2.0)]
+    assert broken(History(ops, terms=[Term("x", "a", 1, 0.0, 2.0)])) == set()
+    assert broken(History(ops, terms=[Term("x", "a", 1, 0.0, 2.5)])) == {"term"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([("o", 1, "a", "va"), ("o", None, "", ""), ("o", 2, "b", "vb")], False),
+        ([("o", 2, "b", "vb"), ("o", 1, "a", "va")], True),
+        ([("o", 2, "b", "vb"), ("p", 1, "a", "va")], False),
+        ([("o", 1, "a", "vb")], True),
+        ([("o", 1, "b", "va")], True),
+        ([("o", 3, "c", "vc")], False),
+    ],
+    ids=["in order", "an older term", "another observer", "another value", "another owner", "unknown to the history"],
+)
+def test_observers(seen: list[tuple[str, int | None, str, str]], expected: bool) -> None:
+    """An observer that saw an older term after a newer one, or a leader with a wrong owner or value, is found."""
+    ops = [held("a", 1, 0, 1, value="va"), held("b", 2, 2, 3, value="vb")]
+    observed = [
+        Observation("x", observer, float(at), token, owner, value)
+        for at, (observer, token, owner, value) in enumerate(seen)
+    ]
+    assert ("observer" in broken(History(ops, observations=observed))) is expected
+
+
 def test_accepted_tokens_must_not_fall() -> None:
     """A resource that took an older token after a newer one is found."""
     writes = [Write("d", "b", 34, 1.0, 0, 1, accepted=True), Write("d", "a", 33, 2.0, 1, 2, accepted=True)]
@@ -210,11 +327,23 @@ def test_orphans_of_a_release() -> None:
     assert broken(history) == {"orphans"}
 
 
+def test_orphans_of_a_dead_process() -> None:
+    """A claim that its dead process has left for longer than its ttl is found at once, however long others go on."""
+    history = History([held("a", 1, 0, 1)], leftovers=[Leftover("x", "a", DEAD, 9.0, since=1.0)])
+    assert broken(history, Invariants(clean=False)) == {"orphans"}
+
+
 def test_a_history_is_lines_of_json() -> None:
     """What is written is read back the same, and a line that means nothing is refused."""
-    lines = list(GOOD.lines())
-    assert len(lines) == 12
-    assert History.from_lines(lines) == GOOD
+    history = replace(
+        GOOD,
+        groups=[group(Outcome.OK)],
+        terms=[Term("x", "a", 1, 0.0, 1.0)],
+        observations=[Observation("x", "o", 1.0, None)],
+    )
+    lines = list(history.lines())
+    assert len(lines) == 15
+    assert History.from_lines(lines) == history
     with pytest.raises(ValueError, match="no such record"):
         History.from_lines(['{"record": "song"}'])
 
