@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,52 +12,16 @@ from fencelock.errors import LeaseLost, OutcomeUnknown
 from fencelock.model import LossReason
 from fencelock.primitives.lock import LockFactory
 from fencelock.sim.clocks import RATE_ERROR, BootClock
-from fencelock.sim.locks import Held, SimClient, SimLease
-from fencelock.sim.memory_engine import SimMemoryEngine, SimulatedMemory
-from fencelock.sim.network import Network, NetworkFaults
-from fencelock.sim.process import Process
-from fencelock.sim.recorder import Recorder
-from fencelock.sim.runtime import SimRuntime
+from fencelock.sim.locks import Held, SimLease
 from fencelock.sim.scheduler import Scheduler
-from fencelock.sim.task import Cancelled, Task
-
-
-class Lab:
-    """One process, one engine, good weather."""
-
-    def __init__(self) -> None:
-        self.scheduler = Scheduler(0)
-        self.process = Process(self.scheduler, "p1")
-        self.runtime = SimRuntime(self.process)
-        self.network = Network(self.scheduler, NetworkFaults(delay=0.01))
-        self.engine = SimulatedMemory(self.network)
-        self.recorder = Recorder(self.scheduler, self.engine, 1.0)
-        self.log: list[Any] = []
-        self.told: list[LossReason] = []
-        self.client = self.connect(self.runtime)
-
-    def connect(self, runtime: SimRuntime) -> SimClient:
-        engine = SimMemoryEngine(runtime, self.network, self.engine)
-        on_lost = lambda lease, reason: self.told.append(reason)  # noqa: E731
-        return SimClient(runtime, engine, self.recorder, ttl=3.0, owner="p1", on_lost=on_lost)
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> Task:
-        return self.process.spawn(work, "work", self._ended)
-
-    def _ended(self, task: Task) -> None:
-        self.log.append("cancelled" if isinstance(task.error, Cancelled) else task.error or task.result)
-
-    def run(self, seconds: float) -> list[Any]:
-        self.scheduler.run(self.scheduler.time + seconds)
-        return self.log
+from tests.sim.lab import Lab
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     lab = Lab()
     yield lab
-    lab.process.end()
-    lab.client.renewer.stop(LossReason.CLOSED)
+    lab.close()
 
 
 def test_it_is_a_world(lab: Lab) -> None:
@@ -278,8 +242,7 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
         lease = await LockFactory(second, "x").acquire()
         await lease._release()
 
-    other = Process(lab.scheduler, "p2")
-    second = lab.connect(SimRuntime(other))
+    other, second = lab.add("p2")
     lab.start(hold())
     lab.run(0.1)
     waiter = other.spawn(wait(), "wait", lambda task: None)
