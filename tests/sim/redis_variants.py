@@ -67,10 +67,28 @@ def deadline_from_the_call() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def blocked_waiters_are_overtaken() -> Iterator[None]:
+    """A claim that fits is admitted, also behind one that does not."""
+    skip = ("elseif not fits(mode) then\n      return token, id", "elseif not fits(mode) then\n      place = place + 1")
+    with script("ATTEMPT", *skip), script("RELEASE", *skip), script("ABANDON", *skip), script("DOWNGRADE", *skip):
+        yield
+
+
+@contextmanager
+def downgrade_is_a_release() -> Iterator[None]:
+    """A downgrade admits the waiters behind it before it holds the lock as a reader."""
+    hold, admit = "hold(id, token, ttl, 's', label)\n", "advance_queue()\n"
+    with script("DOWNGRADE", hold, admit + hold):
+        yield
+
+
 VARIANTS = (
     Variant(no_tombstone, "late", "orphans", 1500),
     Variant(release_without_owner, "lossy", "exclusion", 300),
     Variant(tokens_from_the_clock, "set", "tokens", 100),
     Variant(nobody_is_called, "calm", "wake-ups", 20),
     Variant(deadline_from_the_call, "stops", "exclusion", 300),
+    Variant(blocked_waiters_are_overtaken, "calm", "order", 50, "rwlock"),
+    Variant(downgrade_is_a_release, "calm", "exclusion", 50, "rwlock"),
 )
