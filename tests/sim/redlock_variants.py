@@ -91,7 +91,7 @@ VARIANTS = (
     Variant(any_proposal, "calm", "tokens", 50),
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
-    Variant(heal_takes_over, "calm", "exclusion", 100),
+    Variant(heal_takes_over, "outage", "exclusion", 150),
     Variant(deadline_from_reply, "late", "exclusion", 300),
     Variant(some_renewal_will_do, "outage", "exclusion", 300),
 )
