@@ -12,9 +12,12 @@ The asyncio twin is `fencelock.aio`.
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
     from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync_cache import CachedFunction
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_multi import Group, MultiLock
+    from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
+        BuildFailed,
         ClientClosed,
         DifferentLoop,
         EngineUnavailable,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
         MissingDependency,
         NotHeld,
         OutcomeUnknown,
+        RateLimited,
         ReleaseFailed,
         StaleToken,
         VersionConflict,
@@ -39,10 +43,13 @@ if TYPE_CHECKING:
     )
     from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
     from fencelock.primitives.election import Candidate, Leader
+    from fencelock.primitives.rate_limit import RateState
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuildFailed",
+    "CachedFunction",
     "Candidate",
     "ClientClosed",
     "DifferentLoop",
@@ -73,6 +80,9 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "RWLock",
+    "RateLimit",
+    "RateLimited",
+    "RateState",
     "ReleaseFailed",
     "Snapshot",
     "StaleToken",
@@ -89,8 +99,11 @@ PUBLIC_MODULES = (
     "fencelock.model",
     "fencelock.api.sync",
     "fencelock.api.sync_multi",
+    "fencelock.api.sync_cache",
     "fencelock.api.sync_election",
+    "fencelock.api.sync_rate_limit",
     "fencelock.primitives.election",
+    "fencelock.primitives.rate_limit",
 )
 
 if not TYPE_CHECKING:  # a type checker would take any name for a public one

@@ -11,7 +11,21 @@ True
 """
 
 from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
+from fencelock.api.aio_cache import CachedFunction
 from fencelock.api.aio_election import Election
 from fencelock.api.aio_multi import Group, MultiLock
+from fencelock.api.aio_rate_limit import RateLimit
 
-__all__ = ["Election", "Group", "Lease", "Lock", "Locks", "Lost", "MultiLock", "RWLock", "connect"]
+__all__ = [
+    "CachedFunction",
+    "Election",
+    "Group",
+    "Lease",
+    "Lock",
+    "Locks",
+    "Lost",
+    "MultiLock",
+    "RWLock",
+    "RateLimit",
+    "connect",
+]

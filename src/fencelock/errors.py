@@ -49,6 +49,14 @@ class WouldDeadlock(FencelockError, RuntimeError):
     """
 
 
+class RateLimited(FencelockError):
+    """The call would exceed a rate limit, and was not charged. It may go in `retry_after` seconds."""
+
+    def __init__(self, message: str, name: str | None = None, *, retry_after: float = 0.0) -> None:
+        super().__init__(message, name)
+        self.retry_after = retry_after
+
+
 class StaleToken(FencelockError):
     """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
 
@@ -74,6 +82,15 @@ class KeyReused(FencelockError, ValueError):
 
 class VersionConflict(FencelockError):
     """What was read has been changed by others before it could be written. Read again, and decide again."""
+
+
+class BuildFailed(FencelockError):
+    """Another process failed to build this value a moment ago. `type` and `message` say how; the next try may succeed."""
+
+    def __init__(self, message_text: str, name: str | None = None, *, type: str = "", message: str = "") -> None:
+        super().__init__(message_text, name)
+        self.type = type
+        self.message = message
 
 
 class EngineUnavailable(FencelockError, ConnectionError):

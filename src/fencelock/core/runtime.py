@@ -123,7 +123,8 @@ class Connection(Protocol):
 
     If a server replies in any order, all its messages count as pushes, and the engine assigns them to requests.
 
-    An error reply is a reply. In the blocking runtime one thread at a time uses a connection; any thread may call `close`.
+    An error reply is a reply. In the blocking runtime one thread at a time waits on a connection; meanwhile
+    other threads may call `tell`, one at a time, and any thread may call `close`.
     """
 
     @property
@@ -170,27 +171,6 @@ class Connection(Protocol):
         ...
 
 
-class Source(Protocol):
-    """A driver's connection that sets events. The driver's thread reads it, unless a waiting thread does.
-
-    Each waiting thread calls `enter` and `leave` with its own key.
-    """
-
-    def enter(self, key: object) -> bool:
-        """Register a waiting thread; return whether this thread should read."""
-        ...
-
-    def read_until(self, key: object, enough: Callable[[], bool], until: float) -> None:
-        """Read in this thread until `enough()`, the end of the stream, or the time `until`."""
-        ...
-
-    def wake(self) -> None:
-        """Make the reading thread check `enough()`; callable from any thread."""
-        ...
-
-    def leave(self, key: object) -> None: ...
-
-
 class Runtime(Protocol):
     """One way to run the core."""
 
@@ -234,6 +214,13 @@ class Runtime(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it in the background; it does not keep the process alive."""
+        ...
+
+    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work that others share, so that a cancellation of the caller does not end it: as a task, or in this thread.
+
+        The caller waits for the result by an event: with asyncio, the work has only begun when this returns.
+        """
         ...
 
     def call_user(self, function: Callable[[], None]) -> None:
@@ -286,9 +273,6 @@ class Runtime(Protocol):
         It ends early when a connection is or becomes closed.
         """
         ...
-
-    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
-        """Wait for an event that the source sets; in the blocking runtime, read the source in this thread."""
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait until a descriptor can be read, or with `write` until it can be read or written; return whether it can.

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from fencelock.core.clock import Deadline, boottime, wall_us
+from fencelock.core.rates import RateRequest, Reservation, decide
 from fencelock.core.records import Entry as Stored
 from fencelock.core.records import Record, Written
 from fencelock.core.runtime import Event, Runtime
@@ -83,6 +84,7 @@ class MemoryStore:
         self._abandoned: dict[str, float] = {}
         self._wakeups: dict[str, Callable[[], None]] = {}
         self._records: dict[str, Stored] = {}
+        self._rates: dict[str, int] = {}
 
     def attempt(self, claim: Claim, enqueue: bool, wake: Callable[[], None] | None = None) -> AttemptReply:
         """Grant the lock or enqueue the claim; restart the ttl of an earlier attempt. A later grant calls `wake`."""
@@ -210,6 +212,29 @@ class MemoryStore:
             stored = self._records[key] = Stored(value, token, self._mint(), now + ttl)
             return Written(True, stored.seen(now))
 
+    def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
+        """Charge all limits or none."""
+        with self._mutex:
+            now = int(self._now() * 1e6)
+            self._rates = {key: time for key, time in self._rates.items() if time > now}
+            stored = [self._rates.get(request.key, 0) for request in requests]
+            reservation = decide(now, stored, requests, max_wait)
+            if reservation.granted:
+                self._rates |= zip([request.key for request in requests], reservation.times, strict=True)
+            return reservation
+
+    def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
+        """Give back each charge that is still the last one."""
+        with self._mutex:
+            for request, time in zip(requests, reservation.times, strict=True):
+                if self._rates.get(request.key) == time:
+                    self._rates[request.key] = time - request.cost
+
+    def read_rates(self, keys: Sequence[str]) -> tuple[int, list[int]]:
+        """Return the clock and the time of each limit."""
+        with self._mutex:
+            return int(self._now() * 1e6), [self._rates.get(key, 0) for key in keys]
+
     def _remove(self, claim: Claim) -> bool:
         now = self._now()
         self._wakeups.pop(claim.id, None)
@@ -256,6 +281,7 @@ class MemoryEngine:
         self._wakeups: dict[str, Event] = {}
         self._closed = False
         self.records = MemoryRecords(self)
+        self.rates = MemoryRates(self)
 
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:  # noqa: ARG002
         """Acquire the lock or enqueue the claim. The lease counts from before the request."""
@@ -342,6 +368,26 @@ class MemoryEngine:
     def _remote_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Return the callback that the store calls to wake this client. The simulated runtime puts a network here."""
         return wake
+
+
+class MemoryRates:
+    """`fencelock.core.rates.Rates` in the store."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._call = engine._call
+        self._store = engine._store
+
+    async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
+        """Charge all limits or none."""
+        return await self._call(self._store.reserve, requests, max_wait)
+
+    async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
+        """Give back each charge that is still the last one."""
+        await self._call(self._store.refund, requests, reservation)
+
+    async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
+        """Read all limits."""
+        return await self._call(self._store.read_rates, keys)
 
 
 class MemoryRecords:

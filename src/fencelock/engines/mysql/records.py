@@ -46,6 +46,11 @@ class MySQLRecords:
                 await self._pool.run(sql.PRUNE_RECORDS, check=False)
                 return Written(True, Entry(value, token, version, now + ttl).seen(now))
 
+    async def clock(self, _: Record | None) -> int:
+        """Return the server's time in µs, for rate limits."""
+        (reply,) = await self._pool.run(f"SELECT {sql.CLOCK}")
+        return int(rows_of(reply)[0][0] or 0)
+
     async def _find(self, name: str) -> tuple[Entry | None, float]:
         """Return the stored entry, expired or not, and the server's time."""
         (reply,) = await self._pool.run(sql.find_record(name))

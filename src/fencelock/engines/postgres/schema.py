@@ -45,7 +45,7 @@ def script(advisory: bool = True) -> str:
     READ COMMITTED lets it see what concurrent runs committed while it waited for them.
     """
     folder = files("fencelock.engines.postgres") / "sql"
-    parts = ("tables", "mint", "rows", "records", *(("advisory",) if advisory else ()), "version")
+    parts = ("tables", "mint", "rows", "records", "rates", *(("advisory",) if advisory else ()), "version")
     text = "\n".join((folder / f"{part}.sql").read_text("utf-8") for part in parts)
     return f"BEGIN ISOLATION LEVEL READ COMMITTED;\n{text}COMMIT;\n"
 

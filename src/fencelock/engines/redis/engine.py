@@ -18,6 +18,7 @@ from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.errors import reconnect_may_help
 from fencelock.engines.redis.pool import RedisPool, escape_pattern
+from fencelock.engines.redis.rates import RedisRates
 from fencelock.engines.redis.records import RedisRecords
 from fencelock.engines.redis.scripts import load, ttl_ms
 from fencelock.errors import EngineUnavailable, NotHeld
@@ -85,6 +86,7 @@ class RedisEngine:
         self._commands = lru_cache(BUCKETS)(self._pack_commands)
         self._bucket_key = lru_cache(BUCKETS)(self._make_bucket_key)
         self.records = RedisRecords(self._pool, self._bucket_key)
+        self.rates = RedisRates(self._pool, self._bucket_key)
 
     # ------------------------------------------------------------------ the engine protocol
 

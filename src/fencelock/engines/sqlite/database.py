@@ -253,14 +253,17 @@ class Database:
             pass
 
     def _move_reserve(self, cursor: sqlite3.Cursor) -> None:
-        """Reserve tokens for the next minutes, and delete expired claims and records."""
+        """Reserve tokens for the next minutes, and delete expired claims, records and rates."""
         token, reserved, boot = cursor.execute("SELECT token, reserved, boot FROM counter").fetchone()
         if boot != self.boot:
             # The machine has rebooted: commits that were not synced may be lost, and times since boot are void.
             token = max(token, reserved)
             cursor.execute("DELETE FROM claim")
+            cursor.execute("DELETE FROM rate")
         else:
-            cursor.execute("DELETE FROM claim WHERE expires <= ?", (int(self.now() * 1e6),))
+            now = int(self.now() * 1e6)
+            cursor.execute("DELETE FROM claim WHERE expires <= ?", (now,))
+            cursor.execute("DELETE FROM rate WHERE time <= ?", (now,))
         cursor.execute("DELETE FROM record WHERE ends <= ?", (wall_us(),))
         end = min(max(token, wall_us()) + RESERVE_US, TOKEN_MAX)
         cursor.execute("UPDATE counter SET token = ?, reserved = ?, boot = ?", (token, max(end, reserved), self.boot))

@@ -12,6 +12,7 @@ from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
 from fencelock.engines.sqlite.database import Database, DatabaseBusy
 from fencelock.engines.sqlite.queue import AttemptResult, Queue
+from fencelock.engines.sqlite.rates import SqliteRates
 from fencelock.engines.sqlite.records import SqliteRecords
 from fencelock.errors import EngineUnavailable, NotHeld
 from fencelock.model import (
@@ -53,6 +54,7 @@ class SqliteEngine:
         self._wakeup_sender = WakeupSender()
         self._tickets: dict[str, int] = {}
         """The places of waiting claims in the queue."""
+        self.rates = SqliteRates(self._read, self._write, database.now, namespace)
         self.records = SqliteRecords(self._read, self._write_synced, database.mint, namespace)
 
     # ------------------------------------------------------------------ the protocol

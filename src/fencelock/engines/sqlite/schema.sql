@@ -1,6 +1,6 @@
 -- Layout 3 of a fencelock database. It promises: one row of `counter`; in `claim`, one row per claim, oldest ticket first;
--- in `record`, one row per record. Times of claims are µs since the boot that `counter.boot` names: after another boot every
--- claim is void. Records survive a boot: their times are µs of the wall clock.
+-- in `record`, one row per record; in `rate`, one row per rate limit. Times of claims and rates are µs since the boot that `counter.boot` names: after another
+-- boot they are void. Records survive a boot: their times are µs of the wall clock.
 
 CREATE TABLE counter (
     one      INTEGER PRIMARY KEY CHECK (one = 1),
@@ -32,5 +32,12 @@ CREATE TABLE record (
     token   INTEGER NOT NULL,
     version INTEGER NOT NULL,  -- minted like a token, so that it never repeats
     ends    INTEGER NOT NULL,
+    PRIMARY KEY (space, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE rate (
+    space TEXT    NOT NULL,
+    key   TEXT    NOT NULL,
+    time  INTEGER NOT NULL,    -- µs since boot: when the last admitted call would be due if calls came evenly
     PRIMARY KEY (space, key)
 ) STRICT, WITHOUT ROWID;

@@ -58,6 +58,14 @@ CREATE TABLE IF NOT EXISTS fencelock.record (
 );
 CREATE INDEX IF NOT EXISTS record_ends ON fencelock.record (ends);
 
+-- Rate limits: when the last admitted call would be due if calls came evenly, in µs of the server's clock.
+CREATE TABLE IF NOT EXISTS fencelock.rate (
+  namespace text COLLATE "C" NOT NULL,
+  key       text COLLATE "C" NOT NULL,
+  time      bigint NOT NULL,
+  PRIMARY KEY (namespace, key)
+) WITH (fillfactor = 70);
+
 -- The name of each advisory key: a key is a hash, and two names may have the same one.
 CREATE UNLOGGED TABLE IF NOT EXISTS fencelock.name (
   key       bigint PRIMARY KEY,
