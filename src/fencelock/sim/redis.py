@@ -145,15 +145,8 @@ class Redis(Data):
 
     # ------------------------------------------------------------------ the server itself
 
-    def _do_echo(self, words: Words) -> bytes:
-        (word,) = words
-        return word
-
     def _do_ping(self, words: Words) -> bytes:
         return words[0] if words else Status(b"PONG")
-
-    def _do_hello(self, _: Words) -> list[Any]:
-        return [b"server", b"redis", b"version", b"7.0.15", b"proto", 2, b"mode", b"standalone", b"role", b"master"]
 
     def _do_info(self, words: Words) -> bytes:
         sections = {
@@ -164,7 +157,7 @@ class Redis(Data):
         return "\r\n".join(sections[word] for word in wanted if word in sections).encode()
 
 
-FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
+FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"INFO"}
 
 
 def _unpacked(command: bytes) -> Words:
