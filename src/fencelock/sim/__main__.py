@@ -1,4 +1,4 @@
-"""`python -m fencelock.sim`: play many seeds, or play one again and see what happened."""
+"""`python -m fencelock.sim`: play many seeds, or replay one seed and print its history."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fencelock.sim.scenario import ENGINES, PRIMITIVES, UNFENCED, scenario_of
 from fencelock.sim.timeline import timeline
 
 SHOWN = 10
-"""Failing seeds that are named; the first of them is shown in full."""
+"""How many failing seeds are listed; the history of the first is printed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 1 if a promise was broken."""
+    """Run the command; return its exit status: 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m fencelock.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="play this one and print its history")
-    parser.add_argument("--seeds", type=int, default=5000, help="play so many (%(default)s)")
-    parser.add_argument("--start", type=int, default=0, help="the first of them (%(default)s)")
+    parser.add_argument("--seed", type=int, help="play this seed and print its history")
+    parser.add_argument("--seeds", type=int, default=5000, help="how many seeds to play (%(default)s)")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes to use (%(default)s)")
     parser.add_argument("--engine", choices=ENGINES, default="memory", help="the engine to play on (%(default)s)")
     parser.add_argument("--primitive", choices=PRIMITIVES, default="lock", help="what clients use (%(default)s)")
     names = sorted({scenario.name for scenarios in ENGINES.values() for scenario in scenarios} | {UNFENCED.name})
-    parser.add_argument("--scenario", choices=names, help="play this scenario, not the one that the seed would pick")
+    parser.add_argument("--scenario", choices=names, help="play this scenario instead of the one that the seed chooses")
     parser.add_argument("--variant", metavar="MODULE:NAME", help="break the code with this context manager first")
     parser.add_argument("--json", action="store_true", help="with --seed: print the history as lines of JSON")
     options = parser.parse_args(arguments)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("\n")
     seconds = time.monotonic() - started
     say(f"{summary}, {summary.seeds / seconds:.0f} seeds a second")
-    return tell_failures(summary)
+    return print_failures(summary)
 
 
 def replay(
@@ -72,8 +72,8 @@ def replay(
     return 1 if result.violations else 0
 
 
-def tell_failures(summary: Summary) -> int:
-    """Print how to play each failing seed again, and the history of the first; return the exit status."""
+def print_failures(summary: Summary) -> int:
+    """Print the command that replays each failing seed, and the history of the first; return the exit status."""
     for failure in summary.failures[:SHOWN]:
         say(f"\nseed {failure.seed} fails: {failure.violations[0]}", f"    {failure.command}")
     if len(summary.failures) > SHOWN:
@@ -85,7 +85,7 @@ def tell_failures(summary: Summary) -> int:
 
 
 def show_progress(summary: Summary, of: int, started: float) -> None:
-    """Say how far we are: on a terminal in one line that is overwritten, in a log now and then."""
+    """Print the progress: on a terminal in one line that is overwritten, in a log every 1,000 seeds."""
     terminal = sys.stderr.isatty()
     if not terminal and summary.seeds % 1000 and summary.seeds != of:
         return

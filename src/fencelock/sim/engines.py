@@ -1,4 +1,4 @@
-"""The engines that can be simulated: what a run needs of each, and which there are."""
+"""The simulated engines, and what a run needs of each."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fencelock.sim.scenario import Scenario
 
 
 class SimulatedEngine(Protocol):
-    """One engine: its servers, a way to them, and what can be seen of it from outside."""
+    """One engine: its servers, clients of it, and its state as the checker sees it."""
 
     labels: Sequence[str]
-    """Its servers on the network."""
+    """The labels of its servers on the network."""
     hosts: Sequence[SimulatedHost]
-    """Those that can be stopped and started."""
+    """Its servers that can be paused and restarted."""
     tickets: Mapping[int, int]
-    """In which order claims came, by token; empty where that means nothing."""
+    """The place of each grant in the order of arrival, by token; empty if the engine is not fair."""
 
     reply_timeout: float
-    """Seconds for which what runs in the background may still wait for an answer that never comes."""
+    """Seconds for which background work may wait for a reply that never comes."""
 
     def connect(self, runtime: SimRuntime) -> Engine:
-        """Return the production backend for a process."""
+        """Return the production engine for a process."""
         ...
 
     def has(self, claim: Claim) -> bool:
-        """Return whether anything is kept for a claim."""
+        """Return whether the engine has anything of a claim."""
         ...
 
     def token(self, claim: Claim) -> int | None:
@@ -41,7 +41,7 @@ class SimulatedEngine(Protocol):
         ...
 
     def leftovers(self, at: float) -> list[Leftover]:
-        """Return whatever is kept for claims."""
+        """Return all claims that the engine has."""
         ...
 
     def wipe(self) -> None:
@@ -49,11 +49,11 @@ class SimulatedEngine(Protocol):
         ...
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         ...
 
     def jump(self, seconds: float, /) -> bool:
-        """Set the wall clock, if that is fair in this scenario; return whether it was."""
+        """Set the wall clock, if the scenario allows it; return whether it did."""
         ...
 
 
@@ -65,7 +65,7 @@ _MAKERS = {
 
 
 def make(network: Network, scenario: Scenario) -> SimulatedEngine:
-    """Return the engine that a scenario is played on; drivers are imported only here."""
+    """Return the engine of a scenario. Drivers are imported only here."""
     module, name = _MAKERS[scenario.engine]
     maker: Callable[[Network, Scenario], SimulatedEngine] = getattr(import_module(module), name)
     return maker(network, scenario)

@@ -1,4 +1,4 @@
-"""Play many seeds, on all cores, and add up what came of them."""
+"""Play many seeds on all cores, and add up the results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fencelock.sim.run import Result, play
 from fencelock.sim.scenario import scenario_of
 
 BATCH = 50
-"""Seeds that a process plays at a time; the rubbish of a run is collected once in a batch."""
+"""How many seeds a process plays at a time; garbage is collected once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A seed that broke a promise."""
+    """A seed with a violation."""
 
     seed: int
     scenario: str
@@ -32,7 +32,7 @@ class Failure:
 
     @property
     def command(self) -> str:
-        """The one command that plays it again."""
+        """The command that replays it."""
         variant = "" if self.variant is None else f" --variant {self.variant}"
         engine = "" if self.engine == "memory" else f" --engine {self.engine}"
         primitive = "" if self.primitive == "lock" else f" --primitive {self.primitive}"
@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Summary:
-    """What came of many seeds."""
+    """The results of many seeds."""
 
     seeds: int = 0
     grants: int = 0
@@ -51,7 +51,7 @@ class Summary:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Summary) -> None:
-        """Add what came of other seeds."""
+        """Add the results of other seeds."""
         self.seeds += other.seeds
         self.grants += other.grants
         self.accepted += other.accepted
@@ -72,7 +72,7 @@ def cores() -> int:
 
 
 def broken(variant: str | None) -> AbstractContextManager[object]:
-    """Return the context manager that `module:name` names: it breaks the code on purpose, to see that it is caught."""
+    """Return the context manager `module:name`, which breaks the code on purpose to test the checker."""
     if variant is None:
         return nullcontext()
     module, _, name = variant.partition(":")
@@ -90,7 +90,7 @@ def play_many(
     variant: str | None = None,
     progress: Callable[[Summary], None] = lambda _: None,
 ) -> Summary:
-    """Play the seeds and return what came of them, failures in the order of their seeds."""
+    """Play the seeds and return the results, with failures in the order of their seeds."""
     todo = list(seeds)
     batches = [todo[at : at + BATCH] for at in range(0, len(todo), BATCH)]
     batch = partial(play_batch, engine=engine, primitive=primitive, scenario=scenario, variant=variant)
@@ -100,8 +100,8 @@ def play_many(
             summary.add(batch(seeds))
             progress(summary)
     else:
-        # Not forked: a copy of a process that holds real leases would have to give them up first.
-        # With low priority: nothing here depends on real time, and other work of the machine may.
+        # Spawned, not forked: a forked copy of a process with real leases would lose them first.
+        # With low priority: nothing here depends on real time, but other processes may.
         with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=os.nice, initargs=(10,)) as pool:
             for future in as_completed([pool.submit(batch, seeds) for seeds in batches]):
                 summary.add(future.result())

@@ -1,4 +1,4 @@
-"""The memory engine on a host of its own, behind the network: the production store and the production backend."""
+"""The memory engine behind a network: the production store and the production client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 class SimStore(MemoryStore):
-    """A store that numbers the claims in the order in which they came, for the checker."""
+    """A store that numbers claims in order of arrival, for the checker."""
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
         super().__init__(now, wall)
@@ -34,7 +34,7 @@ class SimStore(MemoryStore):
 
     def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
         for entry in self._queues.get(name, ()):
-            # A claim that ran out and lines up anew has the same id, and a place and a ticket of its own.
+            # A claim that expired and is enqueued again has the same id and a new ticket.
             if self._places.get(entry.id, (None, 0))[0] is not entry:
                 self._last += 1
                 self._places[entry.id] = entry, self._last
@@ -55,7 +55,7 @@ class SimStore(MemoryStore):
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:
-        """Return whether anything is kept for a claim."""
+        """Return whether the store has an entry or a wake-up of a claim."""
         return claim.id in self._wakeups or self._entry(claim) is not None
 
     def token(self, claim: Claim) -> int | None:
@@ -69,18 +69,18 @@ class SimStore(MemoryStore):
         self._counter = self._wall()
 
     def leftovers(self, at: float) -> list[Leftover]:
-        """Return whatever is kept for claims."""
+        """Return all claims and wake-ups in the store."""
         found = []
         for name in self.names(""):
             snapshot = self.inspect(name)
             found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
             found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
         queued = {entry.id for entries in self._queues.values() for entry in entries}
-        return found + [Leftover("", "", "bell", at) for id in self._wakeups if id not in queued]
+        return found + [Leftover("", "", "wake-up", at) for id in self._wakeups if id not in queued]
 
 
 class SimulatedMemory:
-    """`fencelock.sim.engines.Engine`: a store, the clocks of its host, and a label on the network."""
+    """`fencelock.sim.engines.SimulatedEngine`: a store and the clocks of its host."""
 
     labels: Sequence[str] = ("engine",)
     hosts: Sequence[SimulatedHost] = ()
@@ -92,7 +92,7 @@ class SimulatedMemory:
         self.lag = 0.0 if scenario is None else scenario.lag
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
-        self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
+        self.store = SimStore(BootClock.random(network.scheduler).now, self._wall.us)
         self.tickets: Mapping[int, int] = self.store.tickets
         self.has = self.store.has
         self.token = self.store.token
@@ -100,15 +100,15 @@ class SimulatedMemory:
         self.wipe = self.store.wipe
 
     def connect(self, runtime: SimRuntime) -> SimMemoryEngine:
-        """Return a client's way to the store."""
+        """Return a client of the store."""
         return SimMemoryEngine(runtime, self._network, self)
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         self.store.force_release(name)
 
     def jump(self, seconds: float) -> bool:
-        """Leases run out by a boot clock, so that this is fair unless tokens have nothing else to go by."""
+        """Set the wall clock. Leases expire by a boot clock, so only tokens after a loss of data depend on it."""
         if self._scenario is not None and self._scenario.wipes:
             return False
         self._wall.jump(seconds)
@@ -116,7 +116,7 @@ class SimulatedMemory:
 
 
 class SimMemoryEngine(MemoryEngine):
-    """A client's way to the store, with a network in between."""
+    """A client that reaches the store over the network."""
 
     def __init__(self, runtime: SimRuntime, network: Network, engine: SimulatedMemory) -> None:
         super().__init__(runtime, engine.store)

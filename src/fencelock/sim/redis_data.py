@@ -1,4 +1,4 @@
-"""The data of a simulated Redis: what its commands do to strings, hashes, sorted sets, lists, and when keys end."""
+"""The data of a simulated Redis: its commands on strings, hashes, sorted sets and lists, and the expiry of keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Zset(dict[bytes, float]):
     """Members and their scores."""
 
     def ranked(self) -> list[tuple[bytes, float]]:
-        """Return them in order."""
+        """Return the members in order."""
         return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
 
@@ -44,7 +44,7 @@ class Data:
         self._expires: dict[bytes, int] = {}
 
     def contents(self) -> dict[bytes, Any]:
-        """Return all that has not run out, for whoever looks at the server from outside."""
+        """Return the keys that have not expired, for the checker."""
         self._now = self._wall() // 1000
         return {key: value for key in list(self._data) if (value := self._peek(key)) is not None}
 
@@ -108,7 +108,7 @@ class Data:
         return OK
 
     def _do_scan(self, words: Words) -> list[Any]:
-        """In the order of a checksum, which stays the same whatever else comes and goes."""
+        """Scan in the order of a checksum, which other keys do not change."""
         cursor, options = int(words[0]), {name.upper(): value for name, value in _pairs(words[1:])}
         pattern, count = options.get(b"MATCH", b"*"), int(options.get(b"COUNT", b"10"))
         rest = sorted((crc32(key) + 1, key) for key in self._keys() if crc32(key) + 1 > cursor)

@@ -1,4 +1,4 @@
-"""Redis in the simulated world: the production backend and the production scripts, on a simulated server."""
+"""Simulated Redis: the production engine and the production scripts on a simulated server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fencelock.sim.scenario import Scenario
 
 NAMESPACE = "fencelock"
 COARSE = 1_000_000
-"""µs: the step of a clock that goes back when data is lost, so that tokens are counted up, and repeat."""
+"""µs: the step of a clock that is set back when data is lost, so that tokens repeat."""
 
 
-class Watched(Redis):
-    """A server that numbers the claims in the order in which they came, for the checker."""
+class TicketingRedis(Redis):
+    """A server that numbers claims in order of arrival, for the checker."""
 
     def __init__(self, wall: Callable[[], int], run_id: str) -> None:
         self.tickets: dict[int, int] = {}
@@ -36,7 +36,7 @@ class Watched(Redis):
         super().__init__(wall, run_id)
 
     def request(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
-        """Forget who left the line during the command before: who left to hold the lock did so in one step."""
+        """Execute a command. A claim that leaves the queue and holds the lock does so within one command."""
         self._leaving.clear()
         return super().request(command, session)
 
@@ -77,8 +77,8 @@ class SimulatedRedis:
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario
         self._rng = network.scheduler.random
-        self._host = SimulatedHost(network, "redis", Watched)
-        self._server = cast("Watched", self._host.redis)
+        self._host = SimulatedHost(network, "redis", TicketingRedis)
+        self._server = cast("TicketingRedis", self._host.redis)
         self._start = self._host.wall.us()
         if scenario.rewinds:
             self._host.wall.step = COARSE
@@ -89,12 +89,12 @@ class SimulatedRedis:
         self.tickets: Mapping[int, int] = self._server.tickets
 
     def connect(self, runtime: SimRuntime) -> Engine:
-        """Return the production backend; as in asyncio its tasks share a connection, or as in threads they do not."""
+        """Return the production engine; its tasks share a connection, as in asyncio, or do not, as with threads."""
         runtime.shares_connections = self._rng.random() < 0.5
         return RedisEngine(runtime, self._connector, NAMESPACE)
 
     def has(self, claim: Claim) -> bool:
-        """Return whether a claim is in line, or holds the lock."""
+        """Return whether a claim waits or holds the lock."""
         id = claim.id.encode()
         return self.token(claim) is not None or any(
             id in value for value in self._server.contents().values() if isinstance(value, dict)
@@ -111,11 +111,11 @@ class SimulatedRedis:
         return None
 
     def leftovers(self, at: float) -> list[Leftover]:
-        """Return whom the production code finds."""
-        return look(self._probe, self._scenario.names, at)
+        """Return the claims that `inspect` finds."""
+        return inspect_all(self._probe, self._scenario.names, at)
 
     def wipe(self) -> None:
-        """Lose all data, with the server or without; tokens repeat if the clock goes back as well."""
+        """Lose all data, with a restart or without one; tokens repeat if the clock is set back, too."""
         if self._scenario.rewinds:
             self._host.wall.shift -= self._host.wall.us() - self._start
         if self._rng.random() < 0.5:
@@ -124,23 +124,23 @@ class SimulatedRedis:
             self._host.crash(self._rng.random(), wipe=True)
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         run_sync(self._probe.force_release(name))
 
     def jump(self, seconds: float) -> bool:
-        """Leases run out by this clock: it is set only where nothing is promised of them."""
+        """Set the clock by which leases expire, only in scenarios that promise no exclusion."""
         if self._scenario.jumps:
             self._host.wall.jump(seconds)
         return self._scenario.jumps
 
 
 def connector(label: str) -> RedisConnector:
-    """Return the production dialer, which never dials here: simulated wires ask it for nothing but how errors look."""
+    """Return a production connector. Simulated connections use it only to decode errors."""
     return RedisConnector(label, _never, _never)
 
 
-def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftover]:
-    """Return whom a backend finds under some names."""
+def inspect_all(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftover]:
+    """Return the holders and waiters that an engine finds under the names."""
     found = []
     for name in names:
         snapshot = run_sync(client_engine.inspect(name))
@@ -150,7 +150,7 @@ def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftove
 
 
 def outside(hosts: Sequence[SimulatedHost]) -> Runtime:
-    """Return a world for whoever looks at servers from outside: every answer is there at once, whatever goes wrong."""
+    """Return a runtime for the checker: it reaches every server immediately, whatever the faults are."""
     return cast("Runtime", _Outside({host.label: host for host in hosts}))
 
 
@@ -200,4 +200,4 @@ class _Direct:
 
 
 def _never() -> Any:
-    raise AssertionError("nobody dials a real server in the simulated world")
+    raise AssertionError("the simulator does not connect to real servers")

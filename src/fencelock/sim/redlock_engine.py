@@ -1,4 +1,4 @@
-"""Redlock in the simulated world: the production backend and the production scripts, on several simulated servers."""
+"""Simulated Redlock: the production engine and the production scripts on several simulated servers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
 
 SKEWS = (0.0, 0.01, 1.0, 1000.0)
-"""Seconds by which clocks are off, at most: nothing that is promised depends on them, as long as no data is lost."""
+"""Seconds by which clocks may be wrong: no promise depends on them as long as no data is lost."""
 
 PERIOD = 60.0
-"""Seconds after which a node begins to forget names: some runs begin shortly before."""
+"""Seconds after which a node begins to collect names; some runs begin shortly before."""
 
 
 class SimulatedRedlock:
-    """Three or five nodes that know nothing of each other."""
+    """Three or five independent nodes."""
 
     reply_timeout = CONNECT_TIMEOUT
     tickets: Mapping[int, int] = {}  # it is not fair
@@ -36,7 +36,7 @@ class SimulatedRedlock:
         self._rng = network.scheduler.random
         self._skew = 0.0 if scenario.wipes else self._rng.choice(SKEWS)
         self._walls: list[WallClock] = []
-        """The clients'."""
+        """The clocks of the clients."""
         count = self._rng.choice(scenario.nodes)
         self.labels: Sequence[str] = tuple(f"node-{number}" for number in range(1, count + 1))
         self.hosts: Sequence[SimulatedHost] = tuple(SimulatedHost(network, label) for label in self.labels)
@@ -51,7 +51,7 @@ class SimulatedRedlock:
         return wall
 
     def connect(self, runtime: SimRuntime) -> Engine:
-        """Return the production backend, with a wall clock of the process's own."""
+        """Return the production engine, with the process's own wall clock."""
         runtime.shares_connections = self._rng.random() < 0.5
         rate = 1.0 if self._scenario.wipes else 1 + self._rng.uniform(-RATE_ERROR, RATE_ERROR)
         wall = self._set(WallClock(self._network.scheduler, rate))
@@ -59,7 +59,7 @@ class SimulatedRedlock:
         return RedlockEngine(runtime, self._connectors, NAMESPACE, wall.us)
 
     def has(self, claim: Claim) -> bool:
-        """Return whether a claim is in line on some node, or has it."""
+        """Return whether a claim waits on a node or holds it."""
         id = claim.id.encode()
         return any(
             id in value if isinstance(value, dict) else isinstance(value, bytes) and value.startswith(id)
@@ -72,7 +72,7 @@ class SimulatedRedlock:
         return None
 
     def leftovers(self, at: float) -> list[Leftover]:
-        """Return who has some node, or waits there."""
+        """Return the holders and waiters of every node."""
         found = []
         for host in self.hosts:
             now = host.wall.us() // 1000
@@ -87,7 +87,7 @@ class SimulatedRedlock:
         return found
 
     def wipe(self) -> None:
-        """Lose the data of one node, with the server or without."""
+        """Lose the data of one node, with a restart or without one."""
         host = self._rng.choice(self.hosts)
         if self._rng.random() < 0.5:
             host.redis.wipe()
@@ -95,11 +95,11 @@ class SimulatedRedlock:
             host.crash(self._rng.random(), wipe=True)
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         run_sync(self._probe.force_release(name))
 
     def jump(self, seconds: float, /) -> bool:
-        """Set a client's clock. Leases run out by those of the nodes: they are wrong from the beginning, but run on."""
+        """Set the clock of a client. Leases expire by the clocks of the nodes, which may be wrong but are never set."""
         if self._scenario.wipes:
             return False
         self._rng.choice(self._walls).jump(seconds)

@@ -1,4 +1,4 @@
-"""Play one seed: build the world that the scenario describes, let it run to its end, return the history."""
+"""Play one seed: build what the scenario describes, run it to its end, and return its history."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from fencelock.sim.scenario import Scenario, scenario_of
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
 
-logging.getLogger("fencelock").addHandler(logging.NullHandler())  # servers that lose their data are part of the play
+logging.getLogger("fencelock").addHandler(logging.NullHandler())  # losses and outages are part of the run
 
 HORIZON = 2000.0
-"""Virtual seconds after which a run that has not ended never will."""
+"""Virtual seconds after which a run counts as stuck."""
 
-MANY = 50_000
-"""Events after which a run is given up: somebody asks over and over, and gets nowhere."""
+MAX_EVENTS = 50_000
+"""Events after which a run counts as stuck: a client repeats a request without an end."""
 
-SPAN = 6.0
+FAULT_SECONDS = 6.0
 """Virtual seconds within which engines and networks fail; most runs last about as long."""
 
-CLUSTERED = 0.4
-"""The chance that a misfortune follows closely on the last one: what one leaves behind, the next brings out."""
+CLUSTER_PROBABILITY = 0.4
+"""The probability that a fault follows closely on the last one: pairs of faults find the most."""
 
 MIN_REPLY_TIMEOUT = 0.05
-"""Seconds for tasks to take in the last message."""
+"""Seconds for tasks to handle the last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     scenario: Scenario
@@ -55,25 +55,25 @@ class Result:
 
 
 def play(seed: int, scenario: Scenario | None = None) -> Result:
-    """Play a seed and check what came of it."""
+    """Play a seed and check its history."""
     scenario = scenario or scenario_of(seed)
     run = Run(seed, scenario)
     try:
-        history, stuck = run.to_the_end()
+        history, stuck = run.finish()
     finally:
         run.close()
     violations = check(history, scenario.invariants)
     if stuck:
-        violations.append(Violation("end", "", f"{stuck} still at work after {run.ended:.0f} s"))
+        violations.append(Violation("end", "", f"{stuck} workers have not ended after {run.ended:.0f} s"))
     return Result(seed, scenario, history, violations, run.scheduler.events)
 
 
 class Run:
-    """One run. Engine, network, resource and processes know nothing of each other but what is handed to them here."""
+    """One run: it creates the engine, the network, the resources and the processes, and injects the faults."""
 
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.scenario = scenario
-        # The time within which every message has arrived, and been answered.
+        # The time within which every message has arrived and has its reply.
         self._settled = max(4 * scenario.faults.delay, scenario.faults.slowest) + MIN_REPLY_TIMEOUT
         self.scheduler = Scheduler(f"{scenario.name}:{seed}")
         self.network = Network(self.scheduler, scenario.faults)
@@ -127,7 +127,7 @@ class Run:
         rng.shuffle(faults)
         process, step = self.processes[0], 0
         for fault in faults:
-            if step and rng.random() < CLUSTERED:
+            if step and rng.random() < CLUSTER_PROBABILITY:
                 step += rng.randint(1, 8)
             else:
                 process, step = rng.choice(self.processes), rng.randint(1, scenario.steps)
@@ -137,7 +137,7 @@ class Run:
         )
         events += [self._stall] * scenario.stalls + [self._restart] * scenario.restarts
         for event in [*events, self._jump]:
-            self.scheduler.after(rng.random() * SPAN, event)
+            self.scheduler.after(rng.random() * FAULT_SECONDS, event)
 
     def _cancel(self, process: Process, task: Task) -> None:
         if task.name == "worker" and not task.done:
@@ -160,12 +160,12 @@ class Run:
         seconds = self._rng.random() * 2 * max(self.scenario.ttls)
         everybody = self._rng.random() < 0.3
         for process in self.processes if everybody else [self._rng.choice(self.processes)]:
-            ways = self._rng.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
-            self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
+            what = self._rng.choice(("cannot reach the engine", "cannot be reached", "is partitioned from the engine"))
+            self.recorder.note(process.label, f"{what} for {seconds:.3f} s")
             for label in self._some(self.engine.labels):
-                if ways != "cannot be reached":
+                if what != "cannot be reached":
                     self.network.partition(process.label, label, seconds)
-                if ways != "cannot reach the engine":
+                if what != "cannot reach the engine":
                     self.network.partition(label, process.label, seconds)
 
     def _some(self, labels: Sequence[str]) -> Sequence[str]:
@@ -187,13 +187,13 @@ class Run:
 
     def _force(self) -> None:
         name = self._rng.choice(self.scenario.names)
-        self.recorder.note("somebody", f"releases {name!r} by force")
+        self.recorder.note("operator", f"releases {name!r} by force")
         self.engine.force(name)
 
     def _jump(self) -> None:
         seconds = self._rng.uniform(-1000, 1000)
         if self.engine.jump(seconds):
-            self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
+            self.recorder.note("operator", f"sets a wall clock by {seconds:+.0f} s")
 
     def _lost(self, label: str, lost: SimLease | BaseGroup, reason: LossReason) -> None:
         tokens = ", ".join(str(lease.token) for lease in lost._leases())
@@ -206,16 +206,16 @@ class Run:
         if task.error is not None:
             raise task.error
 
-    def to_the_end(self) -> tuple[History, int]:
-        """Run, heal, look for what is left; return the history and how many never came to an end."""
-        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MANY)
+    def finish(self) -> tuple[History, int]:
+        """Run, clear all faults, look for leftovers; return the history and how many workers never ended."""
+        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MAX_EVENTS)
         stuck, self.ended = self._working, self.scheduler.time
         self.network.clear_faults()
         for host in self.engine.hosts:
             host.clear_faults()
         for process in self.processes:
             process.clear_faults()
-        # From `quiet` on no message is on its way any more, however slow it was.
+        # At `quiet`, every message has arrived, however slow it was.
         quiet = self.scheduler.time + self._settled
         self._look(quiet)
         self._look(quiet + self.scenario.invariants.ttl)
@@ -226,12 +226,12 @@ class Run:
         return history, stuck
 
     def _look(self, at: float) -> None:
-        """Take note of whatever is left on the engine at a time."""
+        """Record the claims that the engine has at a time."""
         self.scheduler.run(at)
         self.recorder.history.leftovers += self.engine.leftovers(at)
 
     def _look_for_tasks(self) -> None:
-        """Take note of what still runs: a keeper without leases ends, if only when it next looks at them."""
+        """Record the tasks that still run: a renewer without leases ends when it next looks at them."""
         for process in self.processes:
             for error in process.errors:
                 raise RuntimeError(f"a background task of {process.label} failed") from error

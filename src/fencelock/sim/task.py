@@ -1,4 +1,4 @@
-"""Tasks of a simulated process: coroutines that are suspension at an await, woken, cancelled there, or never run again."""
+"""Tasks of a simulated process: coroutines that are suspended at an await and then resumed, cancelled or closed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class Cancelled(BaseException):
-    """Somebody cancelled the task: asyncio's CancelledError in the simulated world."""
+    """The task was cancelled: the simulator's CancelledError."""
 
 
 class Gone(BaseException):
-    """The process is no more. Nothing of it may run, but its coroutines have to be closed somehow."""
+    """The process has ended: raised at every await, to close its coroutines without running them."""
 
 
 class Suspension:
-    """An await that suspends until somebody wakes it."""
+    """An await that suspends its task until `wake` is called."""
 
     __slots__ = ("_process", "_task", "done")
 
@@ -28,7 +28,7 @@ class Suspension:
         self.done = False
 
     def wake(self) -> None:
-        """Let the task that is suspension here go on."""
+        """Resume the task that is suspended here."""
         if not self.done:
             self.done = True
             if self._task is not None:
@@ -40,13 +40,13 @@ class Suspension:
         if not self.done:
             yield self
 
-    def hold(self, task: Task) -> None:
-        """Remember who is suspension here."""
+    def attach(self, task: Task) -> None:
+        """Remember the task that is suspended here."""
         self._task = task
 
 
 class Task:
-    """A coroutine of a process. Cancellation is as in asyncio: an exception at the await where it is suspension."""
+    """A coroutine of a process. As in asyncio, a cancellation is an exception at the await where it is suspended."""
 
     __slots__ = (
         "_coro",
@@ -84,12 +84,12 @@ class Task:
             self._process.soon(self._step)
 
     def resume(self, suspension: Suspension) -> None:
-        """Go on after an await, unless the task has left it already."""
+        """Continue after an await, unless the task has left it already."""
         if self._suspension is suspension:
             self._schedule()
 
     def cancel(self) -> None:
-        """Throw Cancelled at the await where the task is, or at its next one if it is running."""
+        """Raise Cancelled at the await where the task is suspended, or at its next await if it is running."""
         if not self.done:
             self.cancelling += 1
             self._must_cancel = True
@@ -97,7 +97,7 @@ class Task:
                 self._schedule()
 
     def uncancel(self) -> int:
-        """Take one cancellation back; return how many are left."""
+        """Withdraw one cancellation; return how many are left."""
         self.cancelling = max(0, self.cancelling - 1)
         return self.cancelling
 
@@ -118,7 +118,7 @@ class Task:
             self._finish(None, error)
         else:
             self._suspension = suspension
-            suspension.hold(self)
+            suspension.attach(self)
             if suspension.done or self._must_cancel:
                 self._schedule()
         finally:
@@ -130,7 +130,7 @@ class Task:
         self._on_end(self)
 
     def close(self) -> None:
-        """End the coroutine without letting it do anything: every await of a dead process raises Gone at once."""
+        """Close the coroutine without running it: every await of a dead process raises Gone."""
         if self.done:
             return
         self.done = True
