@@ -1,4 +1,4 @@
-"""Each check is shown a history that it must refuse, beside one that it must let pass."""
+"""Each check gets a history that it must refuse, and one that it must accept."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GOOD = History(
 STRICT = Invariants(free_at_most=0.6, ttl=1.0, clean=False)
 
 
-def test_a_history_that_is_in_order_passes_every_check() -> None:
+def test_a_good_history_passes_every_check() -> None:
     """A good history breaks no promise, not even the strict ones."""
     assert check(GOOD, STRICT) == []
 
@@ -116,7 +116,7 @@ def test_a_history_that_is_in_order_passes_every_check() -> None:
     ],
 )
 def test_exclusion(ops: list[Op], expected: bool) -> None:
-    """Holders that overlap are found, as far as they exclude each other."""
+    """Holders that overlap are found if they exclude each other."""
     assert ("exclusion" in broken(History(ops))) is expected
 
 
@@ -137,13 +137,13 @@ def test_tokens_must_rise() -> None:
 
 
 def test_tokens_of_calls_at_the_same_time_may_be_in_either_order() -> None:
-    """Nothing is said about two calls that overlapped, as long as the grants themselves can be put in order."""
+    """Two calls that overlapped may get their tokens in either order, if the grants themselves can be ordered."""
     early, late = held("a", 7, 1, 2, called=0), held("b", 6, 0.9, 1, called=0)
     assert check(History([early, late])) == []
 
 
 def test_linearizability() -> None:
-    """Grants whose tokens contradict the times of their calls are found, though nobody held the lock at once."""
+    """Grants whose tokens contradict the times of their calls are found, although none of them overlapped."""
     backwards = [held("a", 2, 1, 2, called=0), held("b", 1, 4, 5, called=3)]
     assert "linearizability" in broken(History(backwards))
 
@@ -155,21 +155,21 @@ def test_linearizability_counts_permits() -> None:
 
 
 def test_order_of_service() -> None:
-    """Whoever came later and was served first is found."""
+    """A claim that came later and was granted first is found."""
     ops = [held("late", 1, 0, 1, ticket=2), held("early", 2, 1, 2, called=0, ticket=1)]
     assert broken(History(ops)) == {"order"}
     assert check(History(ops), Invariants(order=False)) == []
 
 
 def test_lost_wake_up() -> None:
-    """A name that stays free although somebody waits in line is found."""
+    """A name that stays free although a caller waits is found."""
     ops = [held("a", 1, 0, 1), held("b", 2, 3, 4, called=0.5)]
     assert broken(History(ops), Invariants(free_at_most=1.5)) == {"wake-ups"}
     assert check(History(ops), Invariants(free_at_most=2.5)) == []
 
 
-def test_lost_wake_up_of_somebody_who_gave_up() -> None:
-    """A waiter that gave up in vain counts; one that only tried does not, nor one that never returned."""
+def test_lost_wake_up_of_a_waiter_that_timed_out() -> None:
+    """A waiter that timed out counts; a caller that only tried does not, nor one that never returned."""
 
     def waiter(kind: Kind, returned: float | None) -> History:
         return History([held("a", 1, 0, 1), Op("x", kind, "b", 0.5, returned, Outcome.FAILED)])
@@ -181,7 +181,7 @@ def test_lost_wake_up_of_somebody_who_gave_up() -> None:
 
 
 def test_lost_wake_up_of_a_permit() -> None:
-    """A permit that is free counts while somebody waits for one, a free reader's place behind a writer does not."""
+    """A permit that is free counts while a caller waits for one, but not behind a writer."""
     one = held("a", 1, 0, 9, shared=True, limit=2)
     waits = Op("x", Kind.ACQUIRE, "b", 1, 5, Outcome.FAILED, shared=True, limit=2)
     writer = Op("x", Kind.ACQUIRE, "w", 0.5, 9, Outcome.FAILED)
@@ -277,13 +277,13 @@ def test_observers(seen: list[tuple[str, int | None, str, str]], expected: bool)
 
 
 def test_accepted_tokens_must_not_fall() -> None:
-    """A resource that took an older token after a newer one is found."""
+    """A resource that accepted an older token after a newer one is found."""
     writes = [Write("d", "b", 34, 1.0, 0, 1, accepted=True), Write("d", "a", 33, 2.0, 1, 2, accepted=True)]
     assert broken(History(writes=writes)) == {"resource"}
 
 
 def test_no_accepted_write_may_be_lost() -> None:
-    """The story of DESIGN.md: 34 reads, 33 writes, 34 writes over it; tokens rise, and a write is lost."""
+    """Token 34 reads, 33 writes, 34 writes over it: tokens rise, and a write is lost."""
     writes = [Write("d", "a", 33, 1.0, 0, 90, accepted=True), Write("d", "b", 34, 2.0, 0, 95, accepted=True)]
     (violation,) = check(History(writes=writes))
     assert violation.check == "resource"
@@ -291,13 +291,13 @@ def test_no_accepted_write_may_be_lost() -> None:
 
 
 def test_refused_writes_do_not_count() -> None:
-    """What the fence refused harms nobody."""
+    """Writes that the fence refused do no harm."""
     writes = [Write("d", "b", 34, 1.0, 0, 1, accepted=True), Write("d", "a", 33, 2.0, 0, 2, accepted=False)]
     assert check(History(writes=writes)) == []
 
 
 def test_orphans_after_the_ttl() -> None:
-    """Whatever is on the engine after quiet and one ttl is found, whosever it was."""
+    """A claim that the engine has one ttl after the end is found, whatever its owner did."""
     history = History([held("a", 1, 0, 1)], leftovers=[Leftover("x", "a", "holder", 12.0)], quiet=10.0)
     assert broken(history, Invariants(ttl=1.5)) == {"orphans"}
     assert check(history, Invariants(ttl=3.0)) == []
@@ -310,10 +310,10 @@ def test_orphans_after_the_ttl() -> None:
         (Op("x", Kind.ACQUIRE, "a", 0, 1, Outcome.UNKNOWN), False),
         (held("a", 1, 0, 1), False),
     ],
-    ids=["gave up", "nobody knows", "held and never released"],
+    ids=["gave up", "unknown", "held and never released"],
 )
-def test_orphans_of_somebody_who_ended_in_order(op: Op, expected: bool) -> None:
-    """Who gave up in order has left nothing even before its ttl; who crashed or ran out may have."""
+def test_orphans_of_a_caller_whose_operations_ended(op: Op, expected: bool) -> None:
+    """A caller that gave up has left nothing even before its ttl; one that crashed or expired may have."""
     history = History([op], leftovers=[Leftover("x", "a", "waiter", 10.0)], quiet=10.0)
     assert ("orphans" in broken(history)) is expected
     assert broken(history, Invariants(clean=False)) == set()
@@ -334,7 +334,7 @@ def test_orphans_of_a_dead_process() -> None:
 
 
 def test_a_history_is_lines_of_json() -> None:
-    """What is written is read back the same, and a line that means nothing is refused."""
+    """What is written is read back the same, and an unknown line is refused."""
     history = replace(
         GOOD,
         groups=[group(Outcome.OK)],

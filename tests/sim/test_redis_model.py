@@ -1,4 +1,4 @@
-"""The simulated Redis answers as the real one does: the same commands, seeded, played on both."""
+"""The simulated Redis replies as the real one does: both get the same random commands."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ KEYS = ("s", "h", "z", "l", "x")
 """Mostly a string, a hash, a sorted set and a list; the last may be any of them."""
 WORDS = ("a", "b", "c", "7", "-3", "2.5", "1700000000000001")
 SOON, LATER = 600_000, 3_600_000
-"""Milliseconds: what the test lets run out after a round, and what stays. No clock decides during a round, as the two are not
+"""Milliseconds: keys that the test expires after a round, and keys that stay. No clock decides during a round, as the two are not
 asked at the same moment."""
 
 DATABASE = 9999
-"""Where no other test is, nor anything that one has left behind."""
+"""A database that no other test uses."""
 
 
 class Real:
-    """A connection to a real server, with nothing between the test and the answers."""
+    """A bare connection to a real server."""
 
     def __init__(self, node: RealRedis) -> None:
         self._socket = socket.create_connection((node.host, node.port), 10)
@@ -67,8 +67,8 @@ def plain(answer: Any) -> Any:
     return answer
 
 
-def any_command(rng: Random) -> Command:
-    """Return a command, more often than not on a key of the right type."""
+def random_command(rng: Random) -> Command:
+    """Return a random command, mostly on a key of the right type."""
 
     def key(usual: str) -> str:
         return usual if rng.random() < 0.85 else rng.choice(KEYS)
@@ -177,13 +177,13 @@ SCRIPTS = (
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_same_answers(real: Real, seed: int) -> None:
-    """Every command of a long random sequence is answered alike, also after some of the data has run out."""
+def test_the_same_replies(real: Real, seed: int) -> None:
+    """Both reply the same to every command of a long random sequence, also after some keys have expired."""
     rng = Random(seed)
     model = Redis(lambda: time.time_ns() // 1000)
     for round in range(2):
         for number in range(400):
-            command = any_command(rng)
+            command = random_command(rng)
             ours, theirs = (plain(answer) for answer in (model.request(command)[0], real.request(*command)))
             assert ours == theirs, f"round {round}, command {number}: {command}"
         for key in KEYS:
@@ -198,7 +198,7 @@ def test_the_same_answers(real: Real, seed: int) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts(real: Real, script: str) -> None:
-    """Every script is answered alike on each type of key, and on none."""
+    """Both reply the same to every script, on each type of key and without a key."""
     model = Redis(lambda: time.time_ns() // 1000)
     filled: list[Command] = [("SET", "s", "5"), ("HSET", "h", "a", 1), ("ZADD", "z", 1, "a"), ("RPUSH", "l", "a")]
     for command in filled:
@@ -210,7 +210,7 @@ def test_scripts(real: Real, script: str) -> None:
             assert plain(model.request(command)[0]) == plain(real.request(*command)), command
 
 
-def test_scripts_are_found_by_their_name(real: Real) -> None:
+def test_scripts_are_found_by_their_hash(real: Real) -> None:
     """A script is loaded, found, flushed, and then missed."""
     model = Redis(lambda: 0)
     sha = model.request(("SCRIPT", "LOAD", "return 1"))[0].decode()
@@ -256,7 +256,7 @@ def test_a_scan_finds_everything_that_stays(real: Real) -> None:
 
 
 def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
-    """Whoever subscribed gets what is published, also by a script, and no longer after it has left."""
+    """A subscriber gets published messages, also from a script, until it unsubscribes."""
     listener = Real(redis_node)
     pushed: list[list[Any]] = []
 
@@ -292,7 +292,7 @@ def test_subscriptions(redis_node: RealRedis, real: Real) -> None:
 
 
 def test_info_has_the_lines_that_engines_read(real: Real) -> None:
-    """The lines of INFO that are there look as they do in Redis."""
+    """Every line of the simulated INFO exists in that of Redis."""
     model = Redis(lambda: 0, "a" * 40)
     for section in ("server", "memory"):
         ours, theirs = (
@@ -303,8 +303,8 @@ def test_info_has_the_lines_that_engines_read(real: Real) -> None:
     assert model.request(("INFO", "server"))[0].count(b"run_id:" + b"a" * 40) == 1
 
 
-def test_keys_run_out_by_the_servers_clock() -> None:
-    """A key is there up to the millisecond in which it runs out, and a restart with the data keeps it."""
+def test_keys_expire_by_the_servers_clock() -> None:
+    """A key exists up to the millisecond in which it expires, and a restart with the data keeps it."""
     now = 5_000_000
     model = Redis(lambda: now)
     model.request(("SET", "k", "v", "PX", 10))

@@ -1,4 +1,4 @@
-"""The simulated world does what the real ones do, and its faults are what they claim to be."""
+"""The simulated runtime behaves like the real ones, and its faults do what they say."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def lab() -> Iterator[Lab]:
     lab.close()
 
 
-def test_it_is_a_world(lab: Lab) -> None:
-    """The type checker agrees that it implements the port, and that its guard is one."""
+def test_it_is_a_runtime(lab: Lab) -> None:
+    """The type checker confirms that it implements the port, and that its guard is a CancelGuard."""
     runtime: Runtime = lab.runtime
     guard: Callable[[], CancelGuard] | None = runtime.cancel_guard
     assert runtime.process_wakeup() is None
@@ -33,7 +33,7 @@ def test_it_is_a_world(lab: Lab) -> None:
 
 
 def test_sleep_is_never_short(lab: Lab) -> None:
-    """A sleep lasts as long as was asked for, by the process's own clock."""
+    """A sleep lasts at least as long as requested, by the process's own clock."""
 
     async def work() -> float:
         before = lab.runtime.now()
@@ -69,8 +69,8 @@ def test_event_wakes_and_times_out(lab: Lab) -> None:
     assert lab.run(0.1) == [[False, True, True, False]]
 
 
-def test_a_stopped_process_does_nothing_but_age(lab: Lab) -> None:
-    """While a process is stopped none of its tasks run; afterwards it finds that time has passed."""
+def test_a_paused_process_runs_nothing_while_time_passes(lab: Lab) -> None:
+    """While a process is paused none of its tasks run; afterwards its clock has advanced."""
 
     async def work() -> float:
         before = lab.runtime.now()
@@ -86,7 +86,7 @@ def test_a_stopped_process_does_nothing_but_age(lab: Lab) -> None:
 
 
 def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
-    """After a crash not even a finally block runs, until the end of the run closes the coroutines quietly."""
+    """After a crash not even a finally block runs, until the end of the run closes the coroutines."""
     cleaned = []
 
     async def work() -> None:
@@ -107,7 +107,7 @@ def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
 
 
 def test_cancelled_at_an_await(lab: Lab) -> None:
-    """A cancellation comes out of the await where the task is suspension."""
+    """A cancellation is raised at the await where the task is suspended."""
 
     async def work() -> None:
         await lab.runtime.sleep(10)
@@ -118,8 +118,8 @@ def test_cancelled_at_an_await(lab: Lab) -> None:
     assert lab.run(0.1) == ["cancelled"]
 
 
-def test_shield_ends_its_work_before_the_cancellation_comes_out(lab: Lab) -> None:
-    """Work under a shield is not cancelled with its caller, who learns of the cancellation afterwards."""
+def test_shield_ends_its_work_before_it_raises_the_cancellation(lab: Lab) -> None:
+    """Work under a shield is not cancelled with its caller; the cancellation is raised afterwards."""
     steps = []
 
     async def inner() -> str:
@@ -140,7 +140,7 @@ def test_shield_ends_its_work_before_the_cancellation_comes_out(lab: Lab) -> Non
     assert steps == ["done"]
 
 
-def test_shield_gives_up_in_the_end(lab: Lab) -> None:
+def test_shield_times_out(lab: Lab) -> None:
     """A shield lasts for its time-out, returns what its work returned, and raises what it raised."""
 
     async def inner(seconds: float) -> str:
@@ -163,8 +163,8 @@ def test_shield_gives_up_in_the_end(lab: Lab) -> None:
     lab.process.end()
 
 
-def test_question_that_is_lost(lab: Lab) -> None:
-    """A question or an answer that is lost is Unanswered; the one was never carried out, the other was."""
+def test_lost_request_and_lost_reply(lab: Lab) -> None:
+    """A lost request and a lost reply both raise OutcomeUnknown; only the second was executed."""
     done: list[str] = []
 
     async def ask(what: str) -> None:
@@ -179,8 +179,8 @@ def test_question_that_is_lost(lab: Lab) -> None:
     assert done == ["answer"]
 
 
-def test_a_lease_is_kept(lab: Lab) -> None:
-    """The production keeper renews a lease for many ttls, and ends when it is released."""
+def test_a_lease_is_renewed(lab: Lab) -> None:
+    """The production renewer renews a lease for many ttls, and ends when it is released."""
 
     async def work() -> bool:
         lease = await LockFactory(lab.client, "x").acquire()
@@ -197,7 +197,7 @@ def test_a_lease_is_kept(lab: Lab) -> None:
 
 
 def test_loss_interrupts_the_body(lab: Lab) -> None:
-    """When the engine cannot be reached the body of a block is interrupted at the deadline, and LeaseLost comes out."""
+    """If the engine cannot be reached, the body of a block is cancelled at the deadline, and the block raises LeaseLost."""
 
     async def work() -> None:
         async with Held(await LockFactory(lab.client, "x").acquire()):
@@ -210,8 +210,8 @@ def test_loss_interrupts_the_body(lab: Lab) -> None:
     assert lab.told == [LossReason.EXPIRED]
 
 
-def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
-    """Validity ends at the deadline of the last renewal that was answered, although the holder sleeps through it."""
+def test_the_validity_of_a_lease_is_recorded_in_true_time(lab: Lab) -> None:
+    """A lease is valid until the deadline of its last answered renewal, although its process is paused then."""
     lease: list[SimLease] = []
 
     async def work() -> None:

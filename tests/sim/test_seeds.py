@@ -79,7 +79,7 @@ def test_the_same_seed_is_the_same_history_in_another_process(primitive: str) ->
 
 def test_a_failing_seed_prints_how_to_play_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     """A failure comes with the one command that replays it, and with its history; the command fails the same way."""
-    variant = "tests.sim.variants:nobody_is_woken"
+    variant = "tests.sim.variants:waiters_are_not_woken"
     arguments = ["--primitive", "rwlock", "--scenario", "calm", "--variant", variant]
     assert main(["--seeds", "1", "--start", "1", "--jobs", "1", *arguments]) == 1
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Broken variants of fencelock: each has one mistake that real lock libraries make, and must be caught.
+"""Broken variants of fencelock: each has one mistake that real lock libraries make, and that the checker must find.
 
 Each is a context manager that breaks the production code in this process. To see one fail:
 `python -m fencelock.sim --seeds 500 --variant tests.sim.variants:release_without_owner`.
@@ -38,7 +38,7 @@ from fencelock.sim.resource import Resource
 
 @contextmanager
 def release_without_owner() -> Iterator[None]:
-    """A release frees whoever holds the name: the second try of a release frees the successor."""
+    """A release frees the name, whatever claim holds it: a repeated release frees the successor."""
 
     def release(self: MemoryStore, claim: Claim) -> bool:
         held = [entry for entry in self._queues.get(claim.name, ()) if entry.token is not None]
@@ -51,7 +51,7 @@ def release_without_owner() -> Iterator[None]:
 
 @contextmanager
 def deadline_from_reply() -> Iterator[None]:
-    """The ttl counts from when the answer came, as if it had taken no time."""
+    """The ttl counts from the reply, as if it had taken no time."""
     attempt = MemoryEngine.attempt
 
     async def late(self: MemoryEngine, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
@@ -63,7 +63,7 @@ def deadline_from_reply() -> Iterator[None]:
 
 @contextmanager
 def renewal_from_reply() -> Iterator[None]:
-    """A renewal moves the deadline from when it was answered, not from when it was sent."""
+    """A renewal counts from its reply, not from when it was sent."""
     renewed = BaseLease._renewed
 
     def late(self: BaseLease, answer: Renewal, sent: float, why: str | None = None) -> None:
@@ -75,14 +75,14 @@ def renewal_from_reply() -> Iterator[None]:
 
 @contextmanager
 def no_drift_margin() -> Iterator[None]:
-    """All clocks are taken to run at the same rate."""
+    """The deadline has no margin for clocks of different rates."""
     with patch.object(model, "clock_margin", lambda ttl: 0.0), patch.object(lease, "clock_margin", lambda ttl: 0.0):
         yield
 
 
 @contextmanager
 def unknown_is_renewed() -> Iterator[None]:
-    """A renewal that was not answered counts as one that succeeded."""
+    """A renewal without a reply counts as a success."""
     renew = MemoryEngine.renew
 
     async def hopeful(self: MemoryEngine, grants: Sequence[Grant]) -> list[Renewal]:
@@ -97,14 +97,14 @@ def unknown_is_renewed() -> Iterator[None]:
 
 @contextmanager
 def cancel_without_abandon() -> Iterator[None]:
-    """A waiter that is cancelled just goes, and its claim stays in line."""
+    """The claim of a cancelled waiter stays in the queue."""
     with _no_clean_up_in(acquire.acquire):
         yield
 
 
 @contextmanager
 def _no_clean_up_in(caller: Callable[..., object]) -> Iterator[None]:
-    """What a cancelled caller began stays on the engine, and nobody remembers it."""
+    """The claim of a cancelled caller stays on the engine, and is not a leftover."""
     clean_up = Leftovers.clean_up
 
     async def forgetful(self: Leftovers, *claims: Claim) -> None:
@@ -118,7 +118,7 @@ def _no_clean_up_in(caller: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def abandon_without_tombstone() -> Iterator[None]:
-    """An abandon does not stop the attempt that it overtook."""
+    """An abandon does not stop an attempt that arrives after it."""
 
     def abandon(self: MemoryStore, claim: Claim) -> None:
         self._remove(claim)
@@ -129,14 +129,14 @@ def abandon_without_tombstone() -> Iterator[None]:
 
 @contextmanager
 def release_without_abandon() -> Iterator[None]:
-    """A release that is cancelled just stops trying."""
+    """A cancelled release is not completed."""
     with _no_clean_up_in(BaseLease._release):
         yield
 
 
 @contextmanager
-def stragglers_are_forgotten() -> Iterator[None]:
-    """An attempt that arrives after the release of its claim takes the lock for nobody (found by this simulation)."""
+def attempt_in_flight_is_forgotten() -> Iterator[None]:
+    """An attempt that arrives after the release of its claim acquires the lock for no caller (found by this simulation)."""
 
     with patch.object(Grant, "attempt_in_flight", property(lambda self: False)):
         yield
@@ -144,7 +144,7 @@ def stragglers_are_forgotten() -> Iterator[None]:
 
 @contextmanager
 def deadline_from_wake_up() -> Iterator[None]:
-    """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
+    """A grant to a waiter counts from when the waiter noticed it; the waiter may have been paused until then."""
     wait = MemoryEngine.wait
 
     async def late(self: MemoryEngine, waiting: Waiting, timeout: float) -> Grant | None:
@@ -157,7 +157,7 @@ def deadline_from_wake_up() -> Iterator[None]:
 
 @contextmanager
 def fence_after_read() -> Iterator[None]:
-    """The fence is looked at when writing only, after the value that the write depends on was read."""
+    """The fence is checked only when writing, after the value that the write depends on was read."""
 
     def read_step(self: Resource, _: Fenced) -> int:
         return self._value
@@ -168,7 +168,7 @@ def fence_after_read() -> Iterator[None]:
 
 @contextmanager
 def fence_takes_equal_tokens() -> Iterator[None]:
-    """The fence compares tokens and forgets the owners."""
+    """The fence compares tokens but not the ids of the claims."""
     check = MemoryFence._pass
 
     def lenient(self: MemoryFence, lease: Fenced, resource: str) -> str:
@@ -183,7 +183,7 @@ def fence_takes_equal_tokens() -> Iterator[None]:
 
 @contextmanager
 def last_come_first_served() -> Iterator[None]:
-    """The engine serves whoever came last."""
+    """The engine grants the lock to the claim that came last."""
     advance_queue = MemoryStore._advance
 
     def backwards(self: MemoryStore, name: str, now: float) -> Any:
@@ -200,7 +200,7 @@ def last_come_first_served() -> Iterator[None]:
 
 @contextmanager
 def one_permit_too_many() -> Iterator[None]:
-    """Permits are counted from nought."""
+    """One permit more than the limit is admitted."""
     admit = model.admit
 
     def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
@@ -226,14 +226,14 @@ def writers_ignore_readers() -> Iterator[None]:
 
 @contextmanager
 def tokens_from_the_wall() -> Iterator[None]:
-    """Tokens are what the wall clock says, which people set back."""
+    """Tokens are the wall clock, which can be set back."""
     with patch.object(MemoryStore, "_mint", lambda self: self._wall()):
         yield
 
 
 @contextmanager
-def nobody_is_woken() -> Iterator[None]:
-    """A waiter is not woken when it is handed the lock."""
+def waiters_are_not_woken() -> Iterator[None]:
+    """A waiter is not woken when it is granted the lock."""
     with patch.object(SimMemoryEngine, "_remote_callback", lambda self, wake: lambda: None):
         yield
 
@@ -487,11 +487,11 @@ VARIANTS = (
     Variant(no_drift_margin, "drift", "exclusion", 150),
     Variant(unknown_is_renewed, "outage", "exclusion", 150),
     Variant(cancel_without_abandon, "calm", "wake-ups", 50),
-    Variant(nobody_is_woken, "calm", "wake-ups", 50),
+    Variant(waiters_are_not_woken, "calm", "wake-ups", 50),
     Variant(wakeups_are_missed, "calm", "wake-ups", 150),
     Variant(abandon_without_tombstone, "late", "orphans", 200),
     Variant(release_without_abandon, "late", "orphans", 400),
-    Variant(stragglers_are_forgotten, "late", "orphans", 400),
+    Variant(attempt_in_flight_is_forgotten, "late", "orphans", 400),
     Variant(fence_after_read, "wiped", "resource", 150),
     Variant(fence_takes_equal_tokens, "reborn", "resource", 400),
     Variant(last_come_first_served, "calm", "order", 50),
