@@ -144,7 +144,7 @@ def test_multi_lock_cancelled_at_every_await(between: int | None) -> None:
     assert at_each_step(play) >= 8
 
 
-SEEN = {
+SEEN: dict[Callable[[], AbstractContextManager[None]], Callable[[], None]] = {
     variants.cancelled_release_of_a_group_stops: lambda: test_multi_lock_cancelled_at_every_await(None),
     variants.cancelled_multi_keeps_its_leases: lambda: test_multi_lock_cancelled_at_every_await(None),
     variants.wakeups_are_missed: test_release_at_every_moment_of_an_acquire,

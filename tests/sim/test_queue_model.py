@@ -128,7 +128,7 @@ def explore(claims: list[tuple[Mode, int | None]]) -> int:
 
 
 WRITER, READER = (Mode.EXCLUSIVE, None), (Mode.SHARED, None)
-QUEUES = {
+QUEUES: dict[str, list[tuple[Mode, int | None]]] = {
     "writers": [WRITER, WRITER, WRITER],
     "readers and writers": [READER, WRITER, READER],
     "writers and a reader": [WRITER, READER, WRITER],
@@ -145,7 +145,7 @@ def test_every_state_of_a_queue(claims: list[tuple[Mode, int | None]]) -> None:
     assert states > 100
 
 
-MISTAKES = {
+MISTAKES: dict[Callable[[], AbstractContextManager[None]], str] = {
     variants.readers_overtake_writers: "overtaken",
     variants.expired_waiter_is_granted: "had expired",
     variants.downgrade_mints_a_token: "changed the token",

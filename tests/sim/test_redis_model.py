@@ -20,8 +20,8 @@ KEYS = ("s", "h", "z", "l", "x")
 """Mostly a string, a hash, a sorted set and a list; the last may be any of them."""
 WORDS = ("a", "b", "c", "7", "-3", "2.5", "1700000000000001")
 SOON, LATER = 600_000, 3_600_000
-"""Milliseconds: keys that the test expires after a round, and keys that stay. No clock decides during a round, as the two are not
-asked at the same moment."""
+"""Milliseconds: keys that the test expires after a round, and keys that stay. No key expires during a round, as the
+two servers do not get a command at the same moment."""
 
 DATABASE = 9999
 """A database that no other test uses."""

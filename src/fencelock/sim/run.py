@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -137,7 +137,12 @@ class Run:
         )
         events += [self._stall] * scenario.stalls + [self._restart] * scenario.restarts
         for event in [*events, self._jump]:
-            self.scheduler.after(rng.random() * FAULT_SECONDS, event)
+            self.scheduler.after(rng.random() * FAULT_SECONDS, partial(self._inject, event))
+
+    def _inject(self, fault: Callable[[], None]) -> None:
+        """Let a fault happen, unless the run is over."""
+        if not self.network.faults_cleared:
+            fault()
 
     def _cancel(self, process: Process, task: Task) -> None:
         if task.name == "worker" and not task.done:
