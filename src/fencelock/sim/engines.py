@@ -22,8 +22,8 @@ class SimulatedEngine(Protocol):
     """The labels of its servers on the network."""
     hosts: Sequence[SimulatedHost]
     """Its servers that can be paused and restarted."""
-    tickets: Mapping[int, int]
-    """The place of each grant in the order of arrival, by token; empty if the engine is not fair."""
+    tickets: Mapping[tuple[str, int], int]
+    """The place of each grant in the order of arrival, by name and token; empty if the engine is not fair."""
 
     reply_timeout: float
     """Seconds for which background work may wait for a reply that never comes."""

@@ -26,8 +26,8 @@ class SimStore(MemoryStore):
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
         super().__init__(now, wall)
-        self.tickets: dict[int, int] = {}
-        """By token."""
+        self.tickets: dict[tuple[str, int], int] = {}
+        """By name and token."""
         self._places: dict[str, tuple[Entry, int]] = {}
         self._read: list[tuple[float, Snapshot]] = []
         self._last = 0
@@ -41,7 +41,7 @@ class SimStore(MemoryStore):
         update = super()._advance(name, now)
         for entry in self._queues.get(name, ()):
             if entry.token is not None:
-                self.tickets.setdefault(entry.token, self._places[entry.id][1])
+                self.tickets.setdefault((name, entry.token), self._places[entry.id][1])
         return update
 
     def inspect_member(self, name: str, lag: float, rng: Random) -> Snapshot:
@@ -93,7 +93,7 @@ class SimulatedMemory:
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
         self.store = SimStore(BootClock.random(network.scheduler).now, self._wall.us)
-        self.tickets: Mapping[int, int] = self.store.tickets
+        self.tickets: Mapping[tuple[str, int], int] = self.store.tickets
         self.has = self.store.has
         self.token = self.store.token
         self.leftovers = self.store.leftovers

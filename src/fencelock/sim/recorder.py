@@ -41,7 +41,9 @@ class PendingOp:
         op = self._op = replace(self._op, returned=self._recorder.scheduler.time, outcome=outcome)
         if lease is not None:
             self._lease = lease
-            self._op = replace(op, token=lease.token, ticket=self._recorder.engine.tickets.get(lease.token))
+            self._op = replace(
+                op, token=lease.token, ticket=self._recorder.engine.tickets.get((lease.name, lease.token))
+            )
         elif token is not None:
             self._op = replace(op, token=token)
 

@@ -29,7 +29,7 @@ class TicketingRedis(Redis):
     """A server that numbers claims in order of arrival, for the checker."""
 
     def __init__(self, wall: Callable[[], int], run_id: str) -> None:
-        self.tickets: dict[int, int] = {}
+        self.tickets: dict[tuple[str, int], int] = {}
         self._last = 0
         self._places: dict[bytes, int] = {}
         self._leaving: dict[bytes, int] = {}
@@ -55,18 +55,19 @@ class TicketingRedis(Redis):
     def _do_set(self, words: Words) -> Any:
         if b":lock:" in words[0]:
             id, token, *_ = words[1].split(b":", 2)
-            self._granted(id, token)
+            self._granted(words[0].partition(b":lock:")[2], id, token)
         return super()._do_set(words)
 
     def _do_hset(self, words: Words) -> int:
         if b":holders:" in words[0]:
-            self._granted(words[1], words[2].split(b":", 2)[1])
+            self._granted(words[0].partition(b":holders:")[2], words[1], words[2].split(b":", 2)[1])
         return super()._do_hset(words)
 
-    def _granted(self, id: bytes, token: bytes) -> None:
-        if int(token) not in self.tickets:
+    def _granted(self, name: bytes, id: bytes, token: bytes) -> None:
+        grant = name.decode(), int(token)  # names in different buckets may get the same token
+        if grant not in self.tickets:
             self._last += 1
-            self.tickets[int(token)] = self._leaving.get(id, self._last)
+            self.tickets[grant] = self._leaving.get(id, self._last)
 
 
 class SimulatedRedis:
@@ -86,7 +87,7 @@ class SimulatedRedis:
         self.hosts: Sequence[SimulatedHost] = (self._host,)
         self._connector = connector("redis")
         self._probe = RedisEngine(outside(self.hosts), self._connector, NAMESPACE)
-        self.tickets: Mapping[int, int] = self._server.tickets
+        self.tickets: Mapping[tuple[str, int], int] = self._server.tickets
 
     def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production engine; its tasks share a connection, as in asyncio, or do not, as with threads."""

@@ -28,7 +28,7 @@ class SimulatedRedlock:
     """Three or five independent nodes."""
 
     reply_timeout = CONNECT_TIMEOUT
-    tickets: Mapping[int, int] = {}  # it is not fair
+    tickets: Mapping[tuple[str, int], int] = {}  # it is not fair
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._network = network
