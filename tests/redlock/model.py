@@ -90,7 +90,7 @@ BITS = 24  # for the prime of a node's state
 
 
 class Search:
-    """All states of one model. A state is one integer: the number of the clients' state, then the product of the nodes' primes.
+    """All states of one model, each one integer: the number of the clients' state and the product of the nodes' primes.
 
     Each state of a node has its own prime, so the product says which states the nodes have, whatever their order. The
     innermost loop need not sort.
