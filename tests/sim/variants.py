@@ -31,7 +31,7 @@ from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, Waiting
 from fencelock.primitives import election
 from fencelock.primitives.election import ElectionFactory, Leader, leader_of
 from fencelock.sim import program
-from fencelock.sim.locks import SimGroup, SimLease
+from fencelock.sim.locks import SimLease
 from fencelock.sim.memory_engine import SimMemoryEngine
 from fencelock.sim.resource import Resource
 
@@ -169,7 +169,7 @@ def fence_after_read() -> Iterator[None]:
 @contextmanager
 def fence_takes_equal_tokens() -> Iterator[None]:
     """The fence compares tokens but not the ids of the claims."""
-    check = MemoryFence._pass
+    check = MemoryFence._advance
 
     def lenient(self: MemoryFence, lease: Fenced, resource: str) -> str:
         mark = self._marks.get(resource)
@@ -177,7 +177,7 @@ def fence_takes_equal_tokens() -> Iterator[None]:
             self._marks[resource] = mark._replace(id=lease.id)
         return check(self, lease, resource)
 
-    with patch.object(MemoryFence, "_pass", lenient):
+    with patch.object(MemoryFence, "_advance", lenient):
         yield
 
 
@@ -396,13 +396,9 @@ def multi_in_the_callers_order() -> Iterator[None]:
 
 
 @contextmanager
-def cancelled_multi_keeps_its_leases() -> Iterator[None]:
-    """A multi-lock that is cancelled half-way leaves the locks that it already has."""
-
-    async def nothing(self: SimGroup, leases: Sequence[BaseLease]) -> None:
-        pass
-
-    with patch.object(SimGroup, "_abandon", nothing):
+def failed_multi_keeps_its_leases() -> Iterator[None]:
+    """A multi-lock that is cancelled or times out half-way leaves the locks that it already has."""
+    with patch.object(SimLease, "_withdraw", lambda self: None):
         yield
 
 
@@ -507,7 +503,7 @@ VARIANTS = (
     Variant(expired_waiter_is_granted, "stops", "orphans", 150),
     Variant(late_grant_is_believed, "stops", "exclusion", 150),
     Variant(multi_in_the_callers_order, "calm", "end", 100, "multi"),
-    Variant(cancelled_multi_keeps_its_leases, "calm", "group", 100, "multi"),
+    Variant(failed_multi_keeps_its_leases, "calm", "group", 100, "multi"),
     Variant(cancelled_release_of_a_group_stops, "calm", "group", 100, "multi"),
     Variant(election_does_not_wait_for_the_work, "calm", "term", 50, "election"),
     Variant(observer_without_token_filter, "calm", "observer", 50, "election"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencelock.core.block import Blocks
@@ -10,7 +9,7 @@ from fencelock.core.lease import BaseLease
 from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_seconds
 from fencelock.errors import FencelockError, LeaseLost
-from fencelock.model import LossReason
+from fencelock.model import Claim, LossReason
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -38,8 +37,9 @@ class BaseGroup:
 
     def _complete(self) -> bool:
         """End the acquisition; return False if a lease was lost meanwhile."""
-        self._reported = False
-        return not self.is_lost()
+        with self._client.mutex:  # a loss is noted under it: this either sees the loss or leaves its report to others
+            self._reported = self.is_lost()
+            return not self._reported
 
     @property
     def name(self) -> str:
@@ -55,6 +55,16 @@ class BaseGroup:
     def remaining(self) -> float:
         """Seconds that the holder may still trust all leases of the group."""
         return min(lease.remaining for lease in self._members)
+
+    @property
+    def deadline(self) -> float:
+        """When the holder must stop, by the client's clock."""
+        return min(lease.deadline for lease in self._members)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which the engine lets others in if the group is not renewed."""
+        return min(lease.ttl for lease in self._members)
 
     def is_lost(self) -> bool:
         """Return whether a lease of the group ended before it was released. It looks at the clock itself."""
@@ -94,6 +104,8 @@ class BaseGroup:
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()
+        if reason is LossReason.CLOSED:
+            return
         self._client.call_on_lost(self, reason)
         others = f"; with it the group of {self.name}" if len(self._members) > 1 else ""
         log(
@@ -120,13 +132,13 @@ class BaseGroup:
     async def _release(self) -> bool:
         """Release every lease, the last one first, even if one fails; return whether all of them were still held."""
         held, failure = True, None
-        for at, lease in reversed(list(enumerate(self._members))):
+        for lease in reversed(self._members):
             try:
                 held = await lease._release() and held
             except FencelockError as error:
                 held, failure = False, failure or error
             except BaseException:
-                await self._abandon(self._members[:at])
+                await self._client.renewer.leftovers.clean_up(*self._withdraw())
                 raise
         if self._event is not None:
             self._event.set()
@@ -134,14 +146,12 @@ class BaseGroup:
             raise failure
         return held
 
-    async def _abandon(self, leases: Sequence[BaseLease]) -> None:
-        """Give up leases of a caller that is being cancelled or interrupted, before the caller goes on."""
-        for lease in leases:
-            self._client.renewer.drop(lease.id)
-            lease._released = True
+    def _withdraw(self) -> list[Claim]:
+        """End the leases that are still held, without a request; return the claims to abandon, the last one first."""
+        claims = [lease._withdraw() for lease in reversed(self._members)]
         if self._event is not None:
             self._event.set()
-        await self._client.renewer.leftovers.clean_up(*(lease._grant.claim for lease in leases))
+        return [claim for claim in claims if claim is not None]
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the group itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, NamedTuple, Unpack
 
+from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, L
 from fencelock.core.log import INFO, WARNING, log
 from fencelock.core.validation import check_name, check_seconds, check_value
@@ -67,7 +68,7 @@ class ElectionFactory(Generic[L]):
         """Yield who leads, or None, and then every change; never an earlier term after a later one."""
         last: Leader | None = None
         highest, first = 0, True
-        async for snapshot in self._client.watches.watch(self.name, stop):
+        async for snapshot in self._client.watch(self.name, stop):
             leader = leader_of(snapshot)
             if leader is not None and leader.token < highest:
                 continue  # an old state, read from a member that lags
@@ -87,36 +88,37 @@ class ElectionFactory(Generic[L]):
         """Return False if this client leads and has been unable to renew its term for `grace` seconds."""
         seconds = check_seconds(grace, "grace", self.name, zero=True) or 0.0
         now = self._client.runtime.now()
-        return not any(
-            term._trouble_since is not None and now - term._trouble_since >= seconds
-            for term in self._terms
-            if not term._is_released
-        )
+        return not any(term._unrenewed_for(now) >= seconds for term in self._terms if not term._is_released)
 
     async def run(self, work: Callable[[L], Awaitable[object]], stop: StopSignal | None) -> None:
         """Campaign and call `work(term)` while leading, again and again, until `stop` is set.
 
         The lock is released only after `work` has returned. A lost term only begins the next campaign; an error of `work`
-        resigns and comes out. An engine that cannot be reached is logged and tried again.
+        resigns and comes out.
         """
 
         def should_stop() -> bool:
             return stop is not None and stop.is_set()
 
+        while (term := await self.stand(should_stop)) is not None:
+            await self._lead(term, work)
+
+    async def stand(self, should_stop: ShouldStop | None) -> L | None:
+        """Campaign until this candidate leads, or return None once `should_stop` says so.
+
+        An engine that cannot be reached is logged and tried again.
+        """
         pause = 0.0
-        while not should_stop():
+        while should_stop is None or not should_stop():
             try:
-                term = await self.campaign(None).acquire_unless(should_stop)
+                return await self.campaign(None).acquire_unless(should_stop)
             except EngineUnavailable as error:
                 if not pause:
                     message = f"cannot campaign for {self.name!r}; it is tried again: {error}"
                     log("election", WARNING, message, lock=self.name, owner=self._client.owner)
                 pause = min(RETRY_SECONDS, pause * 2 or 0.05)
                 await self._client.runtime.sleep(pause * (0.5 + self._client.runtime.random() / 2))
-                continue
-            pause = 0.0
-            if term is not None:
-                await self._lead(term, work)
+        return None
 
     async def _lead(self, term: L, work: Callable[[L], Awaitable[object]]) -> None:
         client, failure = self._client, None
@@ -126,12 +128,13 @@ class ElectionFactory(Generic[L]):
             await work(term)
         except BaseException as error:
             failure = error
+        resigned = term._is_released
         try:
             await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work failed by itself
             if failure is not None:
                 raise failure
         except LeaseLost as lost:
-            if lost.name != term.name or term.reason is None:
+            if lost.name != term.name or (term.reason is None and not resigned):
                 raise
         self._log(f"{client.owner} no longer leads {self.name!r} (term {term.token})", term)
 

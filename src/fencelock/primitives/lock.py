@@ -100,11 +100,12 @@ class LockFactory(Generic[L]):
 
     async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
-        if not self._reentrant and self._client.would_deadlock(self.name, self.mode):
+        held_here = self._reentrant and self._held_here() is not None
+        if not held_here and self._client.would_deadlock(self.name, self.mode):
             return None
         return await self._acquire(0.0)
 
-    async def acquire_unless(self, should_stop: ShouldStop) -> L | None:
+    async def acquire_unless(self, should_stop: ShouldStop | None) -> L | None:
         """Wait without a timeout; return None once `should_stop` says so."""
         return await self._acquire(None, should_stop)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.group import BaseGroup
 from fencelock.core.validation import check_name, check_seconds
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
@@ -71,6 +71,7 @@ class MultiLockFactory(Generic[G]):
 
     async def _acquire_all(self, deadline: Deadline) -> tuple[G | None, str]:
         """Acquire one lock after the other; on any failure release what was acquired. Return the name that was missing."""
+        leftovers = self._client.renewer.leftovers
         while True:
             group = self._make_group(self._client)
             missing = ""
@@ -84,19 +85,15 @@ class MultiLockFactory(Generic[G]):
                 if not missing and group._complete():
                     return group, ""
             except FencelockError:
-                await self._give_back(group)
+                await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
                 raise
             except BaseException:
-                await group._abandon(group._leases())
+                await leftovers.clean_up(*group._withdraw())
                 raise
             # A lock was not free, or a lease was lost while this waited for the next: this process was stopped.
-            await self._give_back(group)
+            await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
             if missing:
                 return None, missing
-
-    async def _give_back(self, group: G) -> None:
-        with suppress(FencelockError):  # the renewer goes on with what could not be released
-            await group._release()
 
     def entered(self, task: Hashable, group: G) -> G:
         """Begin a `with` block with a new group."""

@@ -1,8 +1,7 @@
-"""Client, lease and group of the simulated runtime: they record each call, and how long each lease was valid."""
+"""Client and lease of the simulated runtime: they record each call, and how long each lease was valid."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -70,20 +69,21 @@ class SimLease(BaseLease):
             ours = await super()._release()
         except Cancelled:
             op.ended(Outcome.OK)  # the caller does not learn the outcome, but the lease must have been released
-            self._look_later()
+            self._recorder.released(self)
             raise
         except EngineUnavailable:
             op.ended(Outcome.UNKNOWN)
             raise
         op.ended(Outcome.OK if ours else Outcome.FAILED)
         if ours:
-            self._look_later()
+            self._recorder.released(self)
         return ours
 
-    def _look_later(self) -> None:
-        """Have the recorder look whether the engine still has the claim, if its clean-up was confirmed."""
-        if self.id not in self._client.renewer.leftovers:
-            self._recorder.released(self)
+    def _withdraw(self) -> Claim | None:
+        self._end()
+        self._recorder.call(self._process, Kind.RELEASE, self._grant.claim, self.token).ended(Outcome.OK)
+        self._recorder.released(self)
+        return super()._withdraw()
 
     def _lose(self, reason: LossReason) -> None:
         self._end()
@@ -92,23 +92,6 @@ class SimLease(BaseLease):
     def _end(self) -> None:
         if self._ended is None:
             self._ended = self._process.scheduler.time
-
-
-class SimGroup(BaseGroup):
-    """A group that records what a cancelled caller gives up."""
-
-    async def _abandon(self, leases: Sequence[BaseLease]) -> None:
-        given_up = cast("list[SimLease]", list(leases))
-        ops = []
-        for lease in given_up:
-            lease._end()
-            ops.append(lease._recorder.call(lease._process, Kind.RELEASE, lease._grant.claim, lease.token))
-        try:
-            await super()._abandon(leases)
-        finally:
-            for lease, op in zip(given_up, ops, strict=True):
-                op.ended(Outcome.OK)
-                lease._look_later()
 
 
 class SimClient(Client[SimLease]):

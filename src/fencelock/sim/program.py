@@ -8,13 +8,14 @@ from functools import partial
 from random import Random
 from typing import cast
 
+from fencelock.core.group import BaseGroup
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
 from fencelock.model import Mode
 from fencelock.primitives.election import ElectionFactory
 from fencelock.primitives.lock import LockFactory
 from fencelock.primitives.multi import MultiLockFactory, modes_of
 from fencelock.sim.history import Observation, Outcome, Term
-from fencelock.sim.locks import Held, SimClient, SimGroup, SimLease
+from fencelock.sim.locks import Held, SimClient, SimLease
 from fencelock.sim.recorder import PendingGroup, Recorder
 from fencelock.sim.resource import Resource
 from fencelock.sim.runtime import SimRuntime
@@ -207,10 +208,10 @@ class Worker:
             finally:
                 record.released()
 
-    async def _acquire_group(self, job: Use, record: PendingGroup) -> SimGroup | None:
+    async def _acquire_group(self, job: Use, record: PendingGroup) -> BaseGroup | None:
         multi = MultiLockFactory(
             self._client,
-            lambda client: record.track(SimGroup(client)),
+            lambda client: record.track(BaseGroup(client)),
             modes_of(job.writes, job.reads, ()),
             ttl=job.ttl,
             renew=job.renew,
@@ -218,7 +219,7 @@ class Worker:
         )
         return await (multi.try_acquire() if job.timeout == 0.0 else multi.acquire(job.timeout))
 
-    async def _hold(self, job: Use, held: SimLease | SimGroup) -> None:
+    async def _hold(self, job: Use, held: SimLease | BaseGroup) -> None:
         if job.block:
             async with Held(held):
                 await self._work_under(job, held)
@@ -228,7 +229,7 @@ class Worker:
             finally:
                 await held._release()
 
-    async def _work_under(self, job: Use, held: SimLease | SimGroup) -> None:
+    async def _work_under(self, job: Use, held: SimLease | BaseGroup) -> None:
         leases = cast("list[SimLease]", list(held._leases()))
         if job.renews:
             await leases[0]._renew_now()

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fencelock.core.group import BaseGroup
 from fencelock.model import Claim
 from fencelock.sim.check import DEAD
 from fencelock.sim.engines import SimulatedEngine
 from fencelock.sim.history import Group, History, Kind, Leftover, Note, Op, Outcome
-from fencelock.sim.locks import SimGroup, SimLease
+from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
 
@@ -62,10 +63,10 @@ class PendingGroup:
 
     def __init__(self, recorder: Recorder, process: Process, names: Sequence[str]) -> None:
         self._recorder = recorder
-        self._made: list[SimGroup] = []
+        self._made: list[BaseGroup] = []
         self._group = Group(tuple(names), process.label, recorder.scheduler.time, None, Outcome.UNKNOWN, ())
 
-    def track(self, group: SimGroup) -> SimGroup:
+    def track(self, group: BaseGroup) -> BaseGroup:
         """Note a group of leases that the multi-lock has begun to acquire."""
         self._made.append(group)
         return group
@@ -106,12 +107,17 @@ class Recorder:
         self._groups.append(PendingGroup(self, process, names))
         return self._groups[-1]
 
-    def released(self, lease: SimLease) -> None:
-        """Look, when the last message about a lease has arrived, whether the engine still has it."""
-        self.scheduler.after(self._settled, partial(self._look_for, lease, self.scheduler.time))
+    def released(self, lease: SimLease, since: float | None = None) -> None:
+        """Look, when the clean-up of a lease is confirmed and its last message has arrived, whether the engine has it."""
+        since = self.scheduler.time if since is None else since
+        self.scheduler.after(self._settled, partial(self._look_for, lease, since))
 
     def _look_for(self, lease: SimLease, since: float) -> None:
-        if self.engine.has(lease._grant.claim):
+        if lease._process.dead or not self.engine.has(lease._grant.claim):
+            return
+        if lease.id in lease._client.renewer.leftovers:
+            self.released(lease, since)
+        else:
             self.history.add(Leftover(lease.name, lease.owner, "claim", self.scheduler.time, since))
 
     def died(self, process: Process, ttl: float) -> None:
