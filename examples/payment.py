@@ -38,7 +38,9 @@ def main() -> None:
         database.executemany("INSERT INTO orders (id) VALUES (?)", [(order,) for order in sorted(set(ORDERS))])
     results: list[str] = []
     with fencelock.connect(f"sqlite:///{FOLDER}/locks.db") as locks:
-        workers = [threading.Thread(target=lambda order=order: results.append(charge(locks, order))) for order in ORDERS]
+        workers = [
+            threading.Thread(target=lambda order=order: results.append(charge(locks, order))) for order in ORDERS
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:

@@ -1,0 +1,88 @@
+"""The runner for the examples of the README and of all pages in docs/, and for the programs in examples/."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 60
+SERVERS = {
+    r"redis://localhost|redis\.Redis\(": "redis",
+    r"etcd://localhost|etcd3gw\.client\(": "etcd",
+    r"localhost:2181": "zookeeper",
+    r"postgresql://localhost": "postgres",
+    r"mysql://root@localhost": "mariadb",
+}
+"""What an example connects to, as a pattern, and the server of the tests that stands for it."""
+
+
+def pages() -> list[Path]:
+    """Return the README and every page in docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str = "python") -> list[str]:
+    """Return the code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def servers_of(page: Path) -> list[str]:
+    """Return the servers that the examples of a page need."""
+    code = "\n".join(blocks(page))
+    return [server for pattern, server in SERVERS.items() if re.search(pattern, code)]
+
+
+def pages_with_examples(folder: str = "") -> list[Any]:
+    """Return the pages that have examples, as parameters of a test that is marked with the servers which they need."""
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.engine(*servers_of(page))])
+        for page in pages()
+        if blocks(page) and page.is_relative_to(ROOT / folder) and page.name != "api.md"
+    ]
+
+
+def with_servers(block: str, servers: Mapping[str, Any]) -> str:
+    """Return an example with the addresses of the tests' servers instead of "localhost"."""
+    for name, server in servers.items():
+        match name:
+            case "redis":
+                block = block.replace("localhost:6379", server.address).replace("port=6379", f"port={server.port}")
+            case "etcd":
+                block = block.replace("localhost:2379", server.address).replace("port=2379", f"port={server.port}")
+            case "zookeeper":
+                block = block.replace("localhost:2181", server.address)
+            case "postgres":
+                block = re.sub(r"postgresql://localhost/\w+", server.url, block)
+            case "mariadb":
+                block = block.replace("mysql://root@localhost/app", server.url)
+    return block.replace('host="localhost"', 'host="127.0.0.1"')
+
+
+def run(argv: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder of its own; warnings are errors."""
+    variables = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FENCELOCK_URL": f"sqlite:///{folder}/locks.db",
+        "TMPDIR": str(folder),
+        "PYTHONWARNINGS": "error",
+        **environment,
+    }
+    return subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=SECONDS)
+
+
+def run_python(code: str, folder: Path, **environment: str) -> str:
+    """Run an example as a script, assert that it succeeds, and return what it printed."""
+    script = folder / "example.py"
+    script.write_text(code, "utf-8")
+    done = run([sys.executable, str(script)], folder, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
