@@ -31,8 +31,8 @@ INTRODUCTION = """\
 `lease.check()`, `lease.is_lost()`, `lease.lost.is_set()`, `lease.progress()`, `locks.assert_held()`, `election.healthy()`.
 Functions that you pass (`work`, `build`) are coroutine functions there.
 
-`Locks.lock` explains the options that many primitives share (`ttl`, `timeout`, `renew`, `max_hold`, `stall_after`, `purpose`);
-`= ...` in a signature stands for the default there. Every error has `name`, the name of the lock.
+`Locks.lock` explains the options that most primitives share (`ttl`, `timeout`, `renew`, `max_hold`, `stall_after`,
+`purpose`); `= ...` in a signature stands for the default there. Every error has `name`, the name of the lock.
 """
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "RWLock", "Lease", "Lost"),
