@@ -10,18 +10,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+
+from tests.servers.postgres import Postgres
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 60
+DATABASE = "documented"
 SERVERS = {
     r"redis://localhost|redis\.Redis\(": "redis",
-    r"etcd://localhost|etcd3gw\.client\(": "etcd",
-    r"localhost:2181": "zookeeper",
+    r"redlock://h1": "redis_nodes",
+    r"etcd://localhost|etcd3gw\.client\(": "etcd1",
+    r"localhost:2181": "zookeeper1",
     r"postgresql://localhost": "postgres",
     r"mysql://root@localhost": "mariadb",
 }
 """What an example connects to, as a pattern, and the server of the tests that stands for it."""
+NO_OPEN_TRANSACTION = """
+
+import sqlite3
+from contextlib import suppress
+
+with suppress(NameError, sqlite3.ProgrammingError):  # without a database, or with a closed one
+    assert not (isinstance(db, sqlite3.Connection) and db.in_transaction), "the example leaves a transaction open"
+"""
 
 
 def pages() -> list[Path]:
@@ -40,12 +53,12 @@ def servers_of(page: Path) -> list[str]:
     return [server for pattern, server in SERVERS.items() if re.search(pattern, code)]
 
 
-def pages_with_examples(folder: str = "") -> list[Any]:
+def pages_with_examples() -> list[Any]:
     """Return the pages that have examples, as parameters of a test that is marked with the servers which they need."""
     return [
         pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.engine(*servers_of(page))])
         for page in pages()
-        if blocks(page) and page.is_relative_to(ROOT / folder) and page.name != "api.md"
+        if blocks(page)
     ]
 
 
@@ -55,15 +68,24 @@ def with_servers(block: str, servers: Mapping[str, Any]) -> str:
         match name:
             case "redis":
                 block = block.replace("localhost:6379", server.address).replace("port=6379", f"port={server.port}")
-            case "etcd":
+            case "redis_nodes":
+                block = re.sub(r"redlock://h1[^/]*/0", server.url, block)
+            case "etcd1":
                 block = block.replace("localhost:2379", server.address).replace("port=2379", f"port={server.port}")
-            case "zookeeper":
+            case "zookeeper1":
                 block = block.replace("localhost:2181", server.address)
             case "postgres":
-                block = re.sub(r"postgresql://localhost/\w+", server.url, block)
+                block = re.sub(r"postgresql://localhost/\w+", f"{server.url.rpartition('/')[0]}/{DATABASE}", block)
             case "mariadb":
                 block = block.replace("mysql://root@localhost/app", server.url)
     return block.replace('host="localhost"', 'host="127.0.0.1"')
+
+
+def empty_database(server: Postgres) -> None:
+    """Make the database of the examples, without what earlier examples have left there."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
+        connection.execute(f"CREATE DATABASE {DATABASE}")
 
 
 def run(argv: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +104,7 @@ def run(argv: list[str], folder: Path, **environment: str) -> subprocess.Complet
 def run_python(code: str, folder: Path, **environment: str) -> str:
     """Run an example as a script, assert that it succeeds, and return what it printed."""
     script = folder / "example.py"
-    script.write_text(code, "utf-8")
+    script.write_text(code + NO_OPEN_TRANSACTION, "utf-8")
     done = run([sys.executable, str(script)], folder, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
