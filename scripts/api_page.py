@@ -141,7 +141,9 @@ def home_of(thing: Any) -> str:
 def signature_of(name: str, thing: Any) -> str:
     """Return a name with its parameters, as one would call it."""
     parameters = re.sub(r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(thing)))
-    parameters = re.sub(r"frozenset\({(.*?)}\)", lambda match: f"{{{', '.join(sorted(match[1].split(', ')))}}}", parameters)
+    parameters = re.sub(
+        r"frozenset\({(.*?)}\)", lambda match: f"{{{', '.join(sorted(match[1].split(', ')))}}}", parameters
+    )
     parameters = re.sub(r"<built-in function (\w+)>", r"\1", parameters)
     parameters = parameters.replace(", **unknown: Never", "")  # there for the sake of an error, not for callers
     parameters = re.sub(r"\*\*options: Unpack\[(\w+)\]", lambda match: options_of(match[1], parameters), parameters)

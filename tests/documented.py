@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from fencelock.lockfree.schema import create_tables
 from tests.servers.postgres import Postgres
 
 ROOT = Path(__file__).parent.parent
@@ -75,17 +76,24 @@ def with_servers(block: str, servers: Mapping[str, Any]) -> str:
             case "zookeeper1":
                 block = block.replace("localhost:2181", server.address)
             case "postgres":
-                block = re.sub(r"postgresql://localhost/\w+", f"{server.url.rpartition('/')[0]}/{DATABASE}", block)
+                block = re.sub(r"postgresql://localhost/\w+", database_url(server), block)
             case "mariadb":
                 block = block.replace("mysql://root@localhost/app", server.url)
     return block.replace('host="localhost"', 'host="127.0.0.1"')
 
 
 def empty_database(server: Postgres) -> None:
-    """Make the database of the examples, without what earlier examples have left there."""
+    """Make the database of the examples, with the tables of the lock-free tools and nothing that earlier examples left."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
         connection.execute(f"CREATE DATABASE {DATABASE}")
+    with psycopg.connect(database_url(server)) as connection:
+        create_tables(connection)
+
+
+def database_url(server: Postgres) -> str:
+    """Return the URL of the examples' database."""
+    return f"{server.url.rpartition('/')[0]}/{DATABASE}"
 
 
 def run(argv: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
