@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import psycopg
@@ -44,8 +45,9 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
-    """Return the code blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    """Return the code blocks of a page in one language; those in a list are indented."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text("utf-8"), re.M | re.S)
+    return [dedent(block) for _, block in found]
 
 
 def servers_of(page: Path) -> list[str]:
