@@ -118,4 +118,5 @@ def test_files_that_the_docs_name_exist() -> None:
     files = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.*")]
     for page in pages():
         for name in re.findall(r"`([\w/]+\.(?:py|lua|sql))(?:::\w+)?`", page.read_text("utf-8")):
-            assert any(file.endswith(f"/{name}") for file in files), f"{page.name} names {name}"
+            if "NAME" not in name:  # a placeholder
+                assert any(file.endswith(f"/{name}") for file in files), f"{page.name} names {name}"
