@@ -86,7 +86,7 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
         connection = wire_to(server.port, made)
         interrupted = interrupted_at(
             step,
-            (SocketConnection.post, SocketConnection.tell),
+            (SocketConnection.post, SocketConnection.send),
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:
@@ -135,7 +135,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
     send = SocketConnection._send
 
     answers: list[Any] = [NO_REPLY]
-    connection.owed.append((0.0, answers, 0))
+    connection.pending.append((0.0, answers, 0))
     reader = threading.Thread(
         target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
     )
@@ -153,7 +153,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
         reader.start()
         time.sleep(0.05)
     monkeypatch.setattr(SocketConnection, "_send", send_slowly)
-    connection.tell(b"x")
+    connection.send(b"x")
     peer.sendall(b"+OK\r\n")
     reader.join(SOON)
     assert connection.open

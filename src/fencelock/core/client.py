@@ -11,7 +11,7 @@ from math import inf
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
-from fencelock.core.acquire import ShouldStop, acquire, naming
+from fencelock.core.acquire import ShouldStop, acquire, attach_name
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import (
     FIRST_CONNECT_TIMEOUT,
@@ -186,7 +186,7 @@ class Client(Generic[L]):
         """Raise GuaranteeUnavailable if the engine, as its server is configured, cannot serve this purpose."""
         self._check_open(name)
         if hasattr(self.engine, "learn_traits"):
-            with naming(name):
+            with attach_name(name):
                 seconds = None if timeout is None else timeout + FIRST_CONNECT_TIMEOUT
                 await cast(Configured, self.engine).learn_traits(Deadline(self.runtime.now, seconds))
             self._connected = True
@@ -196,7 +196,7 @@ class Client(Generic[L]):
         """Return who holds a name and who waits for it."""
         self._check_open(name)
         check_name(name)
-        with naming(name):
+        with attach_name(name):
             return await self.engine.inspect(name)
 
     def watch(self, name: str, stop: StopSignal | None) -> AsyncIterator[Snapshot]:
@@ -216,7 +216,7 @@ class Client(Generic[L]):
         self._check_open(name)
         check_name(name)
         reason = check_reason(reason, name)
-        with naming(name), never_repeated("the forced release", "Look with inspect()", name):
+        with attach_name(name), never_repeated("the forced release", "Look with inspect()", name):
             dropped = await self.engine.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"

@@ -43,7 +43,7 @@ class Descriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-def silence(sock: Descriptor) -> None:
+def detach_after_fork(sock: Descriptor) -> None:
     """Replace an inherited socket by /dev/null: closing it could still send bytes to the parent's server."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencelock.core.acquire import FIRST_PAUSE, naming
+from fencelock.core.acquire import FIRST_PAUSE, attach_name
 from fencelock.core.block import Blocks
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
@@ -306,7 +306,7 @@ class BaseLease:
         self._client.runtime.check_usable()
         self.check()
         sent = self._client.runtime.now()
-        with naming(self.name):
+        with attach_name(self.name):
             (answer,) = await self._client.engine.renew([self._grant])
         self._renewed(answer, sent)
         if answer is Renewal.UNKNOWN:

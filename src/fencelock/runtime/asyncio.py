@@ -279,14 +279,14 @@ class AsyncioRuntime:
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then await all."""
         from fencelock.runtime.asyncio_connection import AsyncioConnection, request_all
 
-        return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", asked), timeout, enough)
+        return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", requests), timeout, enough)
 
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Wait for the event: the loop reads the connections, and their `on_end` sets the event when one ends."""

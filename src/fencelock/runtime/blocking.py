@@ -352,14 +352,14 @@ class BlockingRuntime:
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then read from all, in this thread."""
         from fencelock.runtime.socket_connection import SocketConnection, request_all
 
-        return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", asked), timeout, enough)
+        return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", requests), timeout, enough)
 
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Read the connections in this thread until a push sets the event."""

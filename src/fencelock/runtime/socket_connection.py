@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any
 
 from fencelock.core.clock import boottime
-from fencelock.core.fork import FORKED, Forked, silence
+from fencelock.core.fork import FORKED, Forked, detach_after_fork
 from fencelock.core.runtime import NO_REPLY, Command, Connector, Endpoint, Event, PushHandler
 from fencelock.errors import OutcomeUnknown
 
@@ -26,8 +26,8 @@ class SocketConnection:
 
     __slots__ = (
         "_address",
+        "_detached",
         "_feed",
-        "_forgotten",
         "_gets",
         "_on_end",
         "_on_push",
@@ -38,9 +38,9 @@ class SocketConnection:
         "_sock",
         "_tls_mutex",
         "_users",
+        "last_latency",
         "open",
-        "owed",
-        "pace",
+        "pending",
         "tls",
     )
 
@@ -49,7 +49,7 @@ class SocketConnection:
         parser = connector.parser()
         self._sock = sock
         self.tls = hasattr(sock, "pending")
-        # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `tell`.
+        # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `send`.
         self._tls_mutex: Any = RLock() if self.tls else nullcontext()
         self._address = connector.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, connector.pack, connector.pushes
@@ -62,15 +62,15 @@ class SocketConnection:
         # are in the list, whose append and pop are atomic.
         self._retained = False
         self._users: list[None] = []
-        self._forgotten = False
-        self.owed: deque[tuple[float, list[Any], int]] = deque()
+        self._detached = False
+        self.pending: deque[tuple[float, list[Any], int]] = deque()
         self.open = True
-        self.pace = 0.0
+        self.last_latency = 0.0
 
     @property
     def oldest_pending_since(self) -> float | None:
         """When the oldest pending command was sent, or None."""
-        return self.owed[0][0] if self.owed else None
+        return self.pending[0][0] if self.pending else None
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the reply arrives."""
@@ -81,7 +81,7 @@ class SocketConnection:
             users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
                 sent = boottime()
-                self.owed.append((sent, replies, 0))
+                self.pending.append((sent, replies, 0))
                 self._send_all(data)
                 self._receive_until(lambda: replies[0] is not NO_REPLY, sent + timeout)
         except BaseException as error:
@@ -101,17 +101,17 @@ class SocketConnection:
 
     def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
         """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
-        self.tell(command if isinstance(command, bytes) else self._pack(command), (boottime(), replies, place))
+        self.send(command if isinstance(command, bytes) else self._pack(command), (boottime(), replies, place))
         return self.open
 
-    def tell(self, data: bytes, pending: tuple[float, list[Any], int] | None = None) -> None:
+    def send(self, data: bytes, pending: tuple[float, list[Any], int] | None = None) -> None:
         """Send bytes; with `pending`, the server will reply to them."""
         users = self._users
         try:
             users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
                 if pending is not None:
-                    self.owed.append(pending)
+                    self.pending.append(pending)
                 self._send_all(data)
         except BaseException as error:
             self._shut_down()
@@ -196,9 +196,9 @@ class SocketConnection:
         while (reply := self._gets()) is not NO_REPLY:
             if isinstance(reply, self._pushes) and not self._on_push(reply):
                 continue
-            if self.owed:
-                sent, replies, place = self.owed.popleft()
-                self.pace = boottime() - sent
+            if self.pending:
+                sent, replies, place = self.pending.popleft()
+                self.last_latency = boottime() - sent
                 replies[place] = reply
 
     def retain(self) -> None:
@@ -212,10 +212,11 @@ class SocketConnection:
             self._release()
 
     def alive(self) -> bool:
-        """Read what is available, and return whether the server has not closed it. Late replies do not change `pace`."""
-        pace = self.pace
+        """Read what is available, and return whether the server has not closed it. Late replies do
+        not change `last_latency`."""
+        last_latency = self.last_latency
         self.read_available(lambda: False)
-        self.pace = pace
+        self.last_latency = last_latency
         return self.open
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class SocketConnection:
 
     def check_forked(self) -> None:
         """Raise Forked if this process was forked while it waited here."""
-        if self._forgotten:
+        if self._detached:
             raise Forked(FORKED)
 
     def _shut_down(self) -> None:
@@ -240,23 +241,25 @@ class SocketConnection:
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._on_end()
 
-    def forget(self) -> None:
+    def detach_after_fork(self) -> None:
         """Detach a forked child from its copy."""
-        self.open, self._forgotten = False, True
-        silence(self._sock)
+        self.open, self._detached = False, True
+        detach_after_fork(self._sock)
         self._sock.close()
 
 
 def request_all(
-    asked: Sequence[tuple[SocketConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    requests: Sequence[tuple[SocketConnection, Command | bytes]],
+    timeout: float,
+    enough: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:
     """Send to all, then read from all."""
-    replies: list[Any] = [NO_REPLY] * len(asked)
+    replies: list[Any] = [NO_REPLY] * len(requests)
     until = boottime() + timeout
     poll = select.poll()
     connections: dict[int, SocketConnection] = {}
     try:
-        for place, (connection, command) in enumerate(asked):
+        for place, (connection, command) in enumerate(requests):
             connection.retain()
             if connection.post(command, replies, place):
                 descriptor = connection.fileno()
@@ -278,13 +281,13 @@ def request_all(
             for descriptor in ready:
                 connection = connections[descriptor]
                 connection.read_available()
-                if not connection.owed or not connection.open:
+                if not connection.pending or not connection.open:
                     poll.unregister(descriptor)
                     del connections[descriptor]
     finally:
-        for connection, _ in asked:
+        for connection, _ in requests:
             connection.end_retain()
-    for connection, _ in asked:
+    for connection, _ in requests:
         connection.check_forked()
     return replies
 

@@ -156,7 +156,7 @@ class RedlockEngine:
         max_timeout = _reply_timeout(ttl)
         connections = await self._cluster.get(max_timeout, Deadline(self._runtime.now, ttl / 3))
         # A node that hangs must not take too much of a short ttl; but give slow nodes twice their last latency.
-        latencies = sorted(conn.raw.pace for conn in connections if conn is not None)[: self._cluster.majority]
+        latencies = sorted(conn.raw.last_latency for conn in connections if conn is not None)[: self._cluster.majority]
         timeout = min(max_timeout, max([ttl / 5, *(2 * seconds for seconds in latencies)]))
         silent: Connections = [None] * len(connections)
         try:
