@@ -28,6 +28,8 @@ STEPS = (
     RedisEngine._release,
     SocketConnection.request,
     SocketConnection.post,
+    SocketConnection._use,
+    SocketConnection._send_request,
 )
 
 

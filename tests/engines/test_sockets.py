@@ -16,7 +16,9 @@ import pytest
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.connector import from_url
-from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
+from fencelock.runtime.socket_connection import SocketConnection
+from fencelock.runtime.socket_poll import request_all
+from fencelock.runtime.socket_stream import CHUNK
 from tests.contract.subject import SOON
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
@@ -86,7 +88,7 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
         connection = wire_to(server.port, made)
         interrupted = interrupted_at(
             step,
-            (SocketConnection.post, SocketConnection.send),
+            (SocketConnection.post, SocketConnection._use, SocketConnection._send_request),
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:

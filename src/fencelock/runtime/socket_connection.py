@@ -5,18 +5,23 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from fencelock.core.clock import boottime
 from fencelock.core.fork import FORKED, Forked, detach_after_fork
-from fencelock.core.runtime import NO_REPLY, Command, Connector, Endpoint, Event, PushHandler
+from fencelock.core.runtime import NO_REPLY, Command, Connector, PushHandler
 from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.socket_stream import CHUNK, open_stream
 
-CHUNK = 65536
+Ts = TypeVarTuple("Ts")
+
+Pending = tuple[float, list[Any], int]
+"""A request without a reply so far: when it was sent, and the list and place for its reply."""
+
 SEND_SECONDS = 5.0
 """Seconds for which a server may leave our send buffer full before the connection counts as broken."""
 
@@ -63,7 +68,7 @@ class SocketConnection:
         self._retained = False
         self._users: list[None] = []
         self._detached = False
-        self.pending: deque[tuple[float, list[Any], int]] = deque()
+        self.pending: deque[Pending] = deque()
         self.open = True
         self.last_latency = 0.0
 
@@ -76,14 +81,35 @@ class SocketConnection:
         """Send, and read until the reply arrives."""
         data = command if isinstance(command, bytes) else self._pack(command)
         replies: list[Any] = [NO_REPLY]
+        sent = boottime()
+        self._use(self._send_request, data, (sent, replies, 0), lambda: replies[0] is not NO_REPLY, sent + timeout)
+        if replies[0] is NO_REPLY:
+            self.check_forked()
+            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
+            raise OutcomeUnknown(f"{self._address}: {why}")
+        return replies[0]
+
+    def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
+        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
+        data = command if isinstance(command, bytes) else self._pack(command)
+        self._use(self._send_request, data, (boottime(), replies, place), None, 0.0)
+        return self.open
+
+    def send(self, data: bytes) -> None:
+        """Send bytes that have no reply."""
+        self._use(self._send_all, data)
+
+    def _use(self, step: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Run a step that uses the socket, if it is open. Close the connection if the step fails or is interrupted.
+
+        If another thread closes the connection meanwhile, the descriptor stays open until the step ends: its number could
+        be reused.
+        """
         users = self._users
         try:
             users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
-                sent = boottime()
-                self.pending.append((sent, replies, 0))
-                self._send_all(data)
-                self._receive_until(lambda: replies[0] is not NO_REPLY, sent + timeout)
+                step(*args)
         except BaseException as error:
             # Also after Ctrl-C: bytes may be lost between the socket and the parser.
             self._shut_down()
@@ -93,34 +119,13 @@ class SocketConnection:
             users.pop()
             if not self.open:
                 self._release()
-        if replies[0] is NO_REPLY:
-            self.check_forked()
-            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
-            raise OutcomeUnknown(f"{self._address}: {why}")
-        return replies[0]
 
-    def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
-        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
-        self.send(command if isinstance(command, bytes) else self._pack(command), (boottime(), replies, place))
-        return self.open
-
-    def send(self, data: bytes, pending: tuple[float, list[Any], int] | None = None) -> None:
-        """Send bytes; with `pending`, the server will reply to them."""
-        users = self._users
-        try:
-            users.append(None)  # inside the try: Ctrl-C may arrive right after it
-            if self.open:
-                if pending is not None:
-                    self.pending.append(pending)
-                self._send_all(data)
-        except BaseException as error:
-            self._shut_down()
-            if not isinstance(error, OSError | ValueError):
-                raise
-        finally:
-            users.pop()
-            if not self.open:
-                self._release()
+    def _send_request(self, data: bytes, request: Pending, done: Callable[[], bool] | None, until: float) -> None:
+        """Send a request; with `done`, read until its reply arrives, or until that time."""
+        self.pending.append(request)
+        self._send_all(data)
+        if done is not None:
+            self._receive_until(done, until)
 
     def _send_all(self, data: bytes) -> None:
         """Send all bytes; wait while the send buffer is full."""
@@ -156,22 +161,10 @@ class SocketConnection:
 
     def read_available(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
         """Read once, or until `done()` or the time `until`; store every reply at its place."""
-        # A close() in another thread leaves the descriptor open until this poll ends: its number could be reused.
-        users = self._users
-        try:
-            users.append(None)
-            if done is not None:
-                self._receive_until(done, until)
-            elif self.open:
-                self._receive()
-        except BaseException as error:
-            self._shut_down()
-            if not isinstance(error, OSError | ValueError):
-                raise
-        finally:
-            users.pop()
-            if not self.open:
-                self._release()
+        if done is None:
+            self._use(self._receive)
+        else:
+            self._use(self._receive_until, done, until)
 
     def _receive_until(self, done: Callable[[], bool], until: float) -> None:
         """Poll and read until `done()`, the time `until`, or the end of the connection."""
@@ -246,123 +239,3 @@ class SocketConnection:
         self.open, self._detached = False, True
         detach_after_fork(self._sock)
         self._sock.close()
-
-
-def request_all(
-    requests: Sequence[tuple[SocketConnection, Command | bytes]],
-    timeout: float,
-    enough: Callable[[Sequence[Any]], bool],
-) -> list[Any]:
-    """Send to all, then read from all."""
-    replies: list[Any] = [NO_REPLY] * len(requests)
-    until = boottime() + timeout
-    poll = select.poll()
-    connections: dict[int, SocketConnection] = {}
-    try:
-        for place, (connection, command) in enumerate(requests):
-            connection.retain()
-            if connection.post(command, replies, place):
-                descriptor = connection.fileno()
-                connections[descriptor] = connection
-                poll.register(descriptor, select.POLLIN)
-        reads_ahead = any(connection.tls for connection in connections.values())
-        while connections and not enough(replies):
-            ready = (
-                [descriptor for descriptor, connection in connections.items() if connection.has_buffered()]
-                if reads_ahead
-                else []
-            )
-            if not ready:
-                # Poll once more after the timeout: if the process was stopped meanwhile, the replies are there.
-                left = until - boottime()
-                ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
-                if not ready and left <= 0:
-                    break
-            for descriptor in ready:
-                connection = connections[descriptor]
-                connection.read_available()
-                if not connection.pending or not connection.open:
-                    poll.unregister(descriptor)
-                    del connections[descriptor]
-    finally:
-        for connection, _ in requests:
-            connection.end_retain()
-    for connection, _ in requests:
-        connection.check_forked()
-    return replies
-
-
-def open_stream(endpoint: Endpoint) -> socket.socket:
-    """Open a socket, for engines without a driver that connects."""
-    if endpoint.name.startswith("/"):
-        return _open_unix(endpoint)
-    sock = socket.create_connection((endpoint.name, endpoint.port), endpoint.seconds)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if endpoint.before_tls is not None:
-            _send_preamble(sock, endpoint.before_tls)
-        return sock if endpoint.tls is None else endpoint.tls.wrap_socket(sock, server_hostname=endpoint.name)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _open_unix(endpoint: Endpoint) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(endpoint.seconds)
-        sock.connect(endpoint.name)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _send_preamble(sock: socket.socket, before_tls: Callable[[bytes], bytes | None]) -> None:
-    """Exchange what the protocol requires before TLS. The server then sends nothing until it gets this reply."""
-    received = b""
-    while (reply := before_tls(received)) is None:
-        data = sock.recv(CHUNK)
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        received += data
-    sock.sendall(reply)
-
-
-def wait_for_push(
-    connections: Sequence[SocketConnection], event: Event, timeout: float, wakeup_fd: int | None = None
-) -> bool:
-    """Read all connections until a push sets the event; end early if `wakeup_fd` becomes readable."""
-    until = boottime() + timeout
-    if len(connections) == 1 and wakeup_fd is None:
-        (connection,) = connections
-        connection.read_available(event.is_set, until)
-        connection.check_forked()
-        return event.is_set()
-    while not event.is_set():
-        left = until - boottime()
-        if left <= 0:
-            break
-        ready = [connection for connection in connections if not connection.open or connection.has_buffered()]
-        if not ready:
-            poll = (
-                select.poll()
-            )  # a new one each time: a connection may be closed, and its number reused, at any moment
-            for descriptor in (
-                *(connection.fileno() for connection in connections),
-                -1 if wakeup_fd is None else wakeup_fd,
-            ):
-                if descriptor >= 0:
-                    poll.register(descriptor, select.POLLIN)
-            received = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-            if wakeup_fd in received:
-                break
-            ready = [connection for connection in connections if connection.fileno() in received]
-        for connection in ready:
-            if connection.open:
-                connection.read_available()
-        if not all(connection.open for connection in connections):
-            break
-    for connection in connections:
-        connection.check_forked()
-    return event.is_set()
