@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from fencelock.core.client import Client
-from fencelock.core.lease import BaseLease, HoldOptions
+from fencelock.core.lease import BaseLease
+from fencelock.core.lease_state import HoldOptions
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Grant, LossReason
 from fencelock.sim.history import Kind, Outcome

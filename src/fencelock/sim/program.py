@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fencelock.core.client import Client
-from fencelock.core.lease import HoldOptions
+from fencelock.core.lease_state import HoldOptions
 from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
 from fencelock.model import Claim, Mode
 from fencelock.primitives.lock import LockFactory
