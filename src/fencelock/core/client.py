@@ -18,6 +18,7 @@ from fencelock.core.engine import (
     MIN_REPLY_TIMEOUT,
     Configured,
     Engine,
+    ForkPrepared,
     LossNotifier,
     never_repeated,
 )
@@ -247,12 +248,14 @@ class Client(Generic[L]):
         await leftovers.process_all()
 
     def before_fork(self) -> None:
-        """Prepare the engine for a fork, which copies it."""
-        self.engine.before_fork()
+        """Prepare an engine with something that must not exist twice."""
+        if hasattr(self.engine, "before_fork"):
+            cast(ForkPrepared, self.engine).before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Continue after a fork."""
-        self.engine.after_fork(child=False)
+        if hasattr(self.engine, "after_fork_in_parent"):
+            cast(ForkPrepared, self.engine).after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Start again in a forked child: it owns no lease, no connection and no thread of its parent."""
@@ -267,7 +270,7 @@ class Client(Generic[L]):
         self._left.clear()
         self._connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork(child=True)  # first: it returns its sockets to the runtime, which closes our copies
+        self.engine.after_fork()  # first: it returns its sockets to the runtime, which closes our copies
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)
