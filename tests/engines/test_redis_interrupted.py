@@ -11,7 +11,7 @@ import pytest
 import fencelock
 from fencelock.core.runtime import Command
 from fencelock.engines.redis.engine import RedisEngine
-from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS
+from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS, RedisPool
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
@@ -25,7 +25,7 @@ Own = Callable[..., Redis]
 STEPS = (
     RedisEngine.attempt,
     RedisEngine.release,
-    RedisEngine._release,
+    RedisPool.run,
     SocketConnection.request,
     SocketConnection.post,
     SocketConnection._use,
