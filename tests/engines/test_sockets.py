@@ -17,9 +17,9 @@ from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.connector import from_url
 from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
-from tests.contract.subject import SOON
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 RESET = struct.pack("ii", 1, 0)
 MANY_STEPS = 200
