@@ -15,10 +15,10 @@ from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS, RedisPool
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
-from tests.contract.subject import SOON
 from tests.engines.redis_steps import assert_in_step, engine_of, held
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 
