@@ -14,11 +14,12 @@ from fencelock.core.clock import NO_DEADLINE, boottime
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim, Grant, Renewal
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, is_free, renewed, take, waiting
+from tests.contract.steps import background, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import tell
 from tests.servers.proxy import Proxies
 from tests.servers.redis import Redis, RedisNodes, RedisTls
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., RedisNodes]
 
@@ -160,7 +161,7 @@ async def test_nobody_waits_for_the_slowest(
         proxy.delay(0.4)  # less than is waited for an answer
     grant = await engine.attempt(Claim("x", 30.0), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    assert all(connection.raw.owed for node in list(engine._cluster)[:2] for connection in node.pool._all)
+    assert all(connection.raw.pending for node in list(engine._cluster)[:2] for connection in node.pool._all)
 
 
 async def test_all_are_asked_at_once(
