@@ -286,7 +286,7 @@ class Locks:
     def multi(
         self, *names: str, read: Iterable[str] = (), write: Iterable[str] = (), **options: Unpack[SharedOptions]
     ) -> MultiLock:
-        """Return a lock on several names, all or nothing: at most 32 names, of which `read` are only read.
+        """Return a lock on several names, all or nothing: at most 32 names. Those in `read` are only read.
 
         Duplicates count once, a name to read and to write is written, and all contenders acquire in one global order. The
         timeout is for all names together. The options are `lock`'s.
