@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
@@ -83,6 +83,9 @@ class BaseGroup:
     def __repr__(self) -> str:
         state = f"lost: {self.reason}" if self.is_lost() else f"{self.remaining:.1f} s"
         return f"<Group {self.name!r} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock group cannot be sent to another process; call connect() and acquire there")
 
     def _leases(self) -> list[BaseLease]:
         return self._members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fencelock.core.block import Blocks
 from fencelock.core.log import WARNING, log
@@ -179,6 +179,9 @@ class LeaseState:
             "released" if self._released else f"lost: {self.reason}" if self.is_lost() else f"{self.remaining:.1f} s"
         )
         return f"<Lease {self.name!r} token={self.token} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
 
     # ------------------------------------------------------------------ what changes it
 
