@@ -8,7 +8,7 @@ from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
 from fencelock.core.validation import check_seconds
 from fencelock.errors import FencelockError, LeaseLost
-from fencelock.model import LossReason
+from fencelock.model import Claim, LossReason
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -125,11 +125,21 @@ class BaseGroup:
                 held = await lease._release() and held
             except FencelockError as error:
                 held, failure = False, failure or error
+            except BaseException:
+                await self._client.renewer.leftovers.clean_up(*self._withdraw())
+                raise
         if self._event is not None:
             self._event.set()
         if failure is not None:
             raise failure
         return held
+
+    def _withdraw(self) -> list[Claim]:
+        """End the leases that are still held, without a request; return the claims to abandon, the last one first."""
+        claims = [lease._withdraw() for lease in reversed(self._members)]
+        if self._event is not None:
+            self._event.set()
+        return [claim for claim in claims if claim is not None]
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the group itself."""

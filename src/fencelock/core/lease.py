@@ -119,7 +119,7 @@ class BaseLease(LeaseState):
                 client.in_flight.pop(claim.id, None)
 
     def _withdraw(self) -> Claim | None:
-        """End a lease that its user never got; return its claim, which the caller abandons, or None if it is over."""
+        """End the lease without a request; return its claim, which the caller abandons, or None if it is over."""
         renewer = self._client.renewer
         with self._client.mutex:
             self._released = True
