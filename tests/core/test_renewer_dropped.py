@@ -10,7 +10,7 @@ import pytest
 
 import fencelock
 from fencelock.core.lease import BaseLease
-from fencelock.core.renewer import Kept, LeaseRenewer
+from fencelock.core.renewer import LeaseRef, LeaseRenewer
 
 
 @pytest.mark.parametrize("faster", [False, True])
@@ -35,7 +35,7 @@ def test_dropped_as_the_keeper_looks(monkeypatch: pytest.MonkeyPatch, faster: bo
         assert not list(others.names())
 
 
-class Overtaken(dict[str, Kept]):
+class Overtaken(dict[str, LeaseRef]):
     """What a keeper looks through, and somebody changes as soon as it has begun."""
 
     def items(self) -> Any:
