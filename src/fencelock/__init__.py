@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
     from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
     from fencelock.api.sync_election import Election
+    from fencelock.api.sync_jobs import Once, Schedule, Slot
     from fencelock.api.sync_multi import Group, MultiLock
     from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
     from fencelock.primitives.election import Candidate, Leader
     from fencelock.primitives.rate_limit import RateState
+    from fencelock.primitives.runs import Outcome, Run
 
 __version__ = "0.1.0"
 
@@ -74,12 +76,17 @@ __all__ = [
     "Mode",
     "MultiLock",
     "NotHeld",
+    "Once",
+    "Outcome",
     "OutcomeUnknown",
     "RWLock",
     "RateLimit",
     "RateLimited",
     "RateState",
     "ReleaseFailed",
+    "Run",
+    "Schedule",
+    "Slot",
     "Snapshot",
     "StaleToken",
     "TokenGuarantee",
@@ -96,9 +103,11 @@ PUBLIC_MODULES = (
     "fencelock.api.sync",
     "fencelock.api.sync_multi",
     "fencelock.api.sync_election",
+    "fencelock.api.sync_jobs",
     "fencelock.api.sync_rate_limit",
     "fencelock.primitives.election",
     "fencelock.primitives.rate_limit",
+    "fencelock.primitives.runs",
 )
 
 if not TYPE_CHECKING:  # a type checker would take any name for a public one

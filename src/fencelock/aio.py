@@ -12,7 +12,22 @@ True
 
 from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
 from fencelock.api.aio_election import Election
+from fencelock.api.aio_jobs import Once, Schedule, Slot
 from fencelock.api.aio_multi import Group, MultiLock
 from fencelock.api.aio_rate_limit import RateLimit
 
-__all__ = ["Election", "Group", "Lease", "Lock", "Locks", "Lost", "MultiLock", "RWLock", "RateLimit", "connect"]
+__all__ = [
+    "Election",
+    "Group",
+    "Lease",
+    "Lock",
+    "Locks",
+    "Lost",
+    "MultiLock",
+    "Once",
+    "RWLock",
+    "RateLimit",
+    "Schedule",
+    "Slot",
+    "connect",
+]
