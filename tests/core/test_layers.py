@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": BASE | {"core", "runtime", "api", "primitives", "aio", "fences", "sim", ""},
     "aio": {"api"},
     "__main__": {"cli"},
-    "": BASE | {"api"},
+    "": BASE | {"api", "primitives"},
 }
 
 # Only these know that asyncio exists.
