@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import Engine
+from fencelock.core.records import Record, Records, Written
 from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Waiting
@@ -26,6 +27,8 @@ class Faulty:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self._runtime = runtime
         self._faults: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        if hasattr(inner, "records"):
+            self.records = FaultyRecords(self, inner.records)
 
     @classmethod
     def around(cls, locks: Any) -> Faulty:
@@ -116,3 +119,19 @@ class Faulty:
 
     def after_fork(self, *, child: bool) -> None:
         self.inner.after_fork(child=child)
+
+
+class FaultyRecords:
+    """The records of the engine, with the faults of `read` and `write`."""
+
+    def __init__(self, faulty: Faulty, inner: Records) -> None:
+        self._through = faulty._through
+        self._inner = inner
+
+    async def read(self, key: str) -> Record | None:
+        return await self._through("read", self._inner.read(key))
+
+    async def write(
+        self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
+    ) -> Written:
+        return await self._through("write", self._inner.write(key, value, token=token, ttl=ttl, expect=expect))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import takewhile
 from typing import Literal, NamedTuple, Protocol
 
 from fencelock.core.validation import check_seconds
@@ -180,7 +181,7 @@ def plan(
     """
     called, changed = early is not None, state is None or state.text != table.text
     mark = 0 if state is None else state.mark
-    floor = max(mark, now - rules.within, settled)
+    floor = max(mark, now - rules.within - 1, settled)
     if changed:
         floor = max(floor, (now - CHANGED_GRACE if state is not None else 0) if called else since)
     due = _due(table, floor, now, early or 0)
@@ -190,12 +191,25 @@ def plan(
     chosen = _chosen(missed, own, state, rules)
     if retry is not None and (rules.overlap == "wait" or not chosen):
         return retry
+    if changed:
+        return Plan(chosen[0], mark=chosen[0]) if chosen else Plan(mark=max(mark, now if called else since))
+    skipped = _last(table, mark, floor) + [
+        slot for slot in (*missed, *own) if slot not in chosen and (not chosen or slot < chosen[0])
+    ]
     if chosen:
-        slot = chosen[0]
-        return Plan(slot, 1, _skipped(missed, own, chosen, slot), slot)
-    if due and not changed:
-        return Plan(None, 1, _skipped(missed, own, (), due[-1]), due[-1])
-    return Plan(mark=max(mark, due[-1] if due else now if called else since)) if changed else NOTHING
+        return Plan(chosen[0], 1, tuple(skipped[-MAX_SKIPPED:]), chosen[0])
+    return Plan(None, 1, tuple(skipped[-MAX_SKIPPED:]), skipped[-1]) if skipped else NOTHING
+
+
+def _last(table: Timetable, start: int, end: int) -> list[int]:
+    """Return the last slots up to `end` and after `start`, at most MAX_SKIPPED: looking back further and further."""
+    width = 60_000_000
+    while True:
+        begin = max(start, end - width)
+        found = list(takewhile(lambda slot: slot <= end, table.after(begin)))
+        if begin == start or len(found) >= MAX_SKIPPED:
+            return found[-MAX_SKIPPED:]
+        width *= 8
 
 
 def _due(table: Timetable, floor: int, now: int, early: int) -> list[int]:
@@ -238,16 +252,11 @@ def _overlapped(slot: int, runs: tuple[Run, ...]) -> bool:
 def _retry(state: State, rules: Rules, now: int, not_started: Container[str]) -> Plan | None:
     """Return the next attempt at the slot of the mark, if its last one failed or was abandoned and it has attempts left."""
     last = state.marked
-    if last is None or last.outcome in (Outcome.SUCCEEDED, Outcome.SKIPPED) or state.mark <= now - rules.within:
+    if last is None or last.outcome in (Outcome.SUCCEEDED, Outcome.SKIPPED) or state.mark < now - rules.within:
         return None
     if last.id in not_started:
         return Plan(state.mark, last.attempt, (), state.mark)
     return Plan(state.mark, last.attempt + 1, (), state.mark) if last.attempt < rules.attempts else None
-
-
-def _skipped(missed: list[int], own: list[int], chosen: list[int] | tuple[()], up_to: int) -> tuple[int, ...]:
-    skipped = [slot for slot in (*missed, *own) if slot <= up_to and slot not in chosen]
-    return tuple(skipped[-MAX_SKIPPED:])
 
 
 def next_slot(table: Timetable, now: int) -> datetime:
