@@ -202,7 +202,7 @@ async def test_failed_run_is_repeated_while_it_has_attempts(subject: Subject, lo
 
 
 async def test_overlap_and_trigger(subject: Subject, locks: LocksView) -> None:
-    """A slot that is due during a run is skipped, and the next one records that. A trigger is skipped, too, or runs at once."""
+    """A slot that is due during a run is skipped, and the next one records that; so is a trigger, which else runs at once."""
     other = subject.connect()
     began, go_on = asyncio.Event(), asyncio.Event()
 
