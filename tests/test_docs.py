@@ -13,11 +13,16 @@ import pytest
 
 import fencelock
 from scripts import api_page
+from tests.engines.postgres_server import empty
+from tests.servers.mariadb import MariaDB
+from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-REDIS_PAGE = (ROOT / "docs/engines/redis.md").read_text("utf-8")
+REDIS_PAGE, POSTGRES_PAGE, MYSQL_PAGE = (
+    (ROOT / f"docs/engines/{name}.md").read_text("utf-8") for name in ("redis", "postgres", "mysql")
+)
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -34,6 +39,14 @@ def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
+def run_block(block: str, folder: Path) -> None:
+    """Run a block as a script, and assert that it succeeds."""
+    script = folder / "block.py"
+    script.write_text(block, "utf-8")
+    done = run([sys.executable, str(script)], folder)
+    assert done.returncode == 0, done.stderr
+
+
 def test_there_are_blocks_to_run() -> None:
     """The README shows a lock in each colour, the fence and the command line."""
     assert len(blocks("python")) >= 3
@@ -43,11 +56,20 @@ def test_there_are_blocks_to_run() -> None:
 @pytest.mark.parametrize("block", blocks("python") + blocks("python", REDIS_PAGE))
 def test_python_block(block: str, redis_node: Redis, tmp_path: Path) -> None:
     """Each Python block of the README, and of Redis's page, runs without a warning; "localhost" is a server of ours."""
-    script = tmp_path / "block.py"
     block = block.replace("localhost:6379", redis_node.address).replace("port=6379", f"port={redis_node.port}")
-    script.write_text(block, "utf-8")
-    done = run([sys.executable, str(script)], tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_block(block, tmp_path)
+
+
+@pytest.mark.parametrize("block", blocks("python", POSTGRES_PAGE))
+def test_postgres_block(block: str, postgres: Postgres, tmp_path: Path) -> None:
+    """Each Python block of PostgreSQL's page runs without a warning."""
+    run_block(block.replace("postgresql://localhost/app", empty(postgres).url), tmp_path)
+
+
+@pytest.mark.parametrize("block", blocks("python", MYSQL_PAGE))
+def test_mysql_block(block: str, mariadb: MariaDB, tmp_path: Path) -> None:
+    """Each Python block of MySQL's page runs without a warning."""
+    run_block(block.replace("mysql://root@localhost/app", mariadb.url), tmp_path)
 
 
 def test_command_line_block(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ The asyncio twin is `fencelock.aio`.
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
     from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync_cache import CachedFunction
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_jobs import Once, Schedule, Slot
     from fencelock.api.sync_multi import Group, MultiLock
     from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
+        BuildFailed,
         ClientClosed,
         DifferentLoop,
         EngineUnavailable,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuildFailed",
+    "CachedFunction",
     "Candidate",
     "ClientClosed",
     "DifferentLoop",
@@ -102,6 +106,7 @@ PUBLIC_MODULES = (
     "fencelock.model",
     "fencelock.api.sync",
     "fencelock.api.sync_multi",
+    "fencelock.api.sync_cache",
     "fencelock.api.sync_election",
     "fencelock.api.sync_jobs",
     "fencelock.api.sync_rate_limit",

@@ -11,12 +11,14 @@ True
 """
 
 from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
+from fencelock.api.aio_cache import CachedFunction
 from fencelock.api.aio_election import Election
 from fencelock.api.aio_jobs import Once, Schedule, Slot
 from fencelock.api.aio_multi import Group, MultiLock
 from fencelock.api.aio_rate_limit import RateLimit
 
 __all__ = [
+    "CachedFunction",
     "Election",
     "Group",
     "Lease",

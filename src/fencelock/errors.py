@@ -84,6 +84,15 @@ class VersionConflict(FencelockError):
     """What was read has been changed by others before it could be written. Read again, and decide again."""
 
 
+class BuildFailed(FencelockError):
+    """Another process failed to build this value a moment ago. `type` and `message` say how; the next try may succeed."""
+
+    def __init__(self, message_text: str, name: str | None = None, *, type: str = "", message: str = "") -> None:
+        super().__init__(message_text, name)
+        self.type = type
+        self.message = message
+
+
 class EngineUnavailable(FencelockError, ConnectionError):
     """The engine could not be reached, or refused to work. The driver's own error is the cause.
 

@@ -17,7 +17,7 @@ from fencelock.engines.postgres.schema import LAYOUT
 
 _databases = itertools.count(1000)  # below are those of other tests, which leave things there
 _spare: dict[str, list[str]] = defaultdict(list)
-_TABLES = ("claim", "abandoned", "name", "session", "record")
+_TABLES = ("rate", "claim", "abandoned", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
 
 

@@ -102,6 +102,14 @@ class Faulty:
     async def downgrade(self, grant: Grant) -> Grant:
         return await self._through("downgrade", self.inner.downgrade(grant))
 
+    @property
+    def records(self) -> Any:
+        return self.inner.records  # type: ignore[attr-defined]
+
+    @property
+    def rates(self) -> FaultyRates:
+        return FaultyRates(self)
+
     async def inspect(self, name: str) -> Snapshot:
         return await self._through("inspect", self.inner.inspect(name))
 
@@ -135,3 +143,17 @@ class FaultyRecords:
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         return await self._through("write", self._inner.write(key, value, token=token, ttl=ttl, expect=expect))
+
+
+class FaultyRates:
+    """The rates of an engine, with the faults that were ordered for `reserve`."""
+
+    def __init__(self, faulty: Faulty) -> None:
+        self._faulty = faulty
+        self._inner = faulty.inner.rates  # type: ignore[attr-defined]
+
+    async def reserve(self, requests: Any, max_wait: float) -> Any:
+        return await self._faulty._through("reserve", self._inner.reserve(requests, max_wait))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

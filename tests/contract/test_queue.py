@@ -15,7 +15,7 @@ from fencelock.core.engine import Engine
 from fencelock.model import Admitted, Claim, Grant, Mode, Renewal, Waiting, admit
 from tests.contract.engines import EngineCase
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, waiting
+from tests.contract.subject import SOON, Subject, eventually, waiting
 from tests.contract.ttl_scale import TtlScale
 
 
@@ -295,6 +295,11 @@ async def test_values_come_back_unchanged(subject: Subject) -> None:
         name = f"x{number}"
         assert isinstance(await attempt(engine, Claim(name, 60, "a", value=value)), Grant)
         assert isinstance(await attempt(engine, Claim(name, 60, "b", value=value)), Waiting)
+
+        async def enqueued(name: str = name) -> bool:  # a session that was told to wait enqueues a moment later
+            return bool((await engine.inspect(name)).waiters)
+
+        await eventually(enqueued, "the second claim waits")
         snapshot = await engine.inspect(name)
         assert [(holder.owner, holder.value) for holder in snapshot.holders] == [("a", value)]
         assert [(waiter.owner, waiter.value) for waiter in snapshot.waiters] == [("b", value)]

@@ -31,9 +31,8 @@ TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 def plain(annotation: Any) -> str:
     """Return an annotation without its colour."""
-    text = str(annotation)
-    text = re.sub(r"Coroutine\[Any, Any, ([\w\[\]]*?)\](?=[],]|$)", r"\1", text.replace("AsyncIterator", "Iterator"))
-    return re.sub(r"Awaitable\[(\w+)\]", r"\1", text)
+    text = str(annotation).replace("AsyncIterator", "Iterator")
+    return re.sub(r"(?:Awaitable\[|Coroutine\[Any, Any, )(\w+|list\[\w+\])\]", r"\1", text)
 
 
 def signature(function: Any) -> list[tuple[str, Any, str, str]]:
@@ -112,9 +111,9 @@ def test_examples_in_docstrings() -> None:
 
 def test_there_are_examples() -> None:
     """Each public class and `connect` has an example, in both colours."""
-    for api in (fencelock, aio):
+    for half in (fencelock, aio):
         for name in aio.__all__:
-            assert ">>>" in (getattr(api, name).__doc__ or ""), f"{api.__name__}.{name}"
+            assert ">>>" in (getattr(half, name).__doc__ or ""), f"{half.__name__}.{name}"
 
 
 def test_asyncio_half_is_an_attribute_of_the_package() -> None:

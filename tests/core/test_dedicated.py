@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from types import FrameType
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fencelock.core.clock import Deadline
 from fencelock.core.dedicated import SWEEP_AT, DedicatedSession, DedicatedSessions
 from fencelock.core.runtime import Runtime
 from fencelock.model import Claim
@@ -43,6 +44,10 @@ class Chairs(DedicatedSessions[Chair]):
     def drop(self, seat: Chair) -> None:
         """Forget it."""
         self.pop(seat.claim.id, None)
+
+    async def look_up(self, sessions: Sequence[Chair], deadline: Deadline) -> list[bool]:
+        """Return what we were told."""
+        return [session.alive for session in sessions]
 
 
 def at_step(step: int, do: Callable[[], object], work: Callable[[], object]) -> bool:
@@ -153,7 +158,7 @@ def test_signal_handler_at_any_step() -> None:
 def test_sweep() -> None:
     """A sweep drops sessions that have ended, unless somebody uses them; the next one comes when there are many more."""
     runtime = BlockingRuntime()
-    seats = Chairs()
+    seats = Chairs(BlockingRuntime())
     alive, ended, waiting, at_work = (
         Chair(runtime),
         Chair(runtime, alive=False),
@@ -173,7 +178,7 @@ def test_sweep() -> None:
 
 def test_turn_on_a_seat_that_is_no_longer_the_claims() -> None:
     """The turn is not had on a seat whose session may be somebody else's by now."""
-    seats = Chairs()
+    seats = Chairs(BlockingRuntime())
     seat = Chair(BlockingRuntime())
     assert not seats.try_take(seat)
     seats[seat.claim.id] = seat

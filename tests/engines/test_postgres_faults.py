@@ -14,8 +14,12 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, GuaranteeUnavailable, LeaseLost
+from fencelock.core.clock import NO_DEADLINE
+from fencelock.core.urls import open_engine
 from fencelock.engines.postgres.connection import PostgresConnection, Statement
 from fencelock.engines.postgres.schema import LAYOUT
+from fencelock.model import Claim
+from fencelock.runtime.blocking import BlockingRuntime, run_sync
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
 from tests.engines.conftest import Clients
@@ -178,10 +182,19 @@ def test_injection_through_urls(pg: Postgres, url: str, word: str) -> None:
     assert ask(pg, "SELECT version FROM fencelock.layout") == [(LAYOUT,)]
 
 
+@pytest.mark.parametrize("output", ["hex", "escape"])
+def test_bytea_output_of_the_role(pg: Postgres, output: str) -> None:
+    """Values of records and of claims come back unchanged, whatever format the role has for bytes."""
+    engine: Any = open_engine(BlockingRuntime(), f"{pg.url}?options=-c%20bytea_output%3D{output}", "bytes")
+    assert run_sync(engine.records.write("k", b"\0\xff'\\", token=1, ttl=60)).done
+    assert run_sync(engine.records.read("k")).value == b"\0\xff'\\"
+    run_sync(engine.attempt(Claim("x", 30, value="\0é'"), enqueue=False, deadline=NO_DEADLINE))
+    assert [holder.value for holder in run_sync(engine.inspect("x")).holders] == ["\0é'"]
+    run_sync(engine.close())
+
+
 def test_injection_through_records(pg: Postgres) -> None:
     """Keys and values of records are never read as SQL."""
-    from fencelock.core.urls import open_engine
-    from fencelock.runtime.blocking import BlockingRuntime, run_sync
 
     words = ["'; DROP SCHEMA fencelock CASCADE; --", "\\x00", "E'\\\\x00'", "{a,b}"]
     for word in words:

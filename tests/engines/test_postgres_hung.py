@@ -105,9 +105,13 @@ async def test_leftover_is_abandoned_after_a_renewal(postgres: Postgres, clients
 def connections(port: int) -> int:
     """Return how many connections this process has to a port."""
     found = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as copy:
-            found += copy.getpeername()[1:2] == (port,)
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            same = socket.socket(fileno=int(number))
+            try:
+                found += same.getpeername()[1:2] == (port,)
+            finally:
+                same.detach()
     return found
 
 

@@ -11,7 +11,14 @@ from fencelock.core.client import Client
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.core.urls import open_engine, resolve, shown
-from fencelock.core.validation import check_callback, check_limit, check_mode_name, check_name, warn_long_ttl
+from fencelock.core.validation import (
+    check_callback,
+    check_coroutine_function,
+    check_limit,
+    check_mode_name,
+    check_name,
+    warn_long_ttl,
+)
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.model import LossReason, Mode, Snapshot, Traits
 from fencelock.primitives.habits import no_attribute, no_keyword
@@ -22,9 +29,11 @@ from fencelock.runtime.asyncio import AsyncioRuntime
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from fencelock.api.aio_cache import CachedFunction, SingleFlightOptions
     from fencelock.api.aio_election import Election
     from fencelock.api.aio_jobs import Once, Schedule
     from fencelock.api.aio_multi import MultiLock
+    from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
 
 T = TypeVar("T")
@@ -374,6 +383,76 @@ class Locks:
                 purpose=purpose,
             )
         )
+
+    def rate_limit(
+        self,
+        name: str,
+        n: int,
+        *,
+        per: float = 1.0,
+        burst: int = 1,
+        on_error: Literal["raise", "allow"] = "raise",
+    ) -> RateLimit:
+        """Return a rate limit for the whole fleet: `n` calls per `per` seconds, evenly, and `burst` of them at once.
+
+        Any period of `per` seconds has at most n + burst calls: for a hard limit L, use n = L - burst.
+        `on_error="allow"`: calls go while the engine cannot be reached.
+        """
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory, make_limit
+
+        return RateLimit(RateLimitFactory(self._client, [make_limit(name, n, per, burst)], on_error))
+
+    def rate_limits(self, *limits: RateLimit) -> RateLimit:
+        """Return several limits as one: a call is charged to all of them together or to none."""
+        from fencelock.api.aio_rate_limit import RateLimit
+        from fencelock.primitives.rate_limit import RateLimitFactory
+
+        factories = [limit._factory for limit in limits]
+        on_error: Literal["raise", "allow"] = "allow" if all(f.on_error == "allow" for f in factories) else "raise"
+        return RateLimit(RateLimitFactory(self._client, [limit for f in factories for limit in f.limits], on_error))
+
+    async def single_flight(
+        self, key: str, build: Callable[[], Awaitable[T]], **options: Unpack[SingleFlightOptions]
+    ) -> T:
+        """Return the value of a key: one caller in the fleet builds it, all others get its result.
+
+        `ttl`: seconds for which a value is fresh. `stale`: seconds after that for which callers get the old value at once,
+        while one of them rebuilds it in the background. `timeout`: seconds to wait for another builder; then LockTimeout.
+        `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
+        builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
+        """
+        from fencelock.primitives.single_flight import SingleFlight, cache_options
+
+        check_coroutine_function(build, "build")
+
+        return await SingleFlight(self._client, key, build, cache_options(key, **options)).get()
+
+    def cached(
+        self, key: str, **options: Unpack[SingleFlightOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], CachedFunction[P, T]]:
+        """Return a decorator: calls of the function share their results in the whole fleet, as with `single_flight`.
+
+        `{argument}` in the key stands for the call's argument. The function has `invalidate(*args)` and `refresh(*args)`.
+
+        >>> async def main():
+        ...     async with connect("memory://cached") as locks:
+        ...         @locks.cached("report:{id}", ttl=60, stale=600)
+        ...         async def report(id):
+        ...             return f"report {id}"
+        ...         return await report(7)
+        >>> asyncio.run(main())
+        'report 7'
+        """
+        from fencelock.api.aio_cache import cached_function
+
+        return cached_function(self._client, key, options)
+
+    async def invalidate(self, key: str) -> None:
+        """Remove the value of a key. A build that has begun before is not stored."""
+        from fencelock.primitives.single_flight import invalidate
+
+        await invalidate(self._client, key)
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]

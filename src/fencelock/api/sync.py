@@ -13,7 +13,14 @@ from fencelock.core.client import Client, clients
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.core.urls import open_engine, resolve, shown
-from fencelock.core.validation import check_callback, check_limit, check_mode_name, check_name, warn_long_ttl
+from fencelock.core.validation import (
+    check_callback,
+    check_function,
+    check_limit,
+    check_mode_name,
+    check_name,
+    warn_long_ttl,
+)
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.model import LossReason, Mode, Snapshot, Traits
 from fencelock.primitives.habits import no_attribute, no_keyword
@@ -24,6 +31,7 @@ from fencelock.runtime.blocking import BlockingRuntime, each, run_sync
 if TYPE_CHECKING:
     from redis import Redis
 
+    from fencelock.api.sync_cache import CachedFunction, SingleFlightOptions
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_jobs import Once, Schedule
     from fencelock.api.sync_multi import MultiLock
@@ -392,6 +400,47 @@ class Locks:
         factories = [limit._factory for limit in limits]
         on_error: Literal["raise", "allow"] = "allow" if all(f.on_error == "allow" for f in factories) else "raise"
         return RateLimit(RateLimitFactory(self._client, [limit for f in factories for limit in f.limits], on_error))
+
+    def single_flight(self, key: str, build: Callable[[], T], **options: Unpack[SingleFlightOptions]) -> T:
+        """Return the value of a key: one caller in the fleet builds it, all others get its result.
+
+        `ttl`: seconds for which a value is fresh. `stale`: seconds after that for which callers get the old value at once,
+        while one of them rebuilds it in the background. `timeout`: seconds to wait for another builder; then LockTimeout.
+        `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
+        builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
+        """
+        from fencelock.primitives.single_flight import SingleFlight, cache_options
+
+        check_function(build, "build")
+
+        async def build_here() -> T:
+            return build()
+
+        return run_sync(SingleFlight(self._client, key, build_here, cache_options(key, **options)).get())
+
+    def cached(
+        self, key: str, **options: Unpack[SingleFlightOptions]
+    ) -> Callable[[Callable[P, T]], CachedFunction[P, T]]:
+        """Return a decorator: calls of the function share their results in the whole fleet, as with `single_flight`.
+
+        `{argument}` in the key stands for the call's argument. The function has `invalidate(*args)` and `refresh(*args)`.
+
+        >>> with connect("memory://cached") as locks:
+        ...     @locks.cached("report:{id}", ttl=60, stale=600)
+        ...     def report(id):
+        ...         return f"report {id}"
+        ...     report(7)
+        'report 7'
+        """
+        from fencelock.api.sync_cache import cached_function
+
+        return cached_function(self._client, key, options)
+
+    def invalidate(self, key: str) -> None:
+        """Remove the value of a key. A build that has begun before is not stored."""
+        from fencelock.primitives.single_flight import invalidate
+
+        run_sync(invalidate(self._client, key))
 
     def locked(self, name: str, **options: Unpack[LockOptions]) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Return a decorator: each call of the function holds the lock. The options are those of `lock`.

@@ -49,7 +49,7 @@ class Blocks:
         self.open += 1
         self._tasks.append(task)
         for held in lease._leases():
-            lease._client.entered.setdefault((held.name, task), []).append(held)
+            lease._client.entered.setdefault((held.name, task), held)
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
             self._guards.append(guard)
@@ -69,7 +69,8 @@ class Blocks:
             await lease._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
-            log("lease", WARNING, str(failure), lock=lease.name, owner=lease._client.owner)
+            token = lease._leases()[0].token
+            log("lease", WARNING, str(failure), lock=lease.name, token=token, owner=lease._client.owner)
         if lease.reason is None:
             return
         own_error = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
@@ -87,10 +88,9 @@ class Blocks:
         # A fixture or an exit stack may leave in another task than it entered: then take the last block.
         at = next((at for at in reversed(range(len(self._tasks))) if self._tasks[at] == task), -1)
         task = self._tasks.pop(at)
-        entered = lease._client.entered
-        for held in lease._leases():
-            if held in (leases := entered.get((held.name, task), [])):
-                leases.remove(held)
-                if not leases:
+        if task not in self._tasks:  # it has left the outermost block of this lease
+            entered = lease._client.entered
+            for held in lease._leases():
+                if entered.get((held.name, task)) is held:
                     entered.pop((held.name, task), None)
         return self._guards.pop(at).leave() if self._guards else False

@@ -65,11 +65,13 @@ class Client(Generic[L]):
         if engine.traits.loss_pushed:
             cast(LossNotifier, engine).on_gone = partial(_gone, weakref.ref(self))
         self.watches = Watches(self)
-        self.entered: dict[tuple[str, Hashable], list[BaseLease]] = {}
-        """The leases whose `with` blocks are open, by name and by the thread or task that entered them."""
+        self.entered: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
+        """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
         self._compared_limits: set[str] = set()
+        self.flights: dict[str, Any] = {}
+        """The builds of single flight that callers of this process share, by key."""
         self.in_flight: dict[str, Claim] = {}
         """What is being asked for or given back at this moment, for `close` to see to."""
         self.closed = self._closing = False
@@ -126,8 +128,8 @@ class Client(Generic[L]):
 
         A thread may take several permits of one semaphore.
         """
-        held = list(self.entered.get((name, self.runtime.current_task()), ())) if self.entered else []
-        return any(not (lease.mode is mode is Mode.PERMIT or lease.is_lost() or lease._is_released) for lease in held)
+        held = self.entered.get((name, self.runtime.current_task())) if self.entered else None
+        return held is not None and not (held.mode is mode is Mode.PERMIT or held._is_released or held.is_lost())
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
@@ -264,6 +266,7 @@ class Client(Generic[L]):
         self.renewer = LeaseRenewer(self)
         self.reentrant.clear()
         self.entered.clear()
+        self.flights.clear()
         self.in_flight.clear()
         self._left.clear()
         self._connected = False

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 
+from fencelock.core.clock import Deadline
 from fencelock.core.engine import reply_timeout
+from fencelock.errors import FencelockError
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Event, Runtime
@@ -80,8 +84,9 @@ S = TypeVar("S", bound=DedicatedSession)
 class DedicatedSessions(dict[str, S], ABC):
     """All dedicated sessions of a client, by the ids of their claims."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         super().__init__()
+        self._runtime = runtime
         self.sweep_at = SWEEP_AT
 
     def is_current(self, session: S) -> bool:
@@ -97,13 +102,26 @@ class DedicatedSessions(dict[str, S], ABC):
         session.give()
         return False
 
-    def drop_ended(self, session: S) -> None:
-        """Drop a session that the server has ended, unless another thread uses it or has replaced it."""
-        if self.try_take(session):
-            try:
-                self.drop(session)
-            finally:
-                session.give()
+    def drop_ended(self, silent: Sequence[S]) -> None:
+        """Drop those of the sessions that have lost their locks, so that the next renewal reports LOST.
+
+        Call it after renewals without a reply: a firewall that dropped a connection swallows renewals, and the server's
+        message that it ended the session. It runs in the background: the other leases of the batch must not wait for it.
+        """
+        if silent:
+            with suppress(RuntimeError):  # no more threads: the next renewal tries again
+                self._runtime.spawn(self._drop_ended(silent), "fencelock-lookup")
+
+    async def _drop_ended(self, sessions: Sequence[S]) -> None:
+        deadline = Deadline(self._runtime.now, min(session.reply_timeout for session in sessions))
+        with suppress(FencelockError):  # nothing is known; the next renewal looks again
+            held = await self.look_up(sessions, deadline)
+            for session, is_held in zip(sessions, held, strict=True):
+                if not is_held and self.try_take(session):  # otherwise another caller uses it, or has replaced it
+                    try:
+                        self.drop(session)
+                    finally:
+                        session.give()
 
     def sweep(self) -> None:
         """Drop the sessions of lost leases that the server has ended."""
@@ -119,3 +137,7 @@ class DedicatedSessions(dict[str, S], ABC):
     @abstractmethod
     def drop(self, session: S) -> None:
         """Remove a session and close its connection."""
+
+    @abstractmethod
+    async def look_up(self, sessions: Sequence[S], deadline: Deadline) -> list[bool]:
+        """Ask over another connection which of the sessions still hold their locks."""

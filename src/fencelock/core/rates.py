@@ -74,7 +74,8 @@ TOKEN = 1
 class RecordRates:
     """`Rates` on the records of an engine without scripts: compare and set, again until no other client was faster.
 
-    Several limits are charged one after the other; if a later one refuses, the earlier ones are refunded.
+    Several limits are written one after the other. If another client was faster at a later one, the earlier ones are given
+    back: for a moment they are stricter than necessary, never more generous.
     """
 
     def __init__(self, records: Records, clock: Callable[[Record | None], Awaitable[int]]) -> None:
@@ -83,25 +84,21 @@ class RecordRates:
         """Returns the time in µs, on the engine's clock if it has one, given the record that was just read."""
 
     async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
-        """Charge the limits one after the other."""
-        charged: list[int] = []
-        wait = 0.0
-        for request in requests:
-            one = await self._charge(request, max_wait)
-            if not one.granted:
-                await self.refund(requests[: len(charged)], Reservation(True, 0.0, tuple(charged)))
-                return one
-            charged += one.times
-            wait = max(wait, one.wait)
-        return Reservation(True, wait, tuple(charged))
-
-    async def _charge(self, request: RateRequest, max_wait: float) -> Reservation:
+        """Read all limits, decide, and write those that no other client has changed meanwhile; else start over."""
         while True:
-            record = await self._records.read(request.key)
-            now = await self._clock(record)
-            reservation = decide(now, [_number(record)], [request], max_wait)
-            if not reservation.granted or await self._store(request.key, record, reservation.times[0], now):
+            records = [await self._records.read(request.key) for request in requests]
+            now = await self._clock(records[-1])
+            reservation = decide(now, [_number(record) for record in records], requests, max_wait)
+            if not reservation.granted:
                 return reservation
+            stored = 0
+            for request, record, time in zip(requests, records, reservation.times, strict=True):
+                if not await self._store(request.key, record, time, now):
+                    break
+                stored += 1
+            else:
+                return reservation
+            await self.refund(requests[:stored], reservation._replace(times=reservation.times[:stored]))
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one."""

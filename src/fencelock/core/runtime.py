@@ -236,6 +236,13 @@ class Runtime(Protocol):
         """Run it in the background; it does not keep the process alive."""
         ...
 
+    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work that others share, so that a cancellation of the caller does not end it: as a task, or in this thread.
+
+        The caller waits for the result by an event: with asyncio, the work has only begun when this returns.
+        """
+        ...
+
     def call_user(self, function: Callable[[], None]) -> None:
         """Call a function of the user soon, where it does not delay renewals: in a new thread, or on the event loop."""
         ...

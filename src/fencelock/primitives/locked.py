@@ -8,17 +8,19 @@ from typing import Any
 from fencelock.errors import InvalidName, InvalidType
 
 
-def check_template(template: object) -> None:
+def check_template(template: object, decorator: str = "locked") -> None:
     """Raise InvalidType if the name is missing, as with a bare `@locks.locked`."""
     if isinstance(template, str):
         return
     given = getattr(template, "__name__", None) if callable(template) else None
     if given is not None:
-        raise InvalidType(f"@locks.locked needs a name for the lock of {given}: write @locks.locked({given!r})")
-    raise InvalidType(f"@locks.locked needs the lock's name, a str, not {type(template).__name__}")
+        raise InvalidType(f"@locks.{decorator} needs a name for {given}: write @locks.{decorator}({given!r})")
+    raise InvalidType(f"@locks.{decorator} needs a name, a str, not {type(template).__name__}")
 
 
-def name_template(template: str, function: Callable[..., Any], *, awaited: bool) -> Callable[..., str]:
+def name_template(
+    template: str, function: Callable[..., Any], *, awaited: bool, decorator: str = "locked"
+) -> Callable[..., str]:
     """Return a function that makes the lock's name from a call's arguments; raise InvalidName if the template cannot fit.
 
     Raise InvalidType for a generator, or a coroutine function without `awaited`: its body would run after the release.
@@ -28,7 +30,7 @@ def name_template(template: str, function: Callable[..., Any], *, awaited: bool)
     generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generator or (inspect.iscoroutinefunction(function) and not awaited):
         why = "it is a generator" if generator else "it is an async def; use fencelock.aio for it"
-        raise InvalidType(f"{function.__qualname__} would run without the lock: {why}")
+        raise InvalidType(f"@locks.{decorator}: {function.__qualname__} would run after the call has ended: {why}")
     signature = inspect.signature(function)
     try:
         template.format_map(_AnyArgument(signature.parameters))

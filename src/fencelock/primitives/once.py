@@ -111,7 +111,6 @@ class OnceFactory(Generic[L]):
 
     async def end(self, block: RunBlock[L], error: BaseException | None) -> None:
         """Record the outcome and release. Raise LeaseLost after a loss, unless the body has an error of its own."""
-        block.lease.is_lost()
         value = _encoded(runs.ended(block.run, block.lease, error, self._now()))
         await runs.finish(self._client, self._records, block.lease, self._key, value, self._keep, block.version, error)
 

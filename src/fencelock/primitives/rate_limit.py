@@ -85,7 +85,7 @@ class RateLimitFactory:
         requests, until = self._requests(cost), inf if seconds is None else runtime.now() + seconds
         while True:
             started = runtime.now()
-            reservation = await self._reserve(requests, min(until - started, 1e9))
+            reservation = await self._reserve(requests, min(max(0.0, until - started), 1e9))
             if reservation is None:
                 return
             if not reservation.granted:
@@ -103,7 +103,7 @@ class RateLimitFactory:
                 raise
             # A process that was stopped in its sleep must not use its turn together with later ones.
             late = runtime.now() - started - reservation.wait
-            if late <= min(limit.burst * limit.interval for limit in self.limits) / 1e6 or runtime.now() >= until:
+            if late <= min(limit.burst * limit.interval for limit in self.limits) / 1e6:
                 return
 
     async def try_acquire(self, cost: int) -> bool:

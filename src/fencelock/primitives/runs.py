@@ -129,14 +129,23 @@ def begun(name: str, slot: str, time: datetime | None, attempt: int, lease: Base
 
 
 def ended(run: Run, lease: BaseLease, error: BaseException | None, now: datetime) -> Run:
-    """Return the run with its outcome."""
-    if error is None:
+    """Return the run with its outcome. After a loss, a normal return counts as abandoned: the work may have stopped early."""
+    if lease.is_lost() and not _is_own_error(error, lease):
+        error = lease._loss()
+        outcome = Outcome.ABANDONED
+    elif error is None:
         return run._replace(outcome=Outcome.SUCCEEDED, ended=now)
-    own_loss = isinstance(error, LeaseLost) and error.name == lease.name
-    interrupted = not isinstance(error, Exception | KeyboardInterrupt | SystemExit)  # the loss cancelled the task
-    outcome = Outcome.ABANDONED if lease.reason is not None and (own_loss or interrupted) else Outcome.FAILED
+    else:
+        outcome = Outcome.FAILED
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return run._replace(outcome=outcome, ended=now, error=message[:ERROR_MAX])
+
+
+def _is_own_error(error: BaseException | None, lease: BaseLease) -> bool:
+    """Return whether the work failed by itself, and not because its lease was lost."""
+    if isinstance(error, LeaseLost):
+        return error.name != lease.name
+    return isinstance(error, Exception | KeyboardInterrupt | SystemExit)
 
 
 async def write_once(

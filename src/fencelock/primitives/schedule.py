@@ -285,7 +285,6 @@ class ScheduleFactory(Generic[L]):
             await begin(lease, run)
         except BaseException as error:
             failure = error
-        lease.is_lost()
         run = runs.ended(run, lease, failure, as_datetime(self._now()))
         value = claimed.encode(run)
         await runs.finish(self._client, self._records, lease, self._key, value, FOREVER, claimed.version, failure)

@@ -232,6 +232,10 @@ class AsyncioRuntime:
         """Run it as a task."""
         self._keep(self._own_loop().create_task(work, name=name))
 
+    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it as a task of its own."""
+        self.spawn(work, name)
+
     def call_user(self, function: Callable[[], None]) -> None:
         """Call it on the loop, soon; close() does not cancel that."""
         if self._loop is None:

@@ -296,6 +296,10 @@ class BlockingRuntime:
                 raise
             raise interrupt from None
 
+    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
+        """Run it in this thread, which cannot be cancelled: the user's function may need the thread's own state."""
+        await work
+
     def check_usable(self) -> None:
         """Warn, once, if this thread runs an event loop: a second task that waits for the same lock would deadlock."""
         global _warned

@@ -131,6 +131,10 @@ class SimRuntime:
         else:
             self._keep(self.process.spawn(work, name, self._forget))
 
+    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it as a task of its own."""
+        self.spawn(work, name)
+
     def call_user(self, function: Callable[[], None]) -> None:
         """Call it right here."""
         function()

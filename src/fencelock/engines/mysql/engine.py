@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fencelock.core.clock import Deadline
@@ -14,11 +13,11 @@ from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, receive_all
 from fencelock.engines.mysql.inspect import Inspector
 from fencelock.engines.mysql.packets import Rows
-from fencelock.engines.mysql.pool import MySQLPool, rows_of
+from fencelock.engines.mysql.pool import MySQLPool
 from fencelock.engines.mysql.records import MySQLRecords
 from fencelock.engines.mysql.session import MIN_TIMEOUT, MySQLSession, MySQLSessions, Stage
 from fencelock.engines.mysql.url import MySQLUrl
-from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, OutcomeUnknown
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class MySQLEngine:
                 outcome = await self._sessions.confirm(session, deadline)
             elif await session.connection.receive(session.replies, 0.0):
                 outcome = await self._finish_wait(session, deadline)
-            elif session.connection.open and await self._is_enqueued(session, deadline):
+            elif await self._is_enqueued(session, deadline):
                 outcome = session.waiting()
             if outcome is None or (isinstance(outcome, Waiting) and not enqueue):
                 await self._sessions.end(session, deadline)
@@ -270,23 +269,8 @@ class MySQLEngine:
         finally:
             for _, session in sessions:
                 session.give()
-        if silent:
-            # In the background: the other leases of this batch must not wait for the lookup.
-            with suppress(RuntimeError):  # no thread could be started: the next renewal looks them up
-                self._runtime.spawn(self._look_up(silent), "fencelock-lookup")
+        self._sessions.drop_ended(silent)
         return results
-
-    async def _look_up(self, sessions: list[MySQLSession]) -> None:
-        """Ask over another connection who holds the locks, and drop the sessions that do not: the next renewal reports LOST.
-
-        A firewall that has dropped a connection swallows renewals, and the news that the server has ended the session.
-        """
-        deadline = Deadline(self._runtime.now, min(session.reply_timeout for session in sessions))
-        with suppress(FencelockError):  # nothing is known; the next renewal asks again
-            found = await self._pool.run(*(sql.lock_holder(session.key) for session in sessions), deadline=deadline)
-            for session, holder in zip(sessions, found, strict=True):
-                if rows_of(holder) != [(str(session.connection.id).encode(),)]:
-                    self._sessions.drop_ended(session)
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock, which the server grants to the next waiter. Return False if this grant no longer held it."""

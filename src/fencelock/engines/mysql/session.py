@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from math import ceil
 from typing import Any
@@ -12,7 +13,7 @@ from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, Reply
 from fencelock.engines.mysql.packets import Ok, Rows, ServerError
-from fencelock.engines.mysql.pool import MySQLPool
+from fencelock.engines.mysql.pool import MySQLPool, rows_of
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Waiting
 
@@ -68,8 +69,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
     """All sessions of a client that hold a lock or wait for one. A caller has taken the session's turn."""
 
     def __init__(self, runtime: Runtime, pool: MySQLPool) -> None:
-        super().__init__()
-        self._runtime = runtime
+        super().__init__(runtime)
         self._pool = pool
 
     def enqueue(self, session: MySQLSession, deadline: Deadline) -> None:
@@ -165,3 +165,9 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         await self._pool.end_session(session.connection, session.reply_timeout, deadline)
         if self.is_current(session):
             del self[session.claim.id]
+
+    async def look_up(self, sessions: Sequence[MySQLSession], deadline: Deadline) -> list[bool]:
+        """Ask who holds the locks of the sessions."""
+        found = await self._pool.run(*(sql.lock_holder(session.key) for session in sessions), deadline=deadline)
+        pairs = zip(sessions, found, strict=True)
+        return [rows_of(holder) == [(str(session.connection.id).encode(),)] for session, holder in pairs]

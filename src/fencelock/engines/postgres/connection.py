@@ -63,7 +63,6 @@ class PostgresConnection:
         "pending",
         "pid",
         "registered",
-        "slot",
     )
 
     def __init__(self, runtime: Runtime, pgconn: LibpqConnection, address: str) -> None:
@@ -77,8 +76,6 @@ class PostgresConnection:
         self.direct = False
         """Whether there is certainly no pooler in between: session settings and prepared statements persist."""
         self.pid = 0
-        self.slot: object = None
-        """The pool's slot that this connection occupies while a caller uses it."""
         self.open = True
         self.pending = False
         """Whether a reply of the server is still to be read."""

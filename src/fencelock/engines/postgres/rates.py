@@ -34,15 +34,15 @@ class PostgresRates:
         """Charge all limits or none, in one statement that runs once."""
         costs, tolerances = _array(r.cost for r in requests), _array(r.tolerance for r in requests)
         params = (self._namespace, _texts(r.key for r in requests), costs, tolerances, int(max_wait * 1e6))
-        _, ((granted, wait, times),) = await self._pool.run_once(RESERVE, params, REPLY_TIMEOUT)
-        return Reservation(
-            granted == b"t", int(wait or 0) / 1e6, tuple(map(int, (times or b"").split(b",") if times else ()))
-        )
+        ((granted, wait, times),) = await self._pool.run(RESERVE, params, REPLY_TIMEOUT, repeat=False)
+        stored = tuple(map(int, times.split(b","))) if times else ()
+        return Reservation(granted == b"t", int(wait or 0) / 1e6, stored)
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one, in one statement."""
         keys, costs = _texts(r.key for r in requests), _array(r.cost for r in requests)
-        await self._pool.run_once(REFUND, (self._namespace, keys, _array(reservation.times), costs), REPLY_TIMEOUT)
+        params = (self._namespace, keys, _array(reservation.times), costs)
+        await self._pool.run(REFUND, params, REPLY_TIMEOUT, repeat=False)
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read all limits in one statement."""

@@ -9,8 +9,10 @@ from fencelock.engines.postgres.pool import PostgresPool
 
 REPLY_TIMEOUT = 5.0
 
-READ = Statement("fl_read", "SELECT * FROM fencelock.read_record($1, $2)")
-WRITE = Statement("fl_write", "SELECT * FROM fencelock.write_record($1, $2, $3, $4, $5, $6)")
+# In hexadecimal: the role's bytea_output must not matter.
+_FOUND = "pg_catalog.encode(content, 'hex'), its_token, its_version, left_over"
+READ = Statement("fl_read", f"SELECT {_FOUND} FROM fencelock.read_record($1, $2)")
+WRITE = Statement("fl_write", f"SELECT done, {_FOUND} FROM fencelock.write_record($1, $2, $3, $4, $5, $6)")
 
 
 class PostgresRecords:
@@ -31,7 +33,7 @@ class PostgresRecords:
         """Write the record if the token and the expected version allow it, in one statement that runs once."""
         params = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
         with never_repeated("the write", "Read it", key):
-            _, ((done, *found),) = await self._pool.run_once(WRITE, params, REPLY_TIMEOUT)
+            ((done, *found),) = await self._pool.run(WRITE, params, REPLY_TIMEOUT, repeat=False)
         return Written(done == b"t", _record(tuple(found)))
 
 
@@ -39,4 +41,4 @@ def _record(found: Row) -> Record | None:
     value, token, version, left = found
     if value is None or token is None or version is None:
         return None
-    return Record(bytes.fromhex(value[2:].decode()), int(token), int(version), float(left or 0))
+    return Record(bytes.fromhex(value.decode()), int(token), int(version), float(left or 0))

@@ -72,7 +72,7 @@ class RowsEngine:
 
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Take the lock, or enqueue the claim; both restart the ttl of a claim that is there already."""
-        attempt_no = next(self._attempt_numbers)
+        sent, attempt_no = self._runtime.now(), next(self._attempt_numbers)
         channel = self._listener.channel if enqueue else None
         notify = f"{channel}:{attempt_no}" if channel else "" if enqueue else None
         if channel:
@@ -84,8 +84,9 @@ class RowsEngine:
             name, ttl, owner, _, limit, value, id = claim
             params = (self._namespace, name, id, ttl, claim.shared, limit, owner, encode_value(value), notify)
             timeout = reply_timeout(ttl, SHORTEST_REPLY_TIMEOUT)
-            sent, rows = await self._pool.run_once(ATTEMPT, params, timeout, deadline=deadline)
-            ((token, retry_in, first),) = rows
+            ((token, retry_in, first),) = await self._pool.run(
+                ATTEMPT, params, timeout, repeat=False, deadline=deadline
+            )
             listening = token is None
         finally:
             if not listening:
@@ -144,7 +145,7 @@ class RowsEngine:
         """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
         claim = grant.claim
         timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
-        _, rows = await self._pool.run_once(RELEASE, (self._namespace, claim.name, claim.id), timeout)
+        rows = await self._pool.run(RELEASE, (self._namespace, claim.name, claim.id), timeout, repeat=False)
         return rows == [(b"t",)]
 
     async def downgrade(self, grant: Grant) -> Grant:
@@ -170,7 +171,8 @@ class RowsEngine:
 
     async def force_release(self, name: str) -> int:
         """Drop the holders; return how many. It runs once: a second run would drop the next holder."""
-        _, ((dropped,),) = await self._pool.run_once(FORCE_RELEASE, (self._namespace, name), MAX_REPLY_TIMEOUT)
+        params = (self._namespace, name)
+        ((dropped,),) = await self._pool.run(FORCE_RELEASE, params, MAX_REPLY_TIMEOUT, repeat=False)
         return int(dropped or 0)
 
     async def close(self) -> None:

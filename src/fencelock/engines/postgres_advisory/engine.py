@@ -23,7 +23,7 @@ from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.engines.postgres_advisory import statements as sql
 from fencelock.engines.postgres_advisory.session import SHORTEST_REPLY_TIMEOUT, AdvisorySession
 from fencelock.engines.postgres_advisory.sessions import AdvisorySessions
-from fencelock.errors import EngineUnavailable, FencelockError, GuaranteeUnavailable, NotHeld, OutcomeUnknown
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, NotHeld, OutcomeUnknown
 from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
@@ -272,25 +272,8 @@ class AdvisoryEngine:
             for session in pinged:
                 if session is not None:
                     session.give()
-        if unknown:
-            # In the background: the other leases of this batch must not wait for it.
-            with suppress(RuntimeError):  # no more threads: the next renewal tries again
-                self._runtime.spawn(self._drop_ended(unknown), "fencelock-lookup")
+        self._sessions.drop_ended(unknown)
         return renewals
-
-    async def _drop_ended(self, sessions: list[AdvisorySession]) -> None:
-        """Check over another connection which sessions still have their locks; the next renewal reports the others as lost.
-
-        A firewall that dropped a connection swallows the pings, and the server's message that it ended the session.
-        """
-        timeout = min(session.reply_timeout for session in sessions)
-        pids = ",".join(str(session.connection.pid) for session in sessions)
-        with suppress(FencelockError):  # nothing is known; the next renewal checks again
-            deadline = Deadline(self._runtime.now, timeout)
-            rows = await self._pool.run(sql.HELD_LOCKS, (f"{{{pids}}}",), timeout, deadline=deadline)
-            for session in sessions:
-                if (str(session.connection.pid).encode(), str(session.key).encode()) not in rows:
-                    self._sessions.drop_ended(session)
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock, and give the session back to the pool. Return False if this grant no longer held it."""
@@ -315,25 +298,23 @@ class AdvisoryEngine:
             raise self._not_held(grant)
         if not await session.take(session.reply_timeout):
             raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}", claim.name)
+        connection = session.connection
         try:
             if not self._sessions.is_current(session):
                 raise self._not_held(grant)
-            connection = session.connection
             if connection.pending:
                 await connection.read_reply(session.reply_timeout, keep=True)  # of a ping or an earlier downgrade
-            rows = await connection.request(sql.DOWNGRADE, (session.key,), session.reply_timeout, keep=True)
+            if await connection.request(sql.DOWNGRADE, (session.key,), session.reply_timeout, keep=True) == [(b"t",)]:
+                return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=sent)
         except ServerError as error:
             raise translate(error, self._pool.address) from error
         except OutcomeUnknown:
-            if session.connection.open:
+            if connection.open:
                 raise
-            rows = []  # the server ended the session, and the lock with it
         finally:
             session.give()
-        if rows != [(b"t",)]:
-            self._sessions.drop_ended(session)
-            raise self._not_held(grant)
-        return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=sent)
+        # The server ended the session, and the lock with it; the next renewal notices that, too.
+        raise self._not_held(grant)
 
     def _not_held(self, grant: Grant) -> NotHeld:
         name = grant.claim.name
@@ -354,7 +335,7 @@ class AdvisoryEngine:
     async def force_release(self, name: str) -> int:
         """Terminate the sessions of the holders; return how many. It runs once: a second run would drop the next holder."""
         key = sql.key(self._namespace, name)
-        _, ((dropped,),) = await self._pool.run_once(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT)
+        ((dropped,),) = await self._pool.run(sql.TERMINATE_HOLDERS, (key,), 2 * MAX_REPLY_TIMEOUT, repeat=False)
         return int(dropped or 0)
 
     async def close(self) -> None:

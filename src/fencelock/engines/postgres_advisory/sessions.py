@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fencelock.core import dedicated
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MIN_REPLY_TIMEOUT
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.errors import ServerError, translate
 from fencelock.engines.postgres.pool import PostgresPool
@@ -18,8 +20,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
     """All sessions of a client that have a lock or wait for one. A caller takes the session's turn before it uses one."""
 
     def __init__(self, runtime: Runtime, pool: PostgresPool) -> None:
-        super().__init__()
-        self._runtime = runtime
+        super().__init__(runtime)
         self._pool = pool
         self._orphans: dict[str, list[int]] = {}
         """The process ids of sessions that were given up without a reply, by claim: they may still get the lock."""
@@ -120,6 +121,13 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         for pid in self._orphans.get(claim.id, ()):
             await self._pool.run(sql.TERMINATE, (pid,), MIN_REPLY_TIMEOUT, deadline=deadline)
         self._orphans.pop(claim.id, None)
+
+    async def look_up(self, sessions: Sequence[AdvisorySession], deadline: Deadline) -> list[bool]:
+        """Read the server's table of locks."""
+        pids = ",".join(str(session.connection.pid) for session in sessions)
+        rows = await self._pool.run(sql.HELD_LOCKS, (f"{{{pids}}}",), MAX_REPLY_TIMEOUT, deadline=deadline)
+        held = {(int(pid or 0), int(key or 0)) for pid, key in rows}
+        return [(session.connection.pid, session.key) in held for session in sessions]
 
     def detach_after_fork(self) -> None:
         """Start empty in a forked child: the parent's sessions must not be terminated by it."""

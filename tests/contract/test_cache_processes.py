@@ -1,0 +1,137 @@
+"""Single flight and rate limits across processes: killed and stopped builders, and a limit that a fleet shares."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fencelock.core.clock import boottime
+from tests.contract.runtimes import LocksView
+from tests.contract.subject import SOON, Subject, background, eventually
+from tests.contract.worker import Worker
+
+pytestmark = [pytest.mark.processes, pytest.mark.records]
+
+PREPARE = """
+import inspect, threading, time
+
+async def result_of(value):
+    return await value if inspect.isawaitable(value) else value
+
+def builder(value, seconds):
+    if inspect.iscoroutinefunction(locks.raw.close):
+        async def build():
+            open(log, "a").write(value + "\\n")
+            await asyncio.sleep(seconds)
+            return value
+    else:
+        def build():
+            open(log, "a").write(value + "\\n")
+            time.sleep(seconds)
+            return value
+    return build
+"""
+GET = "result = await result_of(locks.raw.single_flight('k', builder(value, seconds), ttl=60, lease_ttl=pace(1)))"
+GET_MANY = """
+if inspect.iscoroutinefunction(locks.raw.close):
+    values = await asyncio.gather(*(locks.raw.single_flight('k', builder(value, 0.3), ttl=60) for _ in range(callers)))
+else:
+    values = []
+    threads = [
+        threading.Thread(target=lambda: values.append(locks.raw.single_flight('k', builder(value, 0.3), ttl=60)))
+        for _ in range(callers)
+    ]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+result = sorted(set(values)), len(values)
+"""
+
+
+async def start(subject: Subject, log: str) -> Worker:
+    worker = await subject.worker()
+    await worker.do(PREPARE)
+    await worker.do("result = None", log=log)
+    return worker
+
+
+def builds(log: str) -> list[str]:
+    with open(log, encoding="utf-8") as file:
+        return file.read().split()
+
+
+@pytest.fixture
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("builds") / "log"
+    path.touch()
+    return str(path)
+
+
+async def test_many_callers_in_several_processes_share_one_build(subject: Subject, log: str) -> None:
+    """60 callers in 4 processes: one build, and everybody gets its value."""
+    workers = [await start(subject, log) for _ in range(4)]
+    answers = await asyncio.gather(
+        *(worker.do(GET_MANY, value=f"w{number}", callers=15) for number, worker in enumerate(workers))
+    )
+    (built,) = builds(log)
+    assert answers == [[[built], 15]] * 4
+
+
+async def test_killed_builder_is_replaced_once(subject: Subject, locks: LocksView, log: str) -> None:
+    """A builder that is killed is replaced after its ttl, by exactly one of those that wait."""
+    first, *others = [await start(subject, log) for _ in range(3)]
+    async with background(first.do(GET, value="killed", seconds=60)) as (_,):
+
+        async def began() -> bool:
+            return builds(log) == ["killed"]
+
+        await eventually(began, "the first build has begun")
+        async with background(*(worker.do(GET, value="second", seconds=0) for worker in others)) as waiting:
+
+            async def queued() -> bool:
+                return len((await locks.inspect("cache:k")).waiters) == 2
+
+            await eventually(queued, "the others wait")
+            await first.kill()
+            assert [await task for task in waiting] == ["second", "second"]
+    assert builds(log) == ["killed", "second"]
+
+
+async def test_stopped_builder_does_not_overwrite_a_newer_value(subject: Subject, locks: LocksView, log: str) -> None:
+    """A builder that is stopped past its ttl and then goes on does not replace what the next builder has stored."""
+    first, second = [await start(subject, log) for _ in range(2)]
+    async with background(first.do(GET, value="late", seconds=0.5)) as (building,):
+
+        async def began() -> bool:
+            return builds(log) == ["late"]
+
+        await eventually(began, "the first build has begun")
+        first.stop()
+        assert await second.do(GET, value="newer", seconds=0) == "newer"
+        first.resume()
+        assert await asyncio.wait_for(building, SOON) in ("late", "newer")
+    assert await second.do(GET, value="third", seconds=0) == "newer"
+    assert builds(log) == ["late", "newer"]
+
+
+async def test_fleet_never_exceeds_its_limit(subject: Subject) -> None:
+    """Up to any moment, four processes together have made at most burst + n calls per second, and all calls go."""
+    workers = [await subject.worker() for _ in range(4)]
+    for worker in workers:
+        await worker.do(PREPARE)
+    n, burst, each = 50, 5, 25
+    source = """
+limit = locks.raw.rate_limit('api', n, per=1.0, burst=burst)
+times = []
+for _ in range(each):
+    await result_of(limit.acquire())
+    times.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+result = times
+"""
+    begun = boottime()
+    answers = await asyncio.gather(*(worker.do(source, n=n, burst=burst, each=each) for worker in workers))
+    times = sorted(time for answer in answers for time in answer)
+    assert len(times) == 4 * each
+    # A caller may wake up late, never early: the calls up to each moment are at most what the limit allows until then.
+    for number, time in enumerate(times):
+        assert number + 1 <= burst + n * (time - begun) + 1

@@ -1,0 +1,304 @@
+"""Single flight and cached functions: one builder in the fleet, and nobody waits for what is only stale."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fencelock import BuildFailed, InvalidArgument, InvalidType, LockTimeout
+from fencelock.errors import EngineUnavailable
+from tests.contract.faults import Faulty
+from tests.contract.runtimes import LocksView, client_of
+from tests.contract.subject import SOON, Subject, background, eventually
+
+pytestmark = pytest.mark.records
+
+
+async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of either API without blocking the event loop."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+class Builder:
+    """A build function of either API that counts its calls and waits until it may end."""
+
+    def __init__(self, locks: LocksView, value: Any = "built", *, held: bool = False) -> None:
+        self.calls = 0
+        self.value = value
+        self.error: Exception | None = None
+        self._may_end = threading.Event()
+        if not held:
+            self._may_end.set()
+        self.awaited = inspect.iscoroutinefunction(locks.raw.close)
+
+    @property
+    def function(self) -> Callable[[], Any]:
+        return self._await if self.awaited else self._block
+
+    def finish(self) -> None:
+        self._may_end.set()
+
+    def _block(self) -> Any:
+        self.calls += 1
+        assert self._may_end.wait(SOON)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    async def _await(self) -> Any:
+        self.calls += 1
+        assert await asyncio.to_thread(self._may_end.wait, SOON)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    async def began(self) -> bool:
+        return self.calls > 0
+
+
+async def get(locks: LocksView, builder: Builder, key: str = "k", **options: Any) -> Any:
+    return await call(locks.raw.single_flight, key, builder.function, **{"ttl": 60, **options})
+
+
+async def test_value_is_built_once_and_shared(subject: Subject) -> None:
+    """What one client builds all clients get, until it is no longer fresh."""
+    one, two = subject.connect(), subject.connect()
+    first, second = Builder(one, {"a": [1, None, "ü"]}), Builder(two)
+    assert await get(one, first) == {"a": [1, None, "ü"]}
+    assert await get(two, second) == {"a": [1, None, "ü"]}
+    assert await get(one, second) == {"a": [1, None, "ü"]}
+    assert (first.calls, second.calls) == (1, 0)
+    assert await get(two, second, "other") == "built"
+
+
+async def test_callers_everywhere_wait_for_one_builder(subject: Subject) -> None:
+    """Callers of the same client and of another one wait, and all get the result of one build."""
+    one, two = subject.connect(), subject.connect()
+    builder, other = Builder(one, held=True), Builder(two)
+    async with background(*(get(one, builder) for _ in range(4))) as same:
+        await eventually(builder.began, "the build has begun")
+        async with background(*(get(two, other) for _ in range(4))) as others:
+
+            async def queued() -> bool:
+                return bool((await one.inspect("cache:k")).waiters)
+
+            await eventually(queued, "the other client waits")
+            builder.finish()
+            assert [await task for task in (*same, *others)] == ["built"] * 8
+    assert (builder.calls, other.calls) == (1, 0)
+
+    async def free() -> bool:
+        return (await one.inspect("cache:k")).holders == ()
+
+    await eventually(free, "nothing is held")
+
+
+async def test_stale_value_comes_at_once_and_is_rebuilt_once(subject: Subject) -> None:
+    """Between ttl and ttl + stale, callers get the old value, and one of them rebuilds it in the background."""
+    one, two = subject.connect(), subject.connect()
+    assert await get(one, Builder(one, "old"), ttl=0.3, stale=600) == "old"
+    rebuild = Builder(one, "new", held=True)
+
+    async def begun() -> bool:
+        assert await get(one, rebuild, ttl=60, stale=600) == "old"
+        assert await get(two, rebuild, ttl=60, stale=600) == "old"
+        return rebuild.calls > 0
+
+    await eventually(begun, "the value is stale and the rebuild has begun")
+    for _ in range(3):
+        assert await get(two, rebuild, ttl=60, stale=600) == "old"
+    rebuild.finish()
+
+    async def rebuilt() -> bool:
+        return bool(await get(two, rebuild, ttl=60, stale=600) == "new")
+
+    await eventually(rebuilt, "the new value is there")
+    assert rebuild.calls == 1
+
+
+async def test_failed_build_is_remembered_for_a_while(subject: Subject) -> None:
+    """The builder's process raises the original error, others BuildFailed; after `error_for` one tries again."""
+    one, two = subject.connect(), subject.connect()
+    failing = Builder(one)
+    failing.error = ValueError("no such report")
+    with pytest.raises(ValueError, match="no such report"):
+        await get(one, failing, error_for=600)
+    other = Builder(two)
+    with pytest.raises(BuildFailed, match="no such report") as caught:
+        await get(two, other, error_for=600)
+    assert (caught.value.name, caught.value.type, caught.value.message) == ("k", "ValueError", "no such report")
+    assert other.calls == 0
+    again = Builder(one)
+    again.error = ValueError("short")
+    with pytest.raises(ValueError, match="short"):
+        await get(one, again, "k2", error_for=0)
+    assert await get(two, other, "k2") == "built"
+
+
+async def test_waiters_learn_of_a_failed_build(subject: Subject) -> None:
+    """Callers that wait for a build that fails get its error, and none of them builds again."""
+    one, two = subject.connect(), subject.connect()
+    failing, other = Builder(one, held=True), Builder(two)
+    failing.error = ValueError("broken")
+    async with background(get(one, failing, error_for=600)) as (building,):
+        await eventually(failing.began, "the build has begun")
+        async with background(get(two, other, error_for=600)) as (waiting,):
+
+            async def queued() -> bool:
+                return bool((await one.inspect("cache:k")).waiters)
+
+            await eventually(queued, "the other client waits")
+            failing.finish()
+            with pytest.raises(BuildFailed, match="broken"):
+                await waiting
+        with pytest.raises(ValueError, match="broken"):
+            await building
+    assert other.calls == 0
+
+
+async def test_failed_rebuild_leaves_the_stale_value(locks: LocksView) -> None:
+    """A rebuild in the background that fails is logged, and callers go on with the old value."""
+    assert await get(locks, Builder(locks, "old"), ttl=0.3, stale=600) == "old"
+    failing = Builder(locks)
+    failing.error = ValueError("broken")
+
+    async def tried() -> bool:
+        assert await get(locks, failing, ttl=60, stale=600, error_for=600) == "old"
+        return failing.calls > 0
+
+    await eventually(tried, "the rebuild has failed")
+    for _ in range(3):
+        assert await get(locks, failing, ttl=60, stale=600, error_for=600) == "old"
+
+
+async def test_timeout_while_another_client_builds(subject: Subject) -> None:
+    """A caller that waits for longer than its timeout gets LockTimeout; the build goes on."""
+    one, two = subject.connect(), subject.connect()
+    builder = Builder(one, held=True)
+    async with background(get(one, builder)) as (building,):
+        await eventually(builder.began, "the build has begun")
+        with pytest.raises(LockTimeout, match="k"):
+            await get(two, Builder(two), timeout=0.2)
+        with pytest.raises(LockTimeout, match="k"):
+            await get(one, Builder(one), timeout=0.2)
+        builder.finish()
+        assert await building == "built"
+
+
+@pytest.mark.runtime_name("aio")
+async def test_cancelled_caller_does_not_affect_the_others(subject: Subject) -> None:
+    """The caller that began the build is cancelled, and the others get its result."""
+    locks = subject.connect()
+    builder = Builder(locks, held=True)
+    first = asyncio.create_task(get(locks, builder))
+    await eventually(builder.began, "the build has begun")
+    second = asyncio.create_task(get(locks, builder))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    builder.finish()
+    assert await second == "built"
+    assert builder.calls == 1
+
+
+async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(subject: Subject) -> None:
+    """A builder whose lock was taken away does not overwrite what the next builder has stored, and returns that."""
+    one, two = subject.connect(), subject.connect()
+    late = Builder(one, "late", held=True)
+    async with background(get(one, late)) as (building,):
+        await eventually(late.began, "the build has begun")
+        await two.force_release("cache:k", reason="test")
+        assert await get(two, Builder(two, "newer")) == "newer"
+        late.finish()
+        assert await building in ("late", "newer")
+    assert await get(two, Builder(two, "third")) == "newer"
+
+
+async def test_invalidation(subject: Subject) -> None:
+    """An invalidated value is built again; a build that had begun before the invalidation is not stored."""
+    one, two = subject.connect(), subject.connect()
+    assert await get(one, Builder(one, "old")) == "old"
+    await call(two.raw.invalidate, "k")
+    slow = Builder(one, "outdated", held=True)
+    async with background(get(one, slow)) as (building,):
+        await eventually(slow.began, "the build has begun")
+        await call(two.raw.invalidate, "k")
+        slow.finish()
+        assert await building == "outdated"
+    assert await get(two, Builder(two, "new")) == "new"
+    assert await get(one, Builder(one, "newer")) == "new"
+
+
+async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
+    """A value that is too large or cannot be encoded raises a clear error, and nothing is stored."""
+    with pytest.raises(InvalidArgument, match="300002 bytes"):
+        await get(locks, Builder(locks, "x" * 300_000), error_for=0)
+    with pytest.raises(TypeError):
+        await get(locks, Builder(locks, object()), error_for=0)
+    assert await get(locks, Builder(locks, "small")) == "small"
+    assert await get(locks, Builder(locks, {1, 2}), "set", codec=pickle) == {1, 2}
+    assert await get(locks, Builder(locks), "set", codec=pickle) == {1, 2}
+
+
+async def test_cached_function(locks: LocksView) -> None:
+    """A cached function is called once for each key; invalidate and refresh take the arguments of a call."""
+    calls: list[int] = []
+    if inspect.iscoroutinefunction(locks.raw.close):
+
+        @locks.raw.cached("square:{n}", ttl=60)  # type: ignore[untyped-decorator]
+        async def square(n: int) -> int:
+            calls.append(n)
+            return n * n
+    else:
+
+        @locks.raw.cached("square:{n}", ttl=60)  # type: ignore[untyped-decorator]
+        def square(n: int) -> int:
+            calls.append(n)
+            return n * n
+
+    async def result(value: Any) -> Any:
+        return await value if isinstance(value, Awaitable) else value
+
+    assert [await result(square(n)) for n in (2, 3, 2)] == [4, 9, 4]
+    assert calls == [2, 3]
+    assert await result(square.refresh(2)) == 4
+    await result(square.invalidate(3))
+    assert await result(square(3)) == 9
+    assert calls == [2, 3, 2, 3]
+    assert square.__name__ == "square"
+
+
+async def test_engine_down(subject: Subject) -> None:
+    """If the engine cannot be asked who builds, nothing is built."""
+    locks = subject.connect()
+    builder = Builder(locks)
+    faulty = Faulty.around(locks)
+    faulty.refuse("attempt", 1000)
+    with pytest.raises(EngineUnavailable, match="k"):
+        await get(locks, builder)
+    assert builder.calls == 0
+    faulty.heal()
+    assert await get(locks, builder) == "built"
+    assert not client_of(locks).flights
+
+
+async def test_bad_arguments(locks: LocksView) -> None:
+    """What cannot be right is refused before anything is built."""
+    builder = Builder(locks)
+    for bad in ({"ttl": 0}, {"ttl": 60, "stale": -1}, {"ttl": None}, {"ttl": 60, "error_for": -1}):
+        with pytest.raises(InvalidArgument):
+            await get(locks, builder, **bad)
+    with pytest.raises(InvalidType, match="codec"):
+        await get(locks, builder, codec=object())
+    wrong: Any = (lambda: 1) if builder.awaited else builder._await
+    with pytest.raises(InvalidType, match="build"):
+        await call(locks.raw.single_flight, "k", wrong, ttl=60)
+    assert builder.calls == 0
