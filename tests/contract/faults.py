@@ -27,8 +27,6 @@ class Faulty:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self._runtime = runtime
         self._faults: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        if hasattr(inner, "records"):
-            self.records = FaultyRecords(self, inner.records)
 
     @classmethod
     def around(cls, locks: Any) -> Faulty:
@@ -103,8 +101,8 @@ class Faulty:
         return await self._through("downgrade", self.inner.downgrade(grant))
 
     @property
-    def records(self) -> Any:
-        return self.inner.records  # type: ignore[attr-defined]
+    def records(self) -> FaultyRecords:
+        return FaultyRecords(self)
 
     @property
     def rates(self) -> FaultyRates:
@@ -132,9 +130,9 @@ class Faulty:
 class FaultyRecords:
     """The records of the engine, with the faults of `read` and `write`."""
 
-    def __init__(self, faulty: Faulty, inner: Records) -> None:
+    def __init__(self, faulty: Faulty) -> None:
         self._through = faulty._through
-        self._inner = inner
+        self._inner: Records = faulty.inner.records  # type: ignore[attr-defined]
 
     async def read(self, key: str) -> Record | None:
         return await self._through("read", self._inner.read(key))

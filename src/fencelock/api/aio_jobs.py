@@ -21,7 +21,7 @@ class Slot:
 
     >>> from fencelock.aio import connect
     >>> async def main():
-    ...     async with connect("memory://slot") as locks, locks.once("billing", "2026-07-01") as slot:
+    ...     async with connect("memory://aio-slot") as locks, locks.once("billing", "2026-07-01") as slot:
     ...         return slot.slot, slot.attempt, slot.token > 0, slot.lost.is_set()
     >>> asyncio.run(main())
     ('2026-07-01', 1, True, False)
@@ -83,7 +83,7 @@ class Once:
     >>> async def bill(slot):
     ...     pass
     >>> async def main():
-    ...     async with connect("memory://once") as locks:
+    ...     async with connect("memory://aio-once") as locks:
     ...         billing = locks.once("billing", "2026-07-01")
     ...         return await billing.run(bill), await billing.run(bill)
     >>> asyncio.run(main())
@@ -137,7 +137,7 @@ class Schedule:
     >>> async def report(slot):
     ...     pass
     >>> async def main():
-    ...     async with connect("memory://schedule") as locks:
+    ...     async with connect("memory://aio-schedule") as locks:
     ...         hourly = locks.schedule("report", every=3600)
     ...         runs = await hourly.run_due(report)
     ...         return [run.outcome.value for run in runs], await hourly.run_due(report)
