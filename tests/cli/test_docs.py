@@ -47,8 +47,12 @@ def test_json_keys_are_documented() -> None:
         "owner",
         "expires_in",
         "held_for",
-        "shared",
+        "mode",
         "limit",
+        "value",
+        "position",
+        "limits",
+        "time",
         "dropped",
         "reason",
     ):

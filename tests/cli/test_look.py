@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from fencelock import connect
 from fencelock.cli.ls import columns
-from tests.cli.conftest import FENCELOCK, LONG, Cli, eventually
+from tests.cli.conftest import FENCELOCK, LONG, UNTIL_TOLD, Cli, eventually
 from tests.servers.redis import Redis, RedisNodes
 
 
@@ -25,10 +26,10 @@ def test_ls(cli: Cli) -> None:
     eventually(lambda: cli.waiters("jobs:b"))
     header, first, second = cli("ls").stdout.splitlines()
     assert header.split("  ")[0] == "NAME"
-    assert header.split() == ["NAME", "STATE", "HOLDER", "HELD", "FOR", "TOKEN", "EXPIRES", "IN", "WAITERS"]
-    assert re.match(r"jobs:b  held   worker 1  \d+\.\d s +1\d+ ", first)
+    assert header.split() == ["NAME", "STATE", "HOLDER", "VALUE", "HELD", "FOR", "TOKEN", "EXPIRES", "IN", "WAITERS"]
+    assert re.match(r"jobs:b  held   worker 1  - +\d+\.\d s +1\d+ ", first)
     assert first.endswith(" s      1")
-    assert re.match(r"other   held   worker 2  \d+\.\d s +1\d+ ", second)
+    assert re.match(r"other   held   worker 2  - +\d+\.\d s +1\d+ ", second)
     assert len(cli("ls", "jobs:").stdout.splitlines()) == 2
     assert cli("ls", "--namespace", "elsewhere").stdout == ""
 
@@ -75,8 +76,7 @@ def test_name_that_begins_with_a_dash(cli: Cli) -> None:
         (["show", "-x"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
         (["run", "-x", "--", "true"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
         (["show", "--name", "a", "b"], "unrecognized arguments: b"),
-        (["run", "--name", "a", "b", "--", "true"], "unrecognized arguments: b"),
-        (["run", "--name", "a", "true"], "put -- before the command: fencelock run --name a -- true"),
+        (["show", "a", "--json", "b"], "unrecognized arguments: b"),
     ],
 )
 def test_name_that_is_missing_or_doubled(cli: Cli, arguments: list[str], words: str) -> None:
@@ -96,8 +96,8 @@ def test_ls_json(cli: Cli) -> None:
     assert 0 < holder.pop("expires_in") <= 20
     assert 0 <= holder.pop("held_for") <= LONG
     assert holder.pop("token") == lock.pop("token") > 0
-    assert holder == {"owner": "me", "shared": False, "limit": None}
-    assert lock == {"name": "x", "holders": [holder], "waiters": []}
+    assert holder == {"owner": "me", "mode": "exclusive", "limit": None, "value": ""}
+    assert lock == {"name": "x", "holders": [holder], "waiters": [], "limits": []}
 
 
 def test_show(cli: Cli) -> None:
@@ -112,8 +112,67 @@ def test_show(cli: Cli) -> None:
     assert lines[1].startswith("  held by me, token 1")
     assert lines[2:] == ["  waiting, number 1 in line: first", "  waiting, number 2 in line: second"]
     document = cli.json("show", "x")
-    assert sorted(document) == ["engine", "holders", "name", "token", "waiters"]
-    assert [sorted(waiter) for waiter in document["waiters"]] == [["expires_in", "limit", "owner", "shared"]] * 2
+    assert sorted(document) == ["engine", "holders", "limits", "name", "token", "waiters"]
+    assert [waiter.pop("expires_in") > 0 for waiter in document["waiters"]] == [True, True]
+    assert document["waiters"] == [
+        {"owner": owner, "mode": "exclusive", "limit": None, "value": "", "position": position}
+        for position, owner in enumerate(("first", "second"), 1)
+    ]
+
+
+def test_show_readers_and_candidates(cli: Cli) -> None:
+    """`show` and `ls` print the mode of readers, and the value of candidates."""
+    cli.hold("x", "--shared", "--owner", "reader")
+    cli.start("elect", "x", "--value", "http://me", "--owner", "me", "--", "true")
+    eventually(lambda: cli.waiters("x"))
+    lines = cli("show", "x").stdout.splitlines()
+    assert lines[0] == "x: shared"
+    assert re.match(r"  held by reader, token \d+, held for .*, expires in .*, shared$", lines[1])
+    assert lines[2:] == ["  waiting, number 1 in line: me, value 'http://me'"]
+    assert cli("ls").stdout.splitlines()[1].startswith("x     shared  reader  -      ")
+    (holder,), (waiter,) = (cli.json("show", "x")[key] for key in ("holders", "waiters"))
+    assert (holder["mode"], holder["value"], waiter["mode"], waiter["value"]) == (
+        "shared",
+        "",
+        "exclusive",
+        "http://me",
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_watch(cli: Cli, as_json: bool) -> None:
+    """`watch` prints the state and then a line for each change; Ctrl-C ends it."""
+    watch = cli.start("watch", "x", *(["--json"] if as_json else []))
+    assert watch.stdout is not None
+    first = watch.stdout.readline()
+    cli.hold("x", "--owner", "me", command=UNTIL_TOLD)
+    second = watch.stdout.readline()
+    cli.file("held").unlink()
+    third = watch.stdout.readline()
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(LONG) == 130
+    if as_json:
+        states = [json.loads(line) for line in (first, second, third)]
+        assert [[holder["owner"] for holder in state["holders"]] for state in states] == [[], ["me"], []]
+        assert sorted(states[0]) == ["engine", "holders", "limits", "name", "time", "token", "waiters"]
+    else:
+        time = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 x: "
+        assert re.match(f"{time}free; 0 waiting$", first)
+        assert re.match(rf"{time}held by me \(token \d+\); 0 waiting$", second)
+        assert re.match(f"{time}free; 0 waiting$", third)
+
+
+def test_leader_at_a_terminal(cli: Cli) -> None:
+    """A value with control characters reaches a program as it is, and a terminal escaped."""
+    cli.start("elect", "x", "--value", "a\x1b[2J", "--", "sleep", "300")
+    eventually(lambda: cli("leader", "x").stdout == "a\x1b[2J\n")
+    master, slave = os.openpty()
+    try:
+        assert cli("leader", "x", stdout=slave).returncode == 0
+        assert os.read(master, 100) == b"'a\\x1b[2J'\r\n"
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 def test_show_without_an_order(cli: Cli, own_redis_nodes: Callable[..., RedisNodes]) -> None:

@@ -181,7 +181,7 @@ def test_lost_before_the_command_starts(cli: Cli) -> None:
 
 
 def test_stopped_watchdog(cli: Cli) -> None:
-    """A warden that could not listen for long looks at the last deadline only, and leaves the command alone."""
+    """A watchdog that could not listen for long looks at the last deadline only, and leaves the command alone."""
     command = subprocess.Popen(["sleep", "60"], start_new_session=True)
     listen, tell = os.pipe()
     os.write(tell, b"".join(b"%.6f\n" % (boottime() - 1) for _ in range(2000)) + b"%.6f\n" % (boottime() + 60))

@@ -126,7 +126,7 @@ def test_signal_while_holding(cli: Cli, name: str) -> None:
 def test_signal_reaches_the_whole_group(cli: Cli) -> None:
     """What the command has started gets the signal too."""
     process = cli.hold("x", command="sleep 300 & sleep 300 & touch held; wait")
-    members = 5  # fencelock, its warden, a shell and two sleeps; the touch may take a moment to be gone
+    members = 5  # fencelock, its watchdog, a shell and two sleeps; the touch may take a moment to be gone
     eventually(lambda: len(session_members(process.pid)) == members)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LONG) == 128 + signal.SIGTERM

@@ -7,8 +7,11 @@ import sys
 
 COMMANDS = {
     "run": "run a command while holding a lock",
+    "elect": "run a command while leading, and again in each term",
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and who waits for it",
+    "watch": "print a line for each change of a lock",
+    "leader": "print the value of the leader of an election",
     "release": "take a lock away from its holder",
     "schema": "print or make what an engine or a fence needs in a database",
 }

@@ -41,11 +41,12 @@ class Child:
         except OSError:
             pass  # the child did it itself and has already ended
         self._terminal = _our_terminal()
-        self._has_terminal = False
+        self._has_terminal = self._foreground = False
 
-    def start(self, environment: dict[str, str]) -> None:
-        """Start the command, with these additions to its environment."""
+    def start(self, environment: dict[str, str], *, foreground: bool) -> None:
+        """Start the command, with these additions to its environment. `foreground`: at a terminal, the keyboard is its."""
         self.started = True
+        self._foreground = foreground and os.isatty(0) and os.isatty(1)
         self.take_foreground()
         message = "\0".join(f"{key}={value}" for key, value in environment.items())
         try:
@@ -120,7 +121,7 @@ class Child:
 
         In a pipeline other processes may read the keyboard, so this happens only when the command asks for it (`asked`).
         """
-        if self._terminal is None or not (asked or (os.isatty(0) and os.isatty(1))):
+        if self._terminal is None or not (asked or self._foreground):
             return
         try:
             if os.tcgetpgrp(self._terminal) == os.getpgrp():

@@ -1,5 +1,6 @@
 """The exit codes, from sysexits.h where it defines one. `fencelock run` returns the command's own code if it ran."""
 
+NO_LEADER = 1
 USAGE = 64
 UNAVAILABLE = 69
 BUG = 70
@@ -22,6 +23,17 @@ exit codes:
   126  the command is not executable
   127  the command was not found
   128+n  signal n came before the command was started"""
+
+ELECT_TABLE = """\
+exit codes:
+  that of a command that ended with an error or after a signal, or 128 + n
+  64   the arguments are wrong
+  69   the engine cannot do what was asked
+  70   a bug in fencelock
+  76   lost: the term ended after a signal, before the command had ended
+  126  the command is not executable
+  127  the command was not found
+  128+n  signal n came while the command was not running"""
 
 SHORT_TABLE = """\
 exit codes:

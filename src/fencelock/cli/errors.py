@@ -21,6 +21,17 @@ def write_error(message: str) -> None:
         pass  # closed
 
 
+def log_to_stderr(skip: str | None = None, *, quiet: bool = False) -> None:
+    """Write fencelock's own warnings to stderr, except those of the logger `skip`."""
+    from fencelock.core import log
+
+    def write(logger: str, level: int, message: str) -> None:
+        if level >= log.WARNING and logger != skip and not quiet:
+            write_error(message)
+
+    log.sink = write
+
+
 def escaped(text: str) -> str:
     """Return the text with control characters (escape sequences, changes of direction) replaced by their codes."""
     if text.isprintable():
@@ -63,10 +74,6 @@ def run_command(command: str, arguments: list[str]) -> int:
         write_error(f"the output cannot be written: {error}")
         return OUTPUT_FAILED
     except Exception as error:
-        if os.environ.get("FENCELOCK_DEBUG"):
-            import traceback
-
-            traceback.print_exc()
         return explain(error)
 
 
@@ -79,6 +86,10 @@ def explain(error: Exception, outcome: str = "") -> int:
     """Write the error to stderr, followed by `outcome` unless the arguments were wrong; return the exit code."""
     from fencelock.errors import FencelockError
 
+    if os.environ.get("FENCELOCK_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
     if isinstance(error, FencelockError):
         if isinstance(error, ValueError):
             write_error(_one_line(error))

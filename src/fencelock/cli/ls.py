@@ -6,45 +6,42 @@ import sys
 
 from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.errors import write_error, write_output
-from fencelock.cli.options import Parser, add_engine, engine_url
-from fencelock.cli.show import as_json, dump, duration, printable, write_engine
-from fencelock.model import Mode
+from fencelock.cli.options import Parser, add_look, connect
+from fencelock.cli.show import as_json, dump, duration, printable, state, write_engine
 
 
 def parser() -> Parser:
     """Return the parser of its arguments."""
     parser = Parser("ls", "List the locks that are held or waited for.", SHORT_TABLE)
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin with this")
-    add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
+    add_look(parser)
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Print a table, or JSON."""
     options = parser().parse_args(argv)
-    from fencelock.api.sync import connect
-
-    with connect(engine_url(options), namespace=options.namespace) as locks:
+    with connect(options) as locks:
         snapshots = [locks.inspect(name) for name in locks.names(options.prefix)]
-        engine = locks._url
+        engine, fair = locks._url, locks.traits.fair
     snapshots = [snapshot for snapshot in snapshots if snapshot.holders or snapshot.waiters]
     if options.json:
-        dump({"engine": engine, "locks": [as_json(snapshot) for snapshot in snapshots]})
+        dump({"engine": engine, "locks": [as_json(snapshot, fair) for snapshot in snapshots]})
         return 0
     write_engine(engine)
     if not snapshots:
         if sys.stdout is not None and sys.stdout.isatty():
             write_error("no lock is held" + (f" whose name begins with {options.prefix!r}" if options.prefix else ""))
         return 0
-    rows = [("NAME", "STATE", "HOLDER", "HELD FOR", "TOKEN", "EXPIRES IN", "WAITERS")]
+    rows = [("NAME", "STATE", "HOLDER", "VALUE", "HELD FOR", "TOKEN", "EXPIRES IN", "WAITERS")]
     for snapshot in snapshots:
         holders = snapshot.holders
         rows.append(
             (
                 printable(snapshot.name),
-                "free" if not holders else "held" if holders[0].mode is Mode.EXCLUSIVE else holders[0].mode.value,
+                state(snapshot),
                 ", ".join(printable(holder.owner) for holder in holders) or "-",
+                ", ".join(printable(holder.value) for holder in holders if holder.value) or "-",
                 duration(max((holder.held_for for holder in holders if holder.held_for is not None), default=None)),
                 str(snapshot.token or "-"),
                 duration(max((holder.expires_in for holder in holders), default=None)),

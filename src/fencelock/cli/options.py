@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import USAGE
-from fencelock.cli.errors import write_error, write_output
+from fencelock.cli.errors import log_to_stderr, write_error, write_output
+
+if TYPE_CHECKING:
+    from fencelock.api.sync import Locks
 
 WIDEST = 80
 """Columns of the help at most: long lines are hard to read."""
@@ -40,29 +44,62 @@ class Parser(argparse.ArgumentParser):
         write_error(f"{message}; see {self.prog} --help")
         self.exit(USAGE)
 
-    def add_name(self) -> None:
+    def add_name(self, what: str = "the lock's name", *, several: bool = False) -> None:
         """Add the lock's name as an argument, and as the option --name for a name that begins with a dash."""
-        self.add_argument("name", metavar="NAME", nargs="?", help="the lock's name")
-        self.add_argument("--name", dest="named", metavar="NAME", help="for a name that begins with a dash: --name=-x")
+        self.add_argument("names", metavar="NAME", nargs="*" if several else "?", default=[], help=what)
+        self.add_argument(
+            "--name", action="append", default=[], metavar="NAME", help="for a name that begins with a dash: --name=-x"
+        )
 
-    def parse_named(self, argv: list[str]) -> argparse.Namespace:
-        """Return the options; the name is required."""
-        options, unknown = self.parse_known_named(argv)
-        if unknown:
+    def parse_names(self, argv: list[str], *, several: bool = False) -> argparse.Namespace:
+        """Return the options with `names`: one, or several."""
+        options, rest = self.parse_known_args(argv)
+        given = options.names if isinstance(options.names, list) else [options.names]
+        unknown = [word for word in rest if word.startswith("-")]
+        options.names = [*options.name, *given, *rest]  # argparse leaves the names that follow an option
+        if unknown and options.names == unknown:
+            self.error(f"there is no option {unknown[0]}; a name that begins with a dash is given as --name=-x")
+        if not options.names:
+            self.error("the lock's NAME is missing")
+        if unknown := unknown or options.names[1:] * (not several):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.name = options.names[0]
         return options
 
-    def parse_known_named(self, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options with the name, and the arguments that are not known."""
-        options, unknown = self.parse_known_args(argv)
-        if options.named is not None:
-            unknown = ([] if options.name is None else [options.name]) + unknown
-            options.name = options.named
-        if options.name is None and unknown:
-            self.error(f"there is no option {unknown[0]}; a name that begins with a dash is given as --name=-x")
-        if options.name is None:
-            self.error("the lock's NAME is missing")
-        return options, unknown
+    def parse_command(self, argv: list[str], *, several: bool = False) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options, and the command that follows them: after the first --, else after the name."""
+        if "--" in argv:
+            start = argv.index("--")
+            command = argv[start + 1 :]
+        else:
+            start = self._command_start(argv)
+            command = argv[start:]
+            if any(word.startswith("--") and word.partition("=")[0] in self._option_string_actions for word in command):
+                import shlex
+
+                self.error(
+                    "an option in the command may be one of ours; put -- before the command: "
+                    f"{self.prog} {shlex.join(argv[:start])} -- {shlex.join(command)}"
+                )
+        return self.parse_names(argv[:start], several=several), command
+
+    def _command_start(self, argv: list[str]) -> int:
+        """Return the index of the first word after the name that is neither an option nor an option's value."""
+        actions, named, skip = self._option_string_actions, False, False
+        for index, word in enumerate(argv):
+            if skip:
+                skip = False
+            elif word.startswith("-") and word != "-":
+                action = actions.get(word)
+                if action is None and (first := actions.get(word[:2])) is not None and first.nargs == 0:
+                    action = actions.get(f"-{word[-1]}")  # -nE is -n -E
+                skip = action is not None and action.nargs != 0
+                named = named or word.partition("=")[0] == "--name"
+            elif named:
+                return index
+            else:
+                named = True
+        return len(argv)
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002
         """Write the help to stdout."""
@@ -81,6 +118,20 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the engine and the namespace."""
     parser.add_argument("--url", help="the engine (default: $FENCELOCK_URL, where a URL with a password belongs)")
     parser.add_argument("--namespace", default="fencelock", help="keeps applications on one engine apart (%(default)s)")
+
+
+def add_look(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the commands that print what an engine has."""
+    add_engine(parser)
+    parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
+
+
+def connect(options: argparse.Namespace, owner: str | None = None) -> Locks:
+    """Return a client for the engine that the options select."""
+    from fencelock.api.sync import connect
+
+    log_to_stderr()
+    return connect(engine_url(options), namespace=options.namespace, owner=owner)
 
 
 def engine_url(options: argparse.Namespace) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencelock.cli.codes import SHORT_TABLE, USAGE
 from fencelock.cli.errors import write_error, write_output
-from fencelock.cli.options import Parser, add_engine, engine_url
+from fencelock.cli.options import Parser, add_look, connect
 from fencelock.cli.show import describe, dump, holder_json, printable
 
 DESCRIPTION = """\
@@ -22,14 +22,13 @@ def parser() -> Parser:
     parser.add_argument("--force", action="store_true", help="needed: only a holder itself releases without force")
     parser.add_argument("--reason", metavar="TEXT", help="needed: why, for the log")
     parser.add_argument("--owner", help="who does this, for the log (host:pid)")
-    add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
+    add_look(parser)
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Release the lock by force and print the holders that lost it."""
-    options = parser().parse_named(argv)
+    options = parser().parse_names(argv)
     if not options.force:
         write_error(
             f"only its holder can release {options.name!r}; to take it away, give --force and --reason, after a look at "
@@ -39,16 +38,7 @@ def main(argv: list[str]) -> int:
     if not (options.reason or "").strip():
         write_error(f"a forced release of {options.name!r} needs --reason TEXT, for those who find out later")
         return USAGE
-    import logging
-
-    from fencelock.api.sync import connect
-
-    class StderrHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            write_error(record.getMessage())
-
-    logging.basicConfig(handlers=[StderrHandler()])
-    with connect(engine_url(options), namespace=options.namespace, owner=options.owner) as locks:
+    with connect(options, options.owner) as locks:
         holders = locks.inspect(options.name).holders
         dropped = locks.force_release(options.name, reason=options.reason)
     if options.json:

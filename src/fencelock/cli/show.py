@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fencelock.cli.codes import SHORT_TABLE
 from fencelock.cli.errors import write_error, write_output
-from fencelock.cli.options import Parser, add_engine, engine_url
+from fencelock.cli.options import Parser, add_look, connect
 
 if TYPE_CHECKING:
     from fencelock.model import Holder, Snapshot, Waiter
@@ -18,29 +18,37 @@ def parser() -> Parser:
         "show", "Show who holds a lock and who waits for it, in order of service if there is one.", SHORT_TABLE
     )
     parser.add_name()
-    add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="for programs: the keys are in docs/cli.md")
+    add_look(parser)
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Print the lock as text or as JSON."""
-    options = parser().parse_named(argv)
-    from fencelock.api.sync import connect
-
-    with connect(engine_url(options), namespace=options.namespace) as locks:
+    options = parser().parse_names(argv)
+    with connect(options) as locks:
         snapshot, fair, engine = locks.inspect(options.name), locks.traits.fair, locks._url
     if options.json:
-        dump({"engine": engine, **as_json(snapshot)})
+        dump({"engine": engine, **as_json(snapshot, fair)})
         return 0
     write_engine(engine)
-    lines = [f"{printable(snapshot.name)}: {'held' if snapshot.holders else 'free'}\n"]
+    lines = [f"{printable(snapshot.name)}: {state(snapshot)}\n"]
+    if len(snapshot.limits) > 1:
+        limits = " and ".join(map(str, snapshot.limits))
+        lines.append(f"  contenders use the limits {limits}: each respects its own\n")
     lines += [f"  held by {describe(holder)}\n" for holder in snapshot.holders]
     for position, waiter in enumerate(snapshot.waiters, 1):
         number = f", number {position} in line" if fair else ""  # without fairness the queue has no order
         lines.append(f"  waiting{number}: {printable(waiter.owner)}{_mode(waiter)}\n")
     write_output("".join(lines))
     return 0
+
+
+def state(snapshot: Snapshot) -> str:
+    """Return how a lock is held: free, held, shared, or the number of permits that are taken."""
+    holders = snapshot.holders
+    if not holders or holders[0].limit is None:
+        return "free" if not holders else "held" if holders[0].mode == "exclusive" else "shared"
+    return f"{len(holders)} of {' or '.join(map(str, snapshot.limits))} permits"
 
 
 def write_engine(url: str) -> None:
@@ -64,13 +72,15 @@ def _mode(claim: Holder | Waiter) -> str:
     return f"{mode}, value {claim.value!r}" if claim.value else mode
 
 
-def as_json(snapshot: Snapshot) -> dict[str, object]:
+def as_json(snapshot: Snapshot, fair: bool) -> dict[str, object]:
     """Return a lock for --json. Keys may be added, never renamed."""
+    waiters = enumerate(snapshot.waiters, 1)
     return {
         "name": snapshot.name,
         "token": snapshot.token,
         "holders": [holder_json(holder) for holder in snapshot.holders],
-        "waiters": [_claim_json(waiter) for waiter in snapshot.waiters],
+        "waiters": [{**_claim_json(waiter), "position": n if fair else None} for n, waiter in waiters],
+        "limits": list(snapshot.limits),
     }
 
 

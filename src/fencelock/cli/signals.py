@@ -18,6 +18,7 @@ FORWARDED = (*TERMINATING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, sign
 ONE_SIGNAL = 0.25
 """Signals within this many seconds count as one: `timeout` signals the process and also its group."""
 WAKE = b"\0"
+_JOB_CONTROL = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGTTOU)
 
 
 class Signals:
@@ -30,12 +31,13 @@ class Signals:
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
         self._taken: list[int] = []
+        self._before = {number: signal.getsignal(number) for number in (*FORWARDED, *_JOB_CONTROL)}
         for number in FORWARDED:
             self.note(number)
         signal.signal(signal.SIGCHLD, _noted)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # tcsetpgrp from the background must not stop this process
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def note(self, number: int) -> None:
         """Record this signal from now on, unless it was ignored at the start (nohup, a background job)."""
@@ -54,6 +56,13 @@ class Signals:
         for number in TERMINATING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, again)
+
+    def restore(self) -> bool:
+        """Restore what signals did when this process was started; return whether a terminating one arrived before that."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        return self.terminating_signal() is not None
 
     def wake(self) -> None:
         """Wake the thread that waits; callable from any thread."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from fencelock.model import LossReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fencelock.cli.child import Child
     from fencelock.cli.signals import Signals
     from fencelock.cli.watchdog import Watchdog
+    from fencelock.core.group import BaseGroup
     from fencelock.core.lease import BaseLease
 
 MAX_SLEEP = 1.0
@@ -48,24 +47,25 @@ class Supervisor:
 
     def __init__(
         self,
-        lease: BaseLease,
+        lease: BaseLease | BaseGroup,
         child: Child,
         watchdog: Watchdog,
         signals: Signals,
-        now: Callable[[], float],
         max_hold: float | None,
     ) -> None:
         self._lease = lease
         self._child = child
         self._watchdog = watchdog
         self._signals = signals
-        self._now = now
+        self._now = lease._client.runtime.now
         self._plan = plan(lease.ttl, max_hold)
         self._kill_at: float | None = None
         self._update_watchdog()
         self._killed_at: float | None = None
         self.ended_by_itself = False
         """Whether the command ended before this process asked it to."""
+        self.asked_to_stop = False
+        """Whether SIGTERM or SIGINT was forwarded to the command."""
 
     def watch(self) -> bool:
         """Wait until the command has ended; return False if one of its processes could not be killed."""
@@ -122,6 +122,7 @@ class Supervisor:
 
     def _forward(self, number: int) -> None:
         if number != signal.SIGCHLD and self._killed_at is None:
+            self.asked_to_stop = self.asked_to_stop or number in (signal.SIGTERM, signal.SIGINT)
             self._child.send(number)
 
     def _stop_with_command(self) -> None:

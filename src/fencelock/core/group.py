@@ -55,6 +55,16 @@ class BaseGroup:
         """Seconds that the holder may still trust all leases of the group."""
         return min(lease.remaining for lease in self._members)
 
+    @property
+    def deadline(self) -> float:
+        """When the holder must stop, by the client's clock."""
+        return min(lease.deadline for lease in self._members)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which the engine lets others in if the group is not renewed."""
+        return min(lease.ttl for lease in self._members)
+
     def is_lost(self) -> bool:
         """Return whether a lease of the group ended before it was released. It looks at the clock itself."""
         return any(lease.is_lost() for lease in self._members)

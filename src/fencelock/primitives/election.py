@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, NamedTuple, Unpack
 
+from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, L
 from fencelock.core.log import INFO, WARNING, log
 from fencelock.core.validation import check_name, check_seconds, check_value
@@ -97,26 +98,31 @@ class ElectionFactory(Generic[L]):
         """Campaign and call `work(term)` while leading, again and again, until `stop` is set.
 
         The lock is released only after `work` has returned. A lost term only begins the next campaign; an error of `work`
-        resigns and comes out. An engine that cannot be reached is logged and tried again.
+        resigns and comes out.
         """
 
         def should_stop() -> bool:
             return stop is not None and stop.is_set()
 
+        while (term := await self.stand(should_stop)) is not None:
+            await self._lead(term, work)
+
+    async def stand(self, should_stop: ShouldStop | None) -> L | None:
+        """Campaign until this candidate leads, or return None once `should_stop` says so.
+
+        An engine that cannot be reached is logged and tried again.
+        """
         pause = 0.0
-        while not should_stop():
+        while should_stop is None or not should_stop():
             try:
-                term = await self.campaign(None).acquire_unless(should_stop)
+                return await self.campaign(None).acquire_unless(should_stop)
             except EngineUnavailable as error:
                 if not pause:
                     message = f"cannot campaign for {self.name!r}; it is tried again: {error}"
                     log("election", WARNING, message, lock=self.name, owner=self._client.owner)
                 pause = min(RETRY_SECONDS, pause * 2 or 0.05)
                 await self._client.runtime.sleep(pause * (0.5 + self._client.runtime.random() / 2))
-                continue
-            pause = 0.0
-            if term is not None:
-                await self._lead(term, work)
+        return None
 
     async def _lead(self, term: L, work: Callable[[L], Awaitable[object]]) -> None:
         client, failure = self._client, None

@@ -104,7 +104,7 @@ class LockFactory(Generic[L]):
             return None
         return await self._acquire(0.0)
 
-    async def acquire_unless(self, should_stop: ShouldStop) -> L | None:
+    async def acquire_unless(self, should_stop: ShouldStop | None) -> L | None:
         """Wait without a timeout; return None once `should_stop` says so."""
         return await self._acquire(None, should_stop)
 
