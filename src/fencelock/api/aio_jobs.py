@@ -11,7 +11,7 @@ from typing import Any
 from fencelock.api.aio import Lease, Lost
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.once import OnceFactory, RunBlock
+from fencelock.primitives.once import OnceFactory
 from fencelock.primitives.runs import Run
 from fencelock.primitives.schedule import ScheduleFactory
 
@@ -111,15 +111,11 @@ class Once:
         If `work` raises, the run counts as failed and the error comes out.
         """
         check_coroutine_function(work, "work")
-
-        async def call(block: RunBlock[Lease]) -> None:
-            await work(Slot(block.lease, block.run))
-
-        return await self._factory.run(call)
+        return await self._factory.run(_caller(work))
 
     async def __aenter__(self) -> Slot | None:
-        block = await self._factory.enter()
-        return None if block is None else Slot(block.lease, block.run)
+        claimed = await self._factory.enter()
+        return None if claimed is None else Slot(claimed.lease, claimed.run)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

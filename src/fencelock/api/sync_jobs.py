@@ -10,7 +10,7 @@ from types import TracebackType
 from fencelock.api.sync import Lease, Lost
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.once import OnceFactory, RunBlock
+from fencelock.primitives.once import OnceFactory
 from fencelock.primitives.runs import Run
 from fencelock.primitives.schedule import ScheduleFactory
 from fencelock.runtime.blocking import run_sync
@@ -105,15 +105,11 @@ class Once:
         If `work` raises, the run counts as failed and the error comes out.
         """
         check_function(work, "work")
-
-        async def call(block: RunBlock[Lease]) -> None:
-            work(Slot(block.lease, block.run))
-
-        return run_sync(self._factory.run(call))
+        return run_sync(self._factory.run(_caller(work)))
 
     def __enter__(self) -> Slot | None:
-        block = run_sync(self._factory.enter())
-        return None if block is None else Slot(block.lease, block.run)
+        claimed = run_sync(self._factory.enter())
+        return None if claimed is None else Slot(claimed.lease, claimed.run)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -17,19 +17,10 @@ from fencelock.errors import InvalidArgument, LeaseLost
 from fencelock.primitives import runs
 from fencelock.primitives.keys import slot_key
 from fencelock.primitives.lock import LockFactory, take_last
-from fencelock.primitives.runs import Outcome, Run
+from fencelock.primitives.runs import ClaimedRun, Outcome, Run
 
 MIN_KEEP = 60.0
 KEEP = 90 * 86400.0
-
-
-class RunBlock(Generic[L]):
-    """A run in progress: its lease, its entry, and the version of the record that has it."""
-
-    def __init__(self, lease: L, run: Run, version: int) -> None:
-        self.lease = lease
-        self.run = run
-        self.version = version
 
 
 class OnceFactory(Generic[L]):
@@ -63,12 +54,10 @@ class OnceFactory(Generic[L]):
         self._lock = LockFactory(
             client, self._key, ttl=ttl, timeout=0.0, max_hold=max_hold, stall_after=stall_after, purpose=purpose
         )
-        self.now = time.time
-        """The wall clock, for what people read later; it decides nothing."""
         self.current_task = client.runtime.current_task
-        self._entered: list[tuple[Hashable, RunBlock[L] | None]] = []
+        self._entered: list[tuple[Hashable, ClaimedRun[L] | None]] = []
 
-    async def begin(self) -> RunBlock[L] | None:
+    async def begin(self) -> ClaimedRun[L] | None:
         """Claim the slot and record that; return None if it ran, has no attempt left, or is running elsewhere."""
         if not self._may_run(self._decode(await self._read())):
             return None
@@ -89,7 +78,7 @@ class OnceFactory(Generic[L]):
             await lease._exit_block(None)
         return None
 
-    async def _claim(self, lease: L) -> RunBlock[L] | None:
+    async def _claim(self, lease: L) -> ClaimedRun[L] | None:
         record = await self._read()
         last = self._decode(record)
         if last is not None and last.outcome is Outcome.RUNNING:
@@ -97,11 +86,12 @@ class OnceFactory(Generic[L]):
         if not self._may_run(last):
             return None
         attempt = 1 if last is None else last.attempt + 1
-        run = runs.begun(self.name, self.slot, None, attempt, lease, self._now())
+        run = runs.begun(self.name, self.slot, None, attempt, lease, self.now())
         expect = 0 if record is None else record.version
-        value = _encoded(run)
-        written = await runs.write_once(self._client, self._records, lease, self._key, value, self._keep, expect)
-        return None if written is None else RunBlock(lease, run, written.version)
+        written = await runs.write_once(self._client, self._records, lease, _encoded(run), self._keep, expect)
+        if written is None:
+            return None
+        return ClaimedRun(self._records, lease, run, written.version, _encoded, self._keep)
 
     def _may_run(self, last: Run | None) -> bool:
         """Return whether a slot may run. Without the lock, nobody knows whether a run in progress has been abandoned."""
@@ -109,27 +99,16 @@ class OnceFactory(Generic[L]):
             return last is None or self._again or last.attempt < self._attempts
         return self._again or (last.outcome is not Outcome.SUCCEEDED and last.attempt < self._attempts)
 
-    async def end(self, block: RunBlock[L], error: BaseException | None) -> None:
-        """Record the outcome and release. Raise LeaseLost after a loss, unless the body has an error of its own."""
-        value = _encoded(runs.ended(block.run, block.lease, error, self._now()))
-        await runs.finish(self._client, self._records, block.lease, self._key, value, self._keep, block.version, error)
-
-    async def run(self, work: Callable[[RunBlock[L]], Awaitable[object]]) -> bool:
+    async def run(self, work: Callable[[L, Run], Awaitable[object]]) -> bool:
         """Call `work` if the slot is free to run; return whether it ran."""
-        block = await self.begin()
-        if block is None:
+        claimed = await self.begin()
+        if claimed is None:
             return False
-        failure: BaseException | None = None
-        try:
-            await work(block)
-        except BaseException as error:
-            failure = error
-        await self.end(block, failure)
-        if failure is not None:
-            raise failure
+        if (error := await claimed.perform(work, self.now)) is not None:
+            raise error
         return True
 
-    async def enter(self) -> RunBlock[L] | None:
+    async def enter(self) -> ClaimedRun[L] | None:
         """Begin a `with` block."""
         block = await self.begin()
         self._entered.append((self.current_task(), block))
@@ -139,7 +118,7 @@ class OnceFactory(Generic[L]):
         """End the last `with` block of this thread or task."""
         block = take_last(self._entered, self.current_task)
         if block is not None:
-            await self.end(block, error)
+            await block.end(error, self.now())
 
     async def _read(self) -> Record | None:
         self._client._check_open(self.name)
@@ -149,8 +128,9 @@ class OnceFactory(Generic[L]):
     def _decode(self, record: Record | None) -> Run | None:
         return None if record is None else runs.decode(self.name, json.loads(record.value), self.slot)
 
-    def _now(self) -> datetime:
-        return runs.as_datetime(int(self.now() * 1e6))
+    def now(self) -> datetime:
+        """Return the time by the wall clock, for what people read later; it decides nothing."""
+        return runs.as_datetime(int(time.time() * 1e6))
 
 
 def _encoded(run: Run) -> bytes:

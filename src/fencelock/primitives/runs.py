@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from fencelock.core.acquire import FIRST_PAUSE, LONGEST_PAUSE, naming
-from fencelock.core.client import Client
+from fencelock.core.client import Client, L
 from fencelock.core.lease import BaseLease
 from fencelock.core.log import WARNING, log
 from fencelock.core.records import Record, Records
@@ -128,17 +129,13 @@ def begun(name: str, slot: str, time: datetime | None, attempt: int, lease: Base
     return Run(name, slot, time, Outcome.RUNNING, attempt, lease.owner[:OWNER_MAX], lease.token, lease.id, now)
 
 
-def ended(run: Run, lease: BaseLease, error: BaseException | None, now: datetime) -> Run:
-    """Return the run with its outcome. After a loss, a normal return counts as abandoned: the work may have stopped early."""
+def outcome_of(lease: BaseLease, error: BaseException | None) -> tuple[Outcome, str]:
+    """Return how a run ended. After a loss, a normal return counts as abandoned: the work may have stopped early."""
     if lease.is_lost() and not _is_own_error(error, lease):
-        error = lease._loss()
-        outcome = Outcome.ABANDONED
-    elif error is None:
-        return run._replace(outcome=Outcome.SUCCEEDED, ended=now)
-    else:
-        outcome = Outcome.FAILED
-    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return run._replace(outcome=outcome, ended=now, error=message[:ERROR_MAX])
+        return Outcome.ABANDONED, str(lease._loss())
+    if error is None:
+        return Outcome.SUCCEEDED, ""
+    return Outcome.FAILED, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _is_own_error(error: BaseException | None, lease: BaseLease) -> bool:
@@ -149,9 +146,9 @@ def _is_own_error(error: BaseException | None, lease: BaseLease) -> bool:
 
 
 async def write_once(
-    client: Client[Any], records: Records, lease: BaseLease, key: str, value: bytes, ttl: float, expect: int
+    client: Client[Any], records: Records, lease: BaseLease, value: bytes, ttl: float, expect: int
 ) -> Record | None:
-    """Write a record with the lease's token; return None if another writer was faster.
+    """Write the record of the lease's name with the lease's token; return None if another writer was faster.
 
     The value names the claim's id, so after a write without a reply this reads the record and knows. Raise the engine's error
     if that cannot be found out before the lease ends.
@@ -162,9 +159,9 @@ async def write_once(
         try:
             with naming(lease.name):
                 if unknown is None:
-                    done, record = await records.write(key, value, token=lease.token, ttl=ttl, expect=expect)
+                    done, record = await records.write(lease.name, value, token=lease.token, ttl=ttl, expect=expect)
                     return record if done or (record is not None and record.value == value) else None
-                record = await records.read(key)
+                record = await records.read(lease.name)
             if record is not None and record.value == value:
                 return record
             if (0 if record is None else record.version) != expect:
@@ -181,37 +178,64 @@ async def write_once(
             pause = min(pause * 2, LONGEST_PAUSE)
 
 
-async def finish(
-    client: Client[Any],
-    records: Records,
-    lease: BaseLease,
-    key: str,
-    value: bytes,
-    ttl: float,
-    expect: int,
-    error: BaseException | None,
-) -> None:
-    """Record the outcome of a run and end its block: release, and raise LeaseLost after a loss unless the body has failed."""
-    failure = error
-    try:
-        await client.runtime.shield(_record_outcome(client, records, lease, key, value, ttl, expect), lease.ttl)
-    except BaseException as late:  # cancelled or interrupted meanwhile
-        failure = error or late
-    await lease._exit_block(failure)
-    if failure is not None and failure is not error:
-        raise failure
+class ClaimedRun(Generic[L]):
+    """A run that its record has, with its lease and the open block of that: what `once` and `schedule` share."""
+
+    def __init__(
+        self, records: Records, lease: L, run: Run, version: int, encode: Callable[[Run], bytes], ttl: float
+    ) -> None:
+        self.lease = lease
+        self.run = run
+        self._records = records
+        self._version = version
+        self._encode = encode
+        """Returns the record with the new entry of the run."""
+        self._ttl = ttl
+
+    async def record(self, outcome: Outcome, error: str, now: datetime) -> None:
+        """Record how the run ended, unless a higher token has written since. A failure is logged."""
+        self.run = self.run._replace(outcome=outcome, error=error[:ERROR_MAX], ended=now)
+        await _record_outcome(
+            self.lease._client, self._records, self.lease, self._encode(self.run), self._ttl, self._version
+        )
+
+    async def perform(
+        self, work: Callable[[L, Run], Awaitable[object]], now: Callable[[], datetime]
+    ) -> Exception | None:
+        """Call the work, record its outcome and release; return its error. Raise LeaseLost after a loss."""
+        failure: BaseException | None = None
+        try:
+            await work(self.lease, self.run)
+        except BaseException as error:
+            failure = error
+        await self.end(failure, now())
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    async def end(self, error: BaseException | None, now: datetime) -> None:
+        """Record the outcome and end the block: release, and raise LeaseLost after a loss unless the work failed itself."""
+        outcome, text = outcome_of(self.lease, error)
+        failure = error
+        try:
+            await self.lease._client.runtime.shield(self.record(outcome, text, now), self.lease.ttl)
+        except BaseException as late:  # cancelled or interrupted meanwhile
+            failure = error or late
+        await self.lease._exit_block(failure)
+        if failure is not None and failure is not error:
+            raise failure
 
 
 async def _record_outcome(
-    client: Client[Any], records: Records, lease: BaseLease, key: str, value: bytes, ttl: float, expect: int
+    client: Client[Any], records: Records, lease: BaseLease, value: bytes, ttl: float, expect: int
 ) -> None:
-    """Record how a run ended, unless a higher token has written since. Retry while the lease lasts; a failure is logged."""
+    """Write the outcome of a run; retry while the lease lasts."""
     if lease.reason in (LossReason.FORKED, LossReason.CLOSED):
         return
     pause = FIRST_PAUSE
     while True:
         try:
-            if await write_once(client, records, lease, key, value, ttl, expect) is None:
+            if await write_once(client, records, lease, value, ttl, expect) is None:
                 message = f"the outcome of {lease.name!r} was not recorded: a holder with a higher token has taken over"
                 log("jobs", WARNING, message, lock=lease.name, token=lease.token, owner=lease.owner)
             return

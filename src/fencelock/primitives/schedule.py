@@ -23,7 +23,7 @@ from fencelock.errors import EngineUnavailable, InvalidArgument, LeaseLost, Miss
 from fencelock.primitives import runs, slots
 from fencelock.primitives.keys import record_key
 from fencelock.primitives.lock import LockFactory
-from fencelock.primitives.runs import Outcome, Run, as_datetime, slot_text
+from fencelock.primitives.runs import ClaimedRun, Outcome, Run, as_datetime, slot_text
 from fencelock.primitives.slots import Plan, Rules, State
 
 HISTORY_MAX = 50
@@ -38,25 +38,6 @@ RETRY_SECONDS = 1.0
 
 Begin = Callable[[L, Run], Awaitable[object]]
 """Calls the user's function with a slot."""
-
-
-class _Claimed(NamedTuple):
-    """A plan that was written: its run, the state without that, and the version of the record."""
-
-    run: Run | None
-    state: State
-    version: int
-
-    def encode(self, run: Run | None) -> bytes:
-        """Return the record with this entry for the run."""
-        state = self.state if run is None else self.state._replace(runs=(*self.state.runs, run))
-        stored = {
-            "expression": state.text,
-            "mark": state.mark,
-            "listed": state.listed,
-            "runs": [runs.encode(run) for run in state.runs],
-        }
-        return json.dumps(stored, ensure_ascii=False).encode(errors="replace")
 
 
 class ScheduleFactory(Generic[L]):
@@ -102,7 +83,7 @@ class ScheduleFactory(Generic[L]):
 
     def next(self) -> datetime:
         """Return the next slot, by this machine's clock."""
-        return slots.next_slot(self._table, self._now())
+        return slots.next_slot(self._table, self.now_us())
 
     async def history(self, limit: int = 20) -> list[Run]:
         """Return the last runs, newest first."""
@@ -114,44 +95,54 @@ class ScheduleFactory(Generic[L]):
 
     async def run(self, begin: Begin[L], stop: StopSignal | None) -> None:
         """Run each slot when it is due, until `stop` is set. Errors of the work are logged, an outage is retried."""
-        since, settled = self._now(), 0
+        since, settled = self.now_us(), 0
 
         def should_stop() -> bool:
             return stop is not None and stop.is_set()
 
         pause = 0.0
         while not should_stop():
-            now = self._now()
+            now = self.now_us()
             try:
-                if await self._step(begin, since, settled, None, should_stop) is not None:
+                claimed = await self._next(since, settled, None, should_stop)
+                pause = 0.0
+                if claimed is not None:
+                    if (error := await claimed.perform(begin, self.now)) is not None:
+                        self._log_failure(claimed, error)
                     continue  # more may be due
-                pause, settled = 0.0, now
-            except EngineUnavailable as error:
+                settled = now
+            except EngineUnavailable as outage:
                 if not pause:
-                    message = f"the slots of {self.name!r} cannot be run now; it is tried again: {error}"
+                    message = f"the slots of {self.name!r} cannot be run now; it is tried again: {outage}"
                     log("jobs", WARNING, message, lock=self._key, owner=self._client.owner)
                 pause = min(RETRY_SECONDS, pause * 2 or 0.05)
                 await self._client.runtime.sleep(pause * (0.5 + self._client.runtime.random() / 2))
                 continue
-            except LeaseLost as error:
-                if error.name != self._key:
+            except LeaseLost as loss:
+                if loss.name != self._key:
                     raise
                 continue  # it is logged, and the record says how the run ended
             await self._sleep_until(runs.as_us(slots.next_slot(self._table, now)), should_stop)
 
     async def run_due(self, begin: Begin[L], early: float) -> list[Run]:
         """Run what is due now and return it. Raise the first error of the work, after all other slots have run."""
+        since = self.now_us()
+        done: dict[str, Run] = {}
+        ran: list[Run] = []
+        failure: Exception | None = None
+        while (claimed := await self.claim_due(early, since)) is not None:
+            error = await claimed.perform(begin, self.now)
+            failure = failure or error
+            done[claimed.run.slot] = claimed.run
+            ran.append(claimed.run)
+        if failure is not None and any(run.outcome is not Outcome.SUCCEEDED for run in done.values()):
+            raise failure
+        return ran
+
+    async def claim_due(self, early: float, since: int | None = None) -> ClaimedRun[L] | None:
+        """Claim one slot that is due now, or was at `since`, for a caller that runs it by itself."""
         ahead = check_seconds(early, "early", self.name, zero=True)
-        since, done, failures = self._now(), list[Run](), list[BaseException]()
-        while True:
-            ran = await self._step(begin, since, 0, int((ahead or 0.0) * 1e6), lambda: False, failures)
-            if ran is None:
-                break
-            done.append(ran)
-        final = {run.slot: run.outcome for run in done}
-        if failures and any(outcome is not Outcome.SUCCEEDED for outcome in final.values()):
-            raise failures[0]
-        return done
+        return await self._next(since or self.now_us(), 0, int((ahead or 0.0) * 1e6), lambda: False)
 
     async def trigger(self, begin: Begin[L]) -> Run | None:
         """Run now, beside the slots. Return None if another run is in progress and `overlap` is "skip"."""
@@ -162,7 +153,7 @@ class ScheduleFactory(Generic[L]):
         lease._blocks.enter(lease, task)
         try:
             state, version = await self._read()
-            run = self._begun(lease, now := self._now())._replace(triggered=True)
+            run = self._begun(lease, now := self.now_us())._replace(triggered=True)
             if state is None or state.text != self._table.text:  # a change of the expression catches nothing up
                 state = (state or State(self._table.text, 0))._replace(mark=max(now, state.mark if state else 0))
             claimed = await self._claim(lease, state, version, Plan(mark=state.mark), run)
@@ -171,31 +162,23 @@ class ScheduleFactory(Generic[L]):
         except BaseException as error:
             await lease._exit_block(error)
             raise
-        failures: list[BaseException] = []
-        run = await self._perform(lease, claimed, run, begin, failures)
-        if failures:
-            raise failures[0]
-        return run
+        if (failure := await claimed.perform(begin, self.now)) is not None:
+            raise failure
+        return claimed.run
 
     # ------------------------------------------------------------------ one slot
 
-    async def _step(
-        self,
-        begin: Begin[L],
-        since: int,
-        settled: int,
-        early: int | None,
-        should_stop: Callable[[], bool],
-        failures: list[BaseException] | None = None,
-    ) -> Run | None:
-        """Run one slot, if one is due and nobody else has it; return the run, or None if there is nothing more to do."""
+    async def _next(
+        self, since: int, settled: int, early: int | None, should_stop: Callable[[], bool]
+    ) -> ClaimedRun[L] | None:
+        """Claim one slot, if one is due and nobody else has it; return None if there is nothing to do now."""
 
         def look(state: State | None) -> Plan:
             return slots.plan(
                 self._table,
                 state,
                 self._rules,
-                now=self._now() if early is None else since,
+                now=self.now_us() if early is None else since,
                 since=since,
                 early=early,
                 settled=settled,
@@ -217,7 +200,8 @@ class ScheduleFactory(Generic[L]):
             lease._blocks.enter(lease, task)
             try:
                 state, version = await self._read()
-                plan, claimed = look(state), None
+                plan = look(state)
+                claimed = None
                 if plan.mark is not None:
                     run = None if plan.slot is None else self._begun(lease, plan.slot, plan.attempt)
                     known = state or State(self._table.text, plan.mark)
@@ -225,8 +209,8 @@ class ScheduleFactory(Generic[L]):
             except BaseException as error:
                 await lease._exit_block(error)
                 raise
-            if claimed is not None and claimed.run is not None:
-                return await self._perform(lease, claimed, claimed.run, begin, failures)
+            if claimed is not None:
+                return claimed
             with suppress(LeaseLost):
                 await lease._exit_block(None)
         return None
@@ -250,8 +234,8 @@ class ScheduleFactory(Generic[L]):
             return False
         return any(holder.token in running for holder in (await self._client.inspect(self._key)).holders)
 
-    async def _claim(self, lease: L, state: State, version: int, plan: Plan, run: Run | None) -> _Claimed | None:
-        """Write the plan into the record, before anything starts; return None if another writer was faster."""
+    async def _claim(self, lease: L, state: State, version: int, plan: Plan, run: Run | None) -> ClaimedRun[L] | None:
+        """Write the plan into the record, before anything starts; return None without a run, or if another was faster."""
         assert plan.mark is not None
         listed = state.listed or await list_schedule(self._records, self.name)
         # This lease is the only one: the worker of any other run is gone.
@@ -262,41 +246,28 @@ class ScheduleFactory(Generic[L]):
         ]
         past += [self._begun(lease, slot)._replace(outcome=Outcome.SKIPPED, started=None) for slot in plan.skipped]
         kept = State(self._table.text, max(state.mark, plan.mark), tuple(past[-HISTORY_MAX + 1 :]), listed)
-        claimed = _Claimed(run, kept, 0)
+
+        def encoded(run: Run) -> bytes:
+            return _encoded(kept._replace(runs=(*kept.runs, run)))
+
+        value = _encoded(kept) if run is None else encoded(run)
         try:
-            value = claimed.encode(run)
-            written = await runs.write_once(self._client, self._records, lease, self._key, value, FOREVER, version)
+            written = await runs.write_once(self._client, self._records, lease, value, FOREVER, version)
             lease.check()  # a job must not start under a lease that ended during the write
         except BaseException:
             self._not_started.add(lease.id)
             raise
-        return None if written is None else claimed._replace(version=written.version)
+        if written is None or run is None:
+            return None
+        return ClaimedRun(self._records, lease, run, written.version, encoded, FOREVER)
 
     def _begun(self, lease: L, slot: int, attempt: int = 1) -> Run:
         time = as_datetime(slot)
-        return runs.begun(self.name, slot_text(time), time, attempt, lease, as_datetime(self._now()))
+        return runs.begun(self.name, slot_text(time), time, attempt, lease, self.now())
 
-    async def _perform(
-        self, lease: L, claimed: _Claimed, run: Run, begin: Begin[L], failures: list[BaseException] | None
-    ) -> Run:
-        """Call the work and record its outcome. An error is logged, or added to `failures` if the caller raises it."""
-        failure: BaseException | None = None
-        try:
-            await begin(lease, run)
-        except BaseException as error:
-            failure = error
-        run = runs.ended(run, lease, failure, as_datetime(self._now()))
-        value = claimed.encode(run)
-        await runs.finish(self._client, self._records, lease, self._key, value, FOREVER, claimed.version, failure)
-        if failure is not None:
-            if not isinstance(failure, Exception):
-                raise failure
-            if failures is not None:
-                failures.append(failure)
-            else:
-                message = f"the run of {self.name!r} for {run.slot} failed: {failure}"
-                log("jobs", ERROR, message, error=failure, lock=self._key, owner=lease.owner, token=lease.token)
-        return run
+    def _log_failure(self, claimed: ClaimedRun[L], error: Exception) -> None:
+        message = f"the run of {self.name!r} for {claimed.run.slot} failed: {error}"
+        log("jobs", ERROR, message, error=error, lock=self._key, owner=self._client.owner, token=claimed.run.token)
 
     # ------------------------------------------------------------------ the record and the clock
 
@@ -304,13 +275,28 @@ class ScheduleFactory(Generic[L]):
         """Return the state of the schedule, and its version."""
         return await read_state(self._records, self.name)
 
-    def _now(self) -> int:
+    def now(self) -> datetime:
+        """Return the time by the wall clock."""
+        return as_datetime(self.now_us())
+
+    def now_us(self) -> int:
+        """Return the time by the wall clock, in µs since the epoch."""
         return int(self.clock() * 1e6)
 
     async def _sleep_until(self, slot: int, should_stop: Callable[[], bool]) -> None:
-        while (left := (slot - self._now()) / 1e6) > 0 and not should_stop():
+        while (left := (slot - self.now_us()) / 1e6) > 0 and not should_stop():
             self._client._check_open(self.name)
             await self._client.runtime.sleep(min(left, STOP_CHECK_SECONDS))
+
+
+def _encoded(state: State) -> bytes:
+    stored = {
+        "expression": state.text,
+        "mark": state.mark,
+        "listed": state.listed,
+        "runs": [runs.encode(run) for run in state.runs],
+    }
+    return json.dumps(stored, ensure_ascii=False).encode(errors="replace")
 
 
 def _check_choice(value: object, choices: tuple[str, ...], what: str, name: str) -> None:
