@@ -350,13 +350,14 @@ async def jobs(client: Client[Any]) -> list[Job]:
         state = await current_state(client, records, name)
         if state is not None:
             last = next((run for run in reversed(state.runs) if run.outcome is not Outcome.SKIPPED), None)
-            listed.append(Job(name, state.text, _next(state.text, name), last))
+            listed.append(Job(name, state.text, _next(state, name), last))
     return listed
 
 
-def _next(text: str, name: str) -> datetime | None:
+def _next(state: State, name: str) -> datetime | None:
+    """Return the next slot that is still to run; a slot may have run a little early."""
     try:
-        return slots.next_slot(slots.timetable_of(text, name), int(time.time() * 1e6))
+        return slots.next_slot(slots.timetable_of(state.text, name), max(state.mark, int(time.time() * 1e6)))
     except (MissingDependency, InvalidArgument):
         return None  # cronsim or the time zone is not installed here
 
