@@ -24,7 +24,7 @@ nothing is due, or another host has the slot, nothing happens and the exit code
 is 0. EXPRESSION is a cron expression of five fields (needs the extra cron), or
 use --every. All hosts must give the same expression and time zone."""
 
-EXAMPLE = 'fencelock cron billing "0 2 * * *" --tz Europe/Berlin -- ./bill-customers'
+EXAMPLE = 'fencelock cron billing "0 2 * * *" -- ./bill-customers'
 
 
 def parser() -> Parser:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from fencelock.primitives.schedule import Job
 
-DESCRIPTION = "List the schedules that have been used, by name: the next slot, and the last run. Times are in UTC."
+DESCRIPTION = """\
+List the schedules that have been used, by name: the next slot, and the last
+run. Times are in UTC."""
 
 
 def parser() -> Parser:
