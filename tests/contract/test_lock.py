@@ -586,7 +586,7 @@ async def test_purpose(locks: LocksView) -> None:
 
 
 async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
-    """`held_for` counts from the grant by the engine's clock; etcd and ZooKeeper do not know when that was."""
+    """`held_for` counts from the grant; etcd does not know when that was."""
     begun = time.monotonic()
 
     async def held_for() -> float | None:
@@ -598,7 +598,7 @@ async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
 
     async with locks.lock("x"):
         first = await held_for()
-        if locks.traits.engine in ("etcd", "zookeeper"):
+        if locks.traits.engine == "etcd":
             assert first is None
             return
         assert first is not None

@@ -1,25 +1,24 @@
-"""Logins, layouts, forks, logs and ends of clients."""
+"""Logins, layouts, forks, logs, and how clients end."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import fencelock
 from fencelock import EngineUnavailable
-from fencelock.engines.zookeeper.address import parse
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
-from fencelock.engines.zookeeper.facts import facts
 from tests.contract.subject import SOON, eventually, take
 from tests.engines.conftest import Clients
-from tests.engines.zookeeper_server import backend_of, bare, chroot, link_of
+from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
 
@@ -45,53 +44,38 @@ async def test_login_keeps_others_out(zookeeper1: ZooKeeper, clients: Clients) -
 
 
 async def test_password_is_nowhere(zookeeper1: ZooKeeper, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
-    """The password of a URL is in no log, not even of the driver's at its most talkative, and in no repr."""
-    logger = logging.getLogger("fencelock.kazoo")
-    with caplog.at_level(1), caplog.at_level(1, logger.name):
+    """The password of a URL is in no log and in no repr, also after a reconnect."""
+    with caplog.at_level(1):
         locks = clients.connect(with_login(chroot(zookeeper1), "app:s3cr3t"))
         await take(locks, "x")
-        link = link_of(locks)
-        link.reset()
-
-        async def back() -> bool:
-            return link.connected
-
-        await eventually(back, "it is connected again")
+        session = session_of(locks)
+        session.reconnect()
         await take(locks, "x")
-    assert any(record.name == logger.name for record in caplog.records)
-    for said in (caplog.text, repr(locks), repr(backend_of(locks)), repr(link.address)):
-        assert "s3cr3t" not in said
+    for text in (caplog.text, repr(locks), repr(engine_of(locks)), repr(session._url)):
+        assert "s3cr3t" not in text
 
 
-async def test_driver_is_quiet(zookeeper1: ZooKeeper, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
-    """Unless somebody asks for it the driver logs nothing, however bad its connection is."""
+async def test_reconnect_logs_nothing(
+    zookeeper1: ZooKeeper, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that breaks and is replaced in time is not worth a line in the log."""
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
-    link_of(locks).reset()
-    await asyncio.sleep(0.2)
+    session_of(locks).reconnect()
     assert await take(locks, "x")
-    assert not [record for record in caplog.records if "kazoo" in record.name]
+    assert not caplog.records
 
 
 async def test_layout_of_another_release(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """A namespace that another release has laid out differently is refused."""
     locks = clients.connect(chroot(zookeeper1))
-    path = backend_of(locks)._paths.layout
+    path = engine_of(locks)._namespace.paths.layout
     with bare(zookeeper1) as kazoo:
         kazoo.create(path, b"99 5", makepath=True)
     with pytest.raises(EngineUnavailable, match="'99'"):
         await locks.lock("x").acquire()
     with pytest.raises(EngineUnavailable, match="'99'"):
         await locks.inspect("x")
-
-
-async def test_base_of_the_tokens_is_written_once(zookeeper1: ZooKeeper, clients: Clients) -> None:
-    """Clients that begin at the same moment agree on where the tokens start."""
-    url = chroot(zookeeper1)
-    many = [clients.connect(url) for _ in range(6)]
-    tokens = await asyncio.gather(*(take(locks, "x", 30) for locks in many))
-    assert len(set(tokens)) == len(tokens)
-    assert len({link_of(locks).layout for locks in many}) == 1
 
 
 async def test_server_that_is_not_there(clients: Clients) -> None:
@@ -119,7 +103,7 @@ async def test_close_ends_the_sessions(zookeeper1: ZooKeeper, clients: Clients) 
     await take(locks, "x")
     async with locks.lock("y", ttl=60):
         pass
-    sessions = [f"{session.handle.id:#x}" for session in backend_of(locks)._sessions._open.values()]
+    sessions = [f"{session.id:#x}" for session in engine_of(locks)._sessions._open.values()]
     assert len(sessions) == 2
     await locks.close()
 
@@ -137,10 +121,10 @@ async def test_idle_session_is_given_back(
     zookeeper1: ZooKeeper, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that nobody has used for a while is ended; the next claim gets a new one."""
-    monkeypatch.setattr("fencelock.engines.zookeeper.sessions.IDLE", 0.3)
+    monkeypatch.setattr("fencelock.engines.zookeeper.sessions.IDLE_SECONDS", 0.3)
     locks = clients.connect(chroot(zookeeper1), ttl=2)
     before = await take(locks, "x")
-    sessions = backend_of(locks)._sessions
+    sessions = engine_of(locks)._sessions
 
     async def ended() -> bool:
         return not sessions._open
@@ -154,7 +138,7 @@ async def test_node_without_content(zookeeper1: ZooKeeper, clients: Clients) -> 
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
     with bare(zookeeper1) as kazoo:
-        kazoo.create(f"{backend_of(locks)._paths.of('x')}/x-abc-0000000009", b"")
+        kazoo.create(f"{engine_of(locks)._namespace.paths.of('x')}/x-abc-0000000009", b"")
         (holder,) = (await locks.inspect("x")).holders
         assert (holder.owner, holder.expires_in) == ("", 0)
         assert await locks.force_release("x", reason="test") == 1
@@ -238,10 +222,10 @@ def test_backend_is_what_the_url_names() -> None:
             assert locks.traits.engine == "zookeeper"
 
 
-def test_facts(zookeeper1: ZooKeeper) -> None:
-    """What a member says of itself is there for a later check; one that is down says nothing."""
-    found = facts(parse(f"zookeeper://{zookeeper1.address},127.0.0.1:1"))
-    mine = found[zookeeper1.address]
-    assert (mine["tickTime"], mine["zk_server_state"]) == ("250", "standalone")
-    assert mine["Zookeeper version"].startswith("3.")
-    assert found["127.0.0.1:1"] == {}
+def test_example_of_the_docs_page(zookeeper1: ZooKeeper) -> None:
+    """The example on the page of this engine runs."""
+    page = (Path(__file__).parents[2] / "docs/engines/zookeeper.md").read_text("utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    program = example.replace("zookeeper://localhost:2181", chroot(zookeeper1))
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.endswith(" 20.0\n")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from threading import Semaphore
 from typing import Any
 
 import pytest
 from kazoo.protocol.serialization import (
-    Close,
     Create2,
     Delete,
     Exists,
@@ -17,114 +19,237 @@ from kazoo.protocol.serialization import (
     GetData,
     SetData,
     Sync,
-    Transaction,
 )
 
-from fencelock.engines.zookeeper.driver import CreateContainer, Driver
-from fencelock.engines.zookeeper.link import Link
-from fencelock.engines.zookeeper.messages import SET_WATCHES
-from fencelock.model import Claim, Grant, Renewal, Waiting
+import fencelock
+from fencelock.core.clock import NO_DEADLINE
+from fencelock.core.engine import Engine
+from fencelock.engines.zookeeper.connection import Requests, ZooKeeperConnection
+from fencelock.engines.zookeeper.protocol import CloseSession, CreateContainer, Multi
+from fencelock.engines.zookeeper.queue import Queue, QueuedClaim
+from fencelock.engines.zookeeper.session import ZooKeeperSession
+from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
 from fencelock.runtime.blocking import run_sync
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.runtimes import core_of
+from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
 from tests.engines.conftest import Clients
-from tests.engines.zookeeper_server import backend_of, bare, chroot, link_of
+from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
+from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
 
-REQUESTS = (Close, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction, CreateContainer)
-NAMES = {request.type: request.__name__ for request in REQUESTS} | {SET_WATCHES: "SetWatches"}
+REQUESTS = (CloseSession, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Multi, CreateContainer)
+NAMES = {request.type: request.__name__ for request in REQUESTS}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often which request was sent, by the driver's names, and `fired`: how many watches."""
+def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each request was sent, and `fired`: how many watches have fired."""
     counter: Counter[str] = Counter()
-    post, fired = Driver.post, Link._fired
+    send, fired = ZooKeeperConnection.send, ZooKeeperSession._fired
 
-    def count(self: Driver, *asked: tuple[Any, Any]) -> None:
-        counter.update(NAMES[request.type] for request, _ in asked)
-        post(self, *asked)
+    def count(self: ZooKeeperConnection, requests: Requests) -> None:
+        counter.update(NAMES[request.type] for request, _ in requests)
+        send(self, requests)
 
-    def count_fired(self: Link, path: str, gone: bool) -> None:
+    def count_fired(self: ZooKeeperSession, path: str, gone: bool) -> None:
         counter["fired"] += 1
         fired(self, path, gone)
 
-    monkeypatch.setattr(Driver, "post", count)
-    monkeypatch.setattr(Link, "_fired", count_fired)
+    monkeypatch.setattr(ZooKeeperConnection, "send", count)
+    monkeypatch.setattr(ZooKeeperSession, "_fired", count_fired)
     return counter
 
 
-async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """With 200 waiters on one name a release fires one watch, and nobody has to look who is next."""
+async def attempt(engine: Engine, claim: Claim) -> Grant | Waiting:
+    """Attempt a claim, with its place in the queue."""
+    return await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+
+
+async def granted(engine: Engine, waiting: Grant | Waiting) -> Grant:
+    """Wait as the acquire loop does, until the claim is granted."""
+    assert isinstance(waiting, Waiting)
+    while (grant := await engine.wait(waiting, 20)) is None:
+        outcome = await attempt(engine, waiting.claim)
+        if isinstance(outcome, Grant):
+            return outcome
+        waiting = outcome
+    return grant
+
+
+async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:
+    """With 200 waiters on one name a release fires one watch, and one client reads the queue."""
     subject = clients.on(chroot(zookeeper1))
     engine = subject.engine()
+
+    def run(work: Coroutine[Any, Any, Grant]) -> Awaitable[Grant]:
+        return work if clients.runtime_name == "aio" else subject.call(run_sync, work)  # a thread for each
+
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
-    outcomes: list[Grant | Waiting] = [await engine.attempt(claim, queue=True) for claim in claims]
+    outcomes = [await attempt(engine, claim) for claim in claims]
     assert isinstance(outcomes[0], Grant)
     holder: Grant = outcomes[0]
-
-    async def wait(outcome: Waiting | Grant) -> Grant:
-        while isinstance(outcome, Waiting):
-            work = engine.wait(outcome, 20)
-            outcome = await (work if clients.runtime_name == "aio" else subject.call(run_sync, work))
-        return outcome
-
-    async with background(*(wait(busy) for busy in outcomes[1:])) as tasks:
+    async with background(*(run(granted(engine, waiting)) for waiting in outcomes[1:])) as tasks:
         await asyncio.sleep(1)
-        asked.clear()
+        sent.clear()
         tokens = [holder.token]
         for task in tasks[:20]:
-            before = asked["fired"]
+            before = sent["fired"]
             assert await engine.release(holder) is True
             holder = await asyncio.wait_for(task, SOON)
-            assert asked["fired"] == before + 1
+            assert sent["fired"] == before + 1
             tokens.append(holder.token)
         assert tokens == sorted(tokens)
-        assert asked["GetChildren"] == 0
-        assert asked["GetData"] <= 1  # a beat's look at the layout
-        assert asked["Exists"] <= 20  # of its own node, by whoever has not heard of it for a beat
+        assert sent["GetChildren"] == 20
+        assert sent["GetData"] <= 1  # the watch of a heartbeat on the held node
         assert not any(task.done() for task in tasks[20:])
 
 
-async def test_uncontended_pair(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """A lock that is free takes one create and one look, sent together, and one transaction that gives it back."""
+async def test_uncontended_pair(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:
+    """A free lock takes one transaction and one read, sent together, and one delete to release it."""
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
-    asked.clear()
+    sent.clear()
     for _ in range(10):
         await take(locks, "x")
-    assert asked["Create2"] == asked["GetChildren"] == asked["Transaction"] == 10
-    assert set(asked) <= {"Create2", "GetChildren", "Transaction", "Sync", "GetData"}
-    assert asked["GetData"] < 10  # a lease that a beat of the pulse comes upon is watched
+    assert sent["Multi"] == sent["GetChildren"] == sent["Delete"] == 10
+    assert set(sent) <= {"Multi", "GetChildren", "Delete", "Sync", "GetData", "fired"}
+    assert sent["GetData"] < 10  # a heartbeat watches the node of a lease that it finds held
 
 
 async def test_waiters_that_leave_leave_no_listeners(zookeeper1: ZooKeeper, clients: Clients) -> None:
-    """Whoever gives up waiting on a long-held lock leaves nothing in this process, and no second watch on the server."""
+    """Waiters that give up on a long-held lock leave nothing in this process, and no second watch on the server."""
     locks = clients.connect(chroot(zookeeper1), ttl=60)
-    async with locks.lock("x"):
-        for _ in range(30):
-            assert await locks.lock("x").try_acquire() is None
-            with pytest.raises(TimeoutError):
-                await locks.lock("x").acquire(timeout=0.01)
-        link = link_of(locks)
-        layout = {backend_of(locks)._paths.layout}  # watched for as long as there is a connection
-        assert len(link._listeners.keys() - layout) <= 1
-        assert len(backend_of(locks)._places) == 1
+    lease = await locks.lock("x").acquire()
+    for _ in range(30):
+        assert await locks.lock("x").try_acquire() is None
+        with pytest.raises(TimeoutError):
+            await locks.lock("x").acquire(timeout=0.01)
+    assert len(session_of(locks)._listeners) <= 1
+    assert len(engine_of(locks)._queue.claims) == 1
+    assert await lease.release() is True
 
 
-async def test_many_leases_are_one_renewal(zookeeper1: ZooKeeper, clients: Clients, asked: Counter[str]) -> None:
-    """However many leases hang on a session, renewing them all is one sync."""
+async def test_many_leases_are_one_renewal(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:
+    """However many leases a session has, one sync renews them all."""
     engine = clients.on(chroot(zookeeper1)).engine()
     grants: list[Grant] = []
-    number, at_once = (10_000, 500) if clients.runtime_name == "aio" else (1_000, 1)
+    number, batch = (10_000, 500) if clients.runtime_name == "aio" else (1_000, 1)
     while len(grants) < number:
-        claims = [Claim(f"n{(len(grants) + more) % 100}", 300, shared=True) for more in range(at_once)]
-        outcomes = await asyncio.gather(*(engine.attempt(claim, queue=False) for claim in claims))
+        claims = [Claim(f"n{(len(grants) + more) % 100}", 300, mode=Mode.SHARED) for more in range(batch)]
+        outcomes = await asyncio.gather(*(attempt(engine, claim) for claim in claims))
         grants += [outcome for outcome in outcomes if isinstance(outcome, Grant)]
     await engine.renew(grants)  # the first sets the watches
-    asked.clear()
+    sent.clear()
     assert set(await engine.renew(grants)) == {Renewal.RENEWED}
-    assert asked["Sync"] <= 3  # one of ours, and the session's own beats meanwhile
-    assert sum(asked.values()) == asked["Sync"]
+    assert sent["Sync"] <= 3  # one of ours, and the session's own heartbeats meanwhile
+    assert sum(sent.values()) == sent["Sync"]
+
+
+@pytest.mark.parametrize("permits", [8, 3])
+async def test_permits_never_degrade_to_a_mutex(zookeeper1: ZooKeeper, clients: Clients, permits: int) -> None:
+    """With limit 3 and 8 claims, three hold the name at each moment, whichever holder leaves."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    claims = [Claim("x", 30, mode=Mode.PERMIT, limit=3) for _ in range(8)]
+    outcomes = [await attempt(engine, claim) for claim in claims]
+    holders = [outcome for outcome in outcomes if isinstance(outcome, Grant)]
+    assert holders == outcomes[:3]
+    async with background(*(clients.run(granted(engine, waiting)) for waiting in outcomes[3:])) as tasks:
+        for number, task in enumerate(tasks):
+            # The oldest, the newest or the one in the middle leaves: the next waiter holds at once.
+            assert await engine.release(holders.pop((number * permits) % 3)) is True
+            holders.append(await asyncio.wait_for(task, SOON))
+            assert len((await engine.inspect("x")).holders) == 3
+            assert sum(task.done() for task in tasks) == number + 1
+
+
+async def test_limits_may_differ(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Each contender of a semaphore respects its own limit, and no claim overtakes a blocked one."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    outcomes = [await attempt(engine, Claim("x", 30, mode=Mode.PERMIT, limit=limit)) for limit in (1, 3, 2, 5)]
+    assert [isinstance(outcome, Grant) for outcome in outcomes] == [True, True, False, False]
+    assert (await engine.inspect("x")).limits == (1, 2, 3, 5)
+
+
+async def test_downgrade_admits_readers_and_keeps_the_token(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A downgrade replaces the node in place: readers behind it hold too, a writer behind them waits for all of them."""
+    subject = clients.on(chroot(zookeeper1))
+    engine, other = subject.engine(), subject.engine()
+    writer = await attempt(engine, Claim("x", 30, "writer", value="here"))
+    assert isinstance(writer, Grant)
+    reader, last = await attempt(other, Claim("x", 30, mode=Mode.SHARED)), await attempt(other, Claim("x", 30))
+    shared = await engine.downgrade(writer)
+    assert (shared.token, shared.claim.mode) == (writer.token, Mode.SHARED)
+    assert (await engine.downgrade(shared)).token == writer.token
+    second = await granted(other, reader)
+    snapshot = await engine.inspect("x")
+    assert [(holder.token, holder.mode) for holder in snapshot.holders] == [
+        (writer.token, Mode.SHARED), (second.token, Mode.SHARED),
+    ]  # fmt: skip
+    assert (snapshot.holders[0].owner, snapshot.holders[0].value) == ("writer", "here")
+    assert await engine.renew([shared]) == [Renewal.RENEWED]
+    assert await other.release(second) is True
+    assert isinstance(last, Waiting)
+    assert await other.wait(last, 0.5) is None
+    assert await engine.release(shared) is True
+    assert (await granted(other, last)).token > second.token
+
+
+async def test_downgrade_whose_reply_was_lost(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A repeated downgrade finds the node that the first one created; nothing of the claim is left after an abandon."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    claim = Claim("x", 30)
+    writer = await attempt(engine, claim)
+    assert isinstance(writer, Grant)
+    queued = writer.engine_state
+    node, exclusive = queued.node, queued.claim
+    await engine.downgrade(writer)
+    queued.node, queued.claim = node, exclusive  # as if the reply had been lost
+    assert (await engine.downgrade(writer)).claim.mode is Mode.SHARED
+    assert [holder.token for holder in (await engine.inspect("x")).holders] == [writer.token]
+    await engine.abandon(claim)
+    assert (await engine.inspect("x")).holders == ()
+
+
+async def test_downgrade_is_not_reported_as_a_loss(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """The watch on the exclusive node does not take its replacement for a loss; the shared node is watched instead."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    gone: list[str] = []
+    engine.on_gone = gone.append  # type: ignore[attr-defined]
+    writer = await attempt(engine, Claim("x", 30))
+    assert isinstance(writer, Grant)
+    assert await engine.renew([writer]) == [Renewal.RENEWED]  # from here on it is watched
+    shared = await engine.downgrade(writer)
+    assert await engine.renew([shared]) == [Renewal.RENEWED]
+    assert gone == []
+    assert await engine.force_release("x") == 1
+
+    async def reported() -> bool:
+        return gone == [writer.claim.id]
+
+    await eventually(reported, "the loss of the shared node is reported")
+    with pytest.raises(fencelock.NotHeld):
+        await engine.downgrade(writer)
+
+
+async def test_held_for_counts_from_the_hand_over(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A claim that had to wait counts from when it queued until its first renewal, and from its grant after that."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    first, second = await attempt(engine, Claim("x", 30)), await attempt(engine, Claim("x", 30))
+    assert isinstance(first, Grant)
+    await asyncio.sleep(1)
+    await engine.release(first)
+    grant = await granted(engine, second)
+
+    async def held_for() -> float:
+        (holder,) = (await engine.inspect("x")).holders
+        assert holder.token == grant.token
+        assert holder.held_for is not None
+        return holder.held_for
+
+    assert await held_for() >= 1
+    assert await engine.renew([grant]) == [Renewal.RENEWED]
+    assert 0 <= await held_for() < 1
+    assert grant.engine_state.data.queued_at < grant.engine_state.data.granted_at
 
 
 async def test_names_that_are_not_in_use_are_not_listed(zookeeper1: ZooKeeper, clients: Clients) -> None:
@@ -141,7 +266,7 @@ async def test_nothing_is_left_of_a_name(own_zookeeper: Callable[..., ZooKeeper]
     server = own_zookeeper(environment={"JAVA_TOOL_OPTIONS": "-Dznode.container.checkIntervalMs=200"})
     locks = clients.connect(chroot(server))
     await take(locks, "gone")
-    paths = backend_of(locks)._paths
+    paths = engine_of(locks)._namespace.paths
     async with locks.lock("used") as lease:
         with bare(server) as kazoo:
 
@@ -158,7 +283,7 @@ async def test_name_whose_node_is_removed_under_us(zookeeper1: ZooKeeper, client
     locks = clients.connect(chroot(zookeeper1))
     before = await take(locks, "x")
     with bare(zookeeper1) as kazoo:
-        kazoo.delete(backend_of(locks)._paths.of("x"))
+        kazoo.delete(engine_of(locks)._namespace.paths.of("x"))
     assert await take(locks, "x") > before
 
 
@@ -180,7 +305,7 @@ async def test_sessions_are_shared(zookeeper1: ZooKeeper, clients: Clients) -> N
     """Claims of like ttls share a session; a few are enough for all."""
     locks = clients.connect(chroot(zookeeper1))
     leases = [await locks.lock(f"x{number}", ttl=20 + number).acquire() for number in range(20)]
-    assert sorted(backend_of(locks)._sessions._open) == [20, 30]
+    assert sorted(engine_of(locks)._sessions._open) == [20, 30]
     for lease in leases:
         await lease.release()
 
@@ -205,44 +330,113 @@ async def test_waiter_behind_a_dead_session(zookeeper1: ZooKeeper, clients: Clie
             await gone
 
 
-async def test_waiter_that_leaves_does_not_let_the_next_in(zookeeper1: ZooKeeper, clients: Clients) -> None:
-    """Whoever waits behind one that gave up, or that once held the name and lined up anew, waits for the holder."""
+async def test_waiter_that_leaves_does_not_admit_the_next(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A waiter behind one that gave up, or that once held the name and was enqueued again, waits for the holder."""
     subject = clients.on(chroot(zookeeper1))
     first, second, third = subject.engine(), subject.engine(), subject.engine()
     claim, late = Claim("x", 30), Claim("x", 30)
-    lost = await first.attempt(claim, queue=True)
+    lost = await attempt(first, claim)
     assert isinstance(lost, Grant)
     with bare(zookeeper1) as kazoo:
-        kazoo.delete(lost.handle.path)
-    holder = await second.attempt(Claim("x", 30), queue=True)
+        kazoo.delete(lost.engine_state.path)
+    holder = await attempt(second, Claim("x", 30))
     assert isinstance(holder, Grant)
-    assert isinstance(await first.attempt(claim, queue=True), Waiting)
-    busy = await third.attempt(late, queue=True)
-    assert isinstance(busy, Waiting)
+    assert isinstance(await attempt(first, claim), Waiting)
+    waiter = await attempt(third, late)
+    assert isinstance(waiter, Waiting)
     await first.abandon(claim)
-    again = await third.wait(busy, 1)
-    assert isinstance(again, Waiting)
+    assert await third.wait(waiter, 1) is None
+    assert isinstance(await attempt(third, late), Waiting)
     assert await second.release(holder) is True
-    grant = await third.wait(again, SOON)
-    assert isinstance(grant, Grant)
+    grant = await granted(third, waiter)
     assert grant.token > holder.token
     assert await third.release(grant) is True
     assert await third.release(grant) is False
 
 
-async def test_reader_behind_readers_and_a_writer(zookeeper1: ZooKeeper, clients: Clients) -> None:
-    """What a writer passes on goes to all readers behind it, and what one reader gives back not to the writer behind two."""
+async def test_writer_behind_two_readers_waits_for_both(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A writer's release admits all readers behind it; the writer behind them waits for the last of them."""
     engine = clients.on(chroot(zookeeper1)).engine()
-    writer = await engine.attempt(Claim("x", 30), queue=True)
-    readers = [await engine.attempt(Claim("x", 30, shared=True), queue=True) for _ in range(2)]
-    last = await engine.attempt(Claim("x", 30), queue=True)
+    writer = await attempt(engine, Claim("x", 30))
+    readers = [await attempt(engine, Claim("x", 30, mode=Mode.SHARED)) for _ in range(2)]
+    last = await attempt(engine, Claim("x", 30))
     assert isinstance(writer, Grant)
     assert isinstance(last, Waiting)
     await engine.release(writer)
-    grants = [await engine.wait(busy, SOON) for busy in readers if isinstance(busy, Waiting)]
-    first, second = (grant for grant in grants if isinstance(grant, Grant))
+    first, second = [await granted(engine, reader) for reader in readers]
     await engine.release(second)
-    last = await engine.wait(last, 1)
-    assert isinstance(last, Waiting)
+    assert await engine.wait(last, 1) is None
     await engine.release(first)
-    assert isinstance(await engine.wait(last, SOON), Grant)
+    assert isinstance(await granted(engine, last), Grant)
+
+
+async def test_write_into_a_claims_node_admits_nobody(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """Data that is written into a holder's node by hand neither costs it the lock nor admits the next waiter."""
+    url = chroot(zookeeper1)
+    locks, others = clients.connect(url), clients.connect(url)
+    lease = await locks.lock("x", ttl=15).acquire()
+    async with background(others.lock("x", ttl=15).acquire()) as (task,):
+        await waiting(others, "x")
+        with bare(zookeeper1) as kazoo:
+            kazoo.set(core_of(lease)._grant.engine_state.path, b"")
+        await renewed(lease)
+        assert not task.done()
+        assert await lease.release() is True
+        after = await asyncio.wait_for(task, SOON)
+    assert after.token > lease.token
+    assert await after.release() is True
+
+
+async def test_waiter_that_lost_its_node_is_enqueued_again(
+    zookeeper1: ZooKeeper, proxy: Callable[..., Proxy], clients: Clients
+) -> None:
+    """A waiter that learns at once that it is next and that its own node is gone does not hold the name."""
+    way = proxy(zookeeper1)
+    path = chroot(zookeeper1).rpartition("/")[2]
+    engine = clients.on(f"{way.url}/{path}").engine()
+    other = clients.on(f"{zookeeper1.url}/{path}").engine()
+    assert isinstance(await attempt(other, Claim("x", 30)), Grant)
+    claim = Claim("x", 30)
+    waiter = await attempt(engine, claim)
+    assert isinstance(waiter, Waiting)
+    assert isinstance(await attempt(other, Claim("x", 30)), Waiting)
+    await engine.inspect("x")  # by now it watches the first
+    way.cut("to_client")
+    assert await other.force_release("x") == 1
+    assert await other.force_release("x") == 1
+    async with background(clients.run(engine.wait(waiter, 3))) as (task,):
+        await asyncio.sleep(0.6)
+        way.heal()
+        assert await task is None
+    again = await clients.run(attempt(engine, claim))
+    assert isinstance(again, Waiting), "it is at the end of the queue"
+    assert await clients.run(engine.wait(again, 0.5)) is None, "another claim holds the name"
+    assert len((await other.inspect("x")).holders) == 1
+
+
+def test_close_during_a_read_of_a_waiter(zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that close() wakes, and that waits again because its claim still exists, learns when the claim is gone."""
+    url = chroot(zookeeper1)
+    is_alive, remove = Queue.is_alive, Queue.remove
+    checks = Semaphore(0)
+
+    def checking(self: Queue, queued: QueuedClaim) -> bool:
+        checks.release()
+        return is_alive(self, queued)
+
+    async def removing(self: Queue, *args: Any) -> bool:
+        assert checks.acquire(timeout=SOON)
+        time.sleep(0.1)  # noqa: ASYNC251  # the waiter has looked, and may wait again
+        return await remove(self, *args)
+
+    with fencelock.connect(url) as others, others.lock("x", ttl=60):
+        locks = fencelock.connect(url)
+        with ThreadPoolExecutor(1) as threads:
+            waiter = threads.submit(locks.lock("x", ttl=60).acquire)
+            while not others.inspect("x").waiters:
+                time.sleep(0.01)
+            with monkeypatch.context() as patched:
+                patched.setattr(Queue, "is_alive", checking)
+                patched.setattr(Queue, "remove", removing)
+                locks.close()
+                assert isinstance(waiter.exception(SOON), fencelock.FencelockError)

@@ -1,4 +1,4 @@
-"""Sessions that are cut off, expire, or come back: a lease counts down by its own clock, whatever the driver thinks."""
+"""Sessions that are cut off, expire, or reconnect: a lease counts down by its own clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from fencelock import EngineUnavailable, LossReason
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
 from tests.engines.conftest import Clients
-from tests.engines.zookeeper_server import backend_of, bare, chroot, expire, link_of
+from tests.engines.zookeeper_server import bare, chroot, engine_of, expire, session_of
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeper
 
@@ -30,13 +31,13 @@ async def test_suspended_counts_down_and_comes_back(zookeeper1: ZooKeeper, proxy
     between = proxy(zookeeper1)
     locks, _ = both_ways(zookeeper1, between, clients)
     lease = await locks.lock("x", ttl=20).acquire()
-    link = link_of(locks)
-    session = link.id
+    session = session_of(locks)
+    id = session.id
     between.refuse()
     between.disconnect()
 
     async def away() -> bool:
-        return not link.connected
+        return not session.connected
 
     await eventually(away, "the connection is gone")
     before = lease.remaining
@@ -53,7 +54,7 @@ async def test_suspended_counts_down_and_comes_back(zookeeper1: ZooKeeper, proxy
         return lease.remaining > low
 
     await eventually(longer, "the lease is renewed")
-    assert link.id == session
+    assert session.id == id
     assert await lease.release() is True
 
 
@@ -73,7 +74,7 @@ async def test_login_that_is_not_answered(zookeeper1: ZooKeeper, proxy: Between,
     between.heal()
 
     async def back() -> bool:
-        return link_of(locks).connected
+        return session_of(locks).connected
 
     await eventually(back, "it is connected")
     await lease.renew()
@@ -152,7 +153,7 @@ async def test_node_that_is_taken_away(zookeeper1: ZooKeeper, clients: Clients) 
     lease = await locks.lock("x", ttl=60).acquire()
     await asyncio.sleep(5)  # a beat: from then on it is watched
     with bare(zookeeper1) as kazoo:
-        parent = backend_of(locks)._paths.of("x")
+        parent = engine_of(locks)._namespace.paths.of("x")
         (child,) = kazoo.get_children(parent)
         kazoo.delete(f"{parent}/{child}")
         assert await lease.lost.wait(SOON)
@@ -163,15 +164,15 @@ async def test_old_node_of_an_earlier_session(zookeeper1: ZooKeeper, clients: Cl
     """A claim whose session was lost with its answer finds its old node, sees whose it is, and makes a new one."""
     engine = clients.on(chroot(zookeeper1)).engine()
     claim = Claim("x", 30)
-    first = await engine.attempt(claim, queue=True)
+    first = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(first, Grant)
-    first.handle.session.handle.end(tell=False)
-    assert await engine.renew([first]) == [Renewal.UNKNOWN]
+    first.engine_state.session.end()
+    assert await engine.renew([first]) == [Renewal.LOST]
     # As if the answer had been lost, too: a new attempt knows nothing of the old node but its id.
-    again = await engine.attempt(claim, queue=True)
+    again = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(again, Grant)
     assert again.token > first.token
-    assert again.handle.session is not first.handle.session
+    assert again.engine_state.session is not first.engine_state.session
     assert [holder.token for holder in (await engine.inspect("x")).holders] == [again.token]
     await engine.abandon(claim)
     snapshot = await engine.inspect("x")
@@ -207,11 +208,13 @@ async def test_session_that_hangs_does_not_cost_another_its_leases(zookeeper1: Z
     """Leases of two sessions are renewed together; if one does not answer, the other's are renewed all the same."""
     engine = clients.on(chroot(zookeeper1)).engine()
     short, long = Claim("short", 20), Claim("long", 60)
-    grants: list[Grant | Waiting] = [await engine.attempt(claim, queue=False) for claim in (long, short)]
+    grants: list[Grant | Waiting] = [
+        await engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE) for claim in (long, short)
+    ]
     assert all(isinstance(grant, Grant) for grant in grants)
-    link = grants[0].handle.session.handle
-    link.connected = False  # as if it were being made anew
+    session = grants[0].engine_state.session
+    session.connected = False  # as if it were reconnecting
     held = [grant for grant in grants if isinstance(grant, Grant)]
     assert await engine.renew(held) == [Renewal.UNKNOWN, Renewal.RENEWED]
-    link.connected = True
+    session.connected = True
     assert await engine.renew(held) == [Renewal.RENEWED, Renewal.RENEWED]

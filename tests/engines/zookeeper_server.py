@@ -1,4 +1,4 @@
-"""What the tests of the ZooKeeper engine share: chroots of their own, a look at the sessions, and a client beside ours."""
+"""What the tests of the ZooKeeper engine share: chroots of their own, access to the sessions, and a client of kazoo's."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
-from fencelock.engines.zookeeper.link import Link
+from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.model import new_id
-from tests.contract.runtimes import client_of
 from tests.servers.cluster import Cluster
 from tests.servers.zookeeper import ZooKeeper
 
 
 def chroot(server: Any) -> str:
-    """Return a URL of the server, its ensemble or its proxy, with a chroot that nobody else uses."""
+    """Return a URL of the server, its ensemble or its proxy, with a chroot that no other test uses."""
     return f"{server.url}/{new_id()}"
 
 
-def backend_of(locks: Any) -> ZooKeeperEngine:
-    """Return the engine behind a client."""
-    engine = client_of(locks).engine
+def engine_of(locks: Any) -> ZooKeeperEngine:
+    """Return the engine behind a client, or behind a test's view of it."""
+    engine = getattr(locks, "raw", locks)._client.engine
     assert isinstance(engine, ZooKeeperEngine)
     return engine
 
 
-def link_of(locks: Any) -> Link:
-    """Return the connection of the one session that a client has."""
-    (session,) = backend_of(locks)._sessions._open.values()
-    return session.handle
+def session_of(locks: Any) -> ZooKeeperSession:
+    """Return the only session of a client."""
+    (session,) = engine_of(locks)._sessions._open.values()
+    return session
 
 
 @contextmanager
@@ -47,7 +46,7 @@ def bare(server: ZooKeeper | Cluster[ZooKeeper], **options: Any) -> Iterator[Kaz
 
 
 def expire(server: ZooKeeper, locks: Any) -> None:
-    """End a client's session on the server, as if it had run out there."""
-    kazoo = link_of(locks)._driver._client
-    with bare(server, client_id=kazoo.client_id):
+    """End a client's session on the server, as if it had expired there."""
+    session = session_of(locks)
+    with bare(server, client_id=(session.id, session._password)):
         pass

@@ -123,7 +123,8 @@ class Connection(Protocol):
 
     If a server replies in any order, all its messages count as pushes, and the engine assigns them to requests.
 
-    An error reply is a reply. In the blocking runtime one thread at a time uses a connection; any thread may call `close`.
+    An error reply is a reply. In the blocking runtime one thread at a time waits on a connection; meanwhile
+    other threads may call `tell`, one at a time, and any thread may call `close`.
     """
 
     @property
@@ -168,27 +169,6 @@ class Connection(Protocol):
     def forget(self) -> None:
         """Detach from it in a forked child without sending anything to the server, which still serves the parent."""
         ...
-
-
-class Source(Protocol):
-    """A driver's connection that sets events. The driver's thread reads it, unless a waiting thread does.
-
-    Each waiting thread calls `enter` and `leave` with its own key.
-    """
-
-    def enter(self, key: object) -> bool:
-        """Register a waiting thread; return whether this thread should read."""
-        ...
-
-    def read_until(self, key: object, enough: Callable[[], bool], until: float) -> None:
-        """Read in this thread until `enough()`, the end of the stream, or the time `until`."""
-        ...
-
-    def wake(self) -> None:
-        """Make the reading thread check `enough()`; callable from any thread."""
-        ...
-
-    def leave(self, key: object) -> None: ...
 
 
 class Runtime(Protocol):
@@ -293,9 +273,6 @@ class Runtime(Protocol):
         It ends early when a connection is or becomes closed.
         """
         ...
-
-    async def attend(self, source: Source, event: Event, timeout: float) -> bool:
-        """Wait for an event that the source sets; in the blocking runtime, read the source in this thread."""
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait until a descriptor can be read, or with `write` until it can be read or written; return whether it can.

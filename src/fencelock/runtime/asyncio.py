@@ -19,7 +19,7 @@ from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 
 if TYPE_CHECKING:
-    from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler, Source
+    from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -291,10 +291,6 @@ class AsyncioRuntime:
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Wait for the event: the loop reads the connections, and their `on_end` sets the event when one ends."""
         return await event.wait(timeout) if all(connection.open for connection in connections) else event.is_set()
-
-    async def attend(self, source: Source, event: Event, timeout: float) -> bool:  # noqa: ARG002
-        """Wait for the event. The driver's own thread reads: reading here would block other tasks."""
-        return await event.wait(timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Wait with the loop's reader and writer callbacks."""

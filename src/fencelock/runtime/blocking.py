@@ -19,7 +19,7 @@ from fencelock.core.log import WARNING, log
 if TYPE_CHECKING:
     import socket
 
-    from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler, Source
+    from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -105,23 +105,6 @@ class BlockingEvent:
         finally:
             with suppress(ValueError):
                 self._waiters.remove(wake)
-
-    async def attend(self, source: Source, timeout: float) -> bool:
-        """Wait like `wait`, and meanwhile read the source that may set the event, unless another thread reads it."""
-        if self._set:
-            return True
-        until, key = boottime() + timeout, object()
-        try:
-            if source.enter(key):
-                self._waiters.append(source.wake)
-                with raise_if_forked():
-                    source.read_until(key, self.is_set, until)
-            return self.is_set() or await self.wait(until - boottime())
-        finally:
-            source.leave(key)
-            if self._waiters:
-                with suppress(ValueError):
-                    self._waiters.remove(source.wake)
 
 
 class PushFlag:
@@ -384,11 +367,6 @@ class BlockingRuntime:
 
         wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
         return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)
-
-    def attend(self, source: Source, event: Event, timeout: float) -> Coroutine[Any, Any, bool]:
-        """Read in this thread, unless another thread reads."""
-        own: Any = event
-        return own.attend(source, timeout)  # type: ignore[no-any-return]
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Poll in this thread."""

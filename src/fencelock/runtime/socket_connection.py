@@ -6,8 +6,9 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from ssl import SSLWantReadError, SSLWantWriteError
+from threading import RLock
 from typing import Any
 
 from fencelock.core.clock import boottime
@@ -35,6 +36,7 @@ class SocketConnection:
         "_pushes",
         "_retained",
         "_sock",
+        "_tls_mutex",
         "_users",
         "open",
         "owed",
@@ -47,6 +49,8 @@ class SocketConnection:
         parser = connector.parser()
         self._sock = sock
         self.tls = hasattr(sock, "pending")
+        # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `tell`.
+        self._tls_mutex: Any = RLock() if self.tls else nullcontext()
         self._address = connector.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, connector.pack, connector.pushes
         self._on_push, self._on_end = on_push, on_end
@@ -134,7 +138,8 @@ class SocketConnection:
     def _send(self, data: bytes | memoryview) -> int:
         """Send as many bytes as fit into the send buffer; return their number."""
         try:
-            return int(self._sock.send(data))
+            with self._tls_mutex:
+                return int(self._sock.send(data))
         except (BlockingIOError, SSLWantWriteError):
             return 0
 
@@ -144,7 +149,10 @@ class SocketConnection:
 
     def has_buffered(self) -> bool:
         """Return whether TLS has decrypted data that a poll of the socket does not report."""
-        return self.tls and self.open and bool(self._sock.pending())
+        if not self.tls or not self.open:
+            return False
+        with self._tls_mutex:
+            return bool(self._sock.pending())
 
     def read_available(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
         """Read once, or until `done()` or the time `until`; store every reply at its place."""
@@ -170,14 +178,15 @@ class SocketConnection:
         while self.open and not done():
             # Poll once more after the timeout: if the process was stopped meanwhile, the reply is there.
             left = until - boottime()
-            if (self.tls and self._sock.pending()) or self._poll.poll(max(0.0, left) * 1000):
+            if (self.tls and self.has_buffered()) or self._poll.poll(max(0.0, left) * 1000):
                 self._receive()
             elif left <= 0:
                 break
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(CHUNK)
+            with self._tls_mutex:
+                data = self._sock.recv(CHUNK)
         except (BlockingIOError, SSLWantReadError):
             return
         if not data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, cast
 
-from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler, Source
+from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
 from fencelock.sim.connection import SimConnection, request_all
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
@@ -212,10 +212,6 @@ class SimRuntime:
     async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
         """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
         return await bell.wait(timeout) if all(connection.open for connection in connections) else bell.is_set()
-
-    async def attend(self, source: Source, event: Event, timeout: float) -> bool:  # noqa: ARG002
-        """Wait for the event."""
-        return await event.wait(timeout)
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
         """Refuse: there are no descriptors here, and no engine of this world has a driver that needs one."""

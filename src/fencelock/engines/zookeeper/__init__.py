@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fencelock.engines.zookeeper.address import parse
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
+from fencelock.engines.zookeeper.url import parse
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Runtime

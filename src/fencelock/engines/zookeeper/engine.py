@@ -1,36 +1,25 @@
-"""ZooKeeper: a node for each claim, in ZooKeeper's own order; whoever waits watches the one ahead."""
+"""ZooKeeper: a node for each claim, in ZooKeeper's own order; a waiter watches the claim ahead of it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
-from math import inf
+
+from kazoo.protocol.serialization import GetChildren
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import Runtime
-from fencelock.engines.zookeeper.address import Address
-from fencelock.engines.zookeeper.layout import Node, in_order, paths
-from fencelock.engines.zookeeper.link import Link
-from fencelock.engines.zookeeper.looks import Looks
-from fencelock.engines.zookeeper.nodes import Nodes, delete
-from fencelock.engines.zookeeper.place import News, Place
-from fencelock.engines.zookeeper.places import SHORTEST, Places
+from fencelock.engines.zookeeper.inspect import Inspector
+from fencelock.engines.zookeeper.namespace import Namespace
+from fencelock.engines.zookeeper.paths import paths
+from fencelock.engines.zookeeper.queue import SHORTEST, Queue, QueuedClaim
 from fencelock.engines.zookeeper.records import ZooKeeperRecords
+from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.sessions import Sessions
-from fencelock.engines.zookeeper.signs import BEAT
-from fencelock.errors import FencelockError, GuaranteeUnavailable, OutcomeUnknown
-from fencelock.model import (
-    Admitted,
-    Claim,
-    Grant,
-    Renewal,
-    Snapshot,
-    TokenGuarantee,
-    Traits,
-    Waiting,
-    admit,
-)
+from fencelock.engines.zookeeper.url import ZooKeeperUrl
+from fencelock.errors import FencelockError, OutcomeUnknown
+from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
     engine="zookeeper",
@@ -43,219 +32,175 @@ TRAITS = Traits(
 
 
 class ZooKeeperEngine:
-    """`fencelock.core.engine.Watchful` on an ensemble."""
+    """`fencelock.core.engine.LossNotifier` on an ensemble."""
 
     traits = TRAITS
 
-    def __init__(self, runtime: Runtime, address: Address, namespace: str) -> None:
+    def __init__(self, runtime: Runtime, url: ZooKeeperUrl, namespace: str) -> None:
         self.on_gone: Callable[[str], None] = lambda _: None
         self._runtime = runtime
-        self._paths = paths(address.chroot, namespace)
-        self._places = Places(runtime, self._tell)
-        self._sessions = Sessions(runtime, address, self._paths, self._places.ended, self._places.expire)
-        self._nodes = Nodes(runtime, self._sessions, self._paths)
-        self._looks = Looks(self._sessions, self._paths)
-        self.records = ZooKeeperRecords(self._sessions, self._paths)
+        self._namespace = Namespace(paths(url.chroot, namespace), url.name)
+        self._queue = Queue(runtime, self._namespace, lambda id: self.on_gone(id))
+        self._sessions = Sessions(runtime, url, self._namespace, self._queue.session_ended, self._queue.remove_expired)
+        self._inspector = Inspector(self._sessions, self._namespace.paths)
+        self.records = ZooKeeperRecords(self._sessions, self._namespace)
+        self.rates = RecordRates(self.records, self.records.clock)
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ acquiring
 
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
-        """Take the lock or a place in line."""
-        return await self._attempt(claim, enqueue, None if deadline.at is None else deadline.at_most(inf), anew=True)
-
-    async def _attempt(self, claim: Claim, queue: bool, within: float | None, *, anew: bool) -> Grant | Waiting:
-        place = self._places.get(claim.id)
-        if place is not None and not self._places.stands(place):
-            self._places.forget(place)
-            place = None
-        patience = reply_timeout(claim.ttl, SHORTEST)
-        if within is not None:
-            patience = min(patience, max(within, MIN_REPLY_TIMEOUT))
-        if place is None:
-            connecting = None if within is None else max(within, FIRST_CONNECT_TIMEOUT)
-            session = await self._sessions.get(claim.ttl, claim.name, connecting)
-            place = self._places[claim.id] = Place(claim, session, self._paths.of(claim.name))
-            self._places.keep(place)
-            try:
-                children = await self._nodes.enter(place, patience)
-            except OutcomeUnknown:
-                raise
-            except FencelockError:
-                if place.node is not None:
-                    await self._places.remove(place, patience)
-                self._places.forget(place)
-                raise
-        else:
-            self._places.keep(place)
-            children = await self._nodes.find(place, patience, anew)
-        if place.gone or self._places.get(claim.id) is not place:
-            if not place.session.ended:
-                await self._places.remove(place, patience)
-            raise OutcomeUnknown(f"{claim.name!r}: the claim was over before it was answered")
-        return await self._decide(place, children, queue)
-
-    async def _decide(self, place: Place, children: list[str], queue: bool) -> Grant | Waiting:
-        """Say whether the claim may hold the name, given the nodes that are there; only those before it count."""
-        session, claim = place.session, place.claim
-        nodes = in_order(children)
-        ours = [node for node in nodes if node.id == claim.id]
-        for node in ours:
-            if node.name != place.node:
-                # Of an earlier session of ours, which may live on for a while: the id is ours alone.
-                await delete(session.handle, f"{place.parent}/{node.name}", reply_timeout(claim.ttl, SHORTEST))
-                nodes.remove(node)
-        mine = next((node for node in ours if node.name == place.node), None)
-        if mine is None:
-            raise OutcomeUnknown(f"{claim.name!r}: the claim was removed at once")
-        del nodes[nodes.index(mine) + 1 :]
-        answer = admit(nodes, claim)
-        if isinstance(answer, Admitted):
-            return self._places.granted(place)
-        if queue:
-            place.watch(self._runtime, {node.name: _news(nodes, node, claim) for node in nodes if node.id in answer.by})
-        else:
-            await self._places.remove(place, reply_timeout(claim.ttl, SHORTEST))
-        return Waiting(place.kept, session.since, engine_state=place)
-
-    # ------------------------------------------------------------------ waiting for it
+        """Create the claim's node, or find it, and decide by the nodes ahead of it."""
+        queue = self._queue
+        queued = queue.claims.get(claim.id)
+        if queued is not None and not queue.is_alive(queued):
+            queue.forget(queued)
+            queued = None
+        is_new = queued is None
+        if queued is None:
+            queued = queue.add(claim, await self._sessions.get(claim.ttl, claim.name, deadline))
+        timeout = deadline.at_most(queued.timeout)
+        queue.attach(queued)
+        queued.woken.clear()
+        try:
+            children = await (queue.enqueue if is_new else queue.find)(queued, timeout)
+        except OutcomeUnknown:
+            raise
+        except FencelockError:
+            if queued.node is not None:
+                await queue.remove(claim, queued.session, queued.node, timeout)
+            queue.forget(queued)
+            raise
+        if queued.gone or queue.claims.get(claim.id) is not queued:
+            # An abandon of this claim, or the end of its session, overtook this attempt.
+            if not queued.session.ended:
+                await queue.remove(claim, queued.session, queued.node, timeout)
+            raise OutcomeUnknown(f"{claim.name!r}: the claim was removed before the reply came")
+        grant = await queue.decide(queued, children, watch=enqueue)
+        if grant is not None:
+            return grant
+        if not enqueue:
+            await queue.remove(claim, queued.session, queued.node, timeout)
+        return Waiting(queued.stored, queued.session.since, engine_state=queued)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
-        """Wait until one ahead is gone."""
-        outcome = await self._wait(waiting, timeout, timeout)
-        return outcome if isinstance(outcome, Grant) else None
-
-    async def downgrade(self, grant: Grant) -> Grant:
-        """Refuse."""
-        raise GuaranteeUnavailable("not built yet", grant.claim.name)
-
-    async def _wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Wait until one ahead is gone; look again in the end."""
-        place: Place = waiting.engine_state
-        until = None if patience is None else self._runtime.now() + patience
-        if not place.gone and self._places.get(place.claim.id) is place:
-            await place.listen(timeout)
-            if place.called and self._places.stands(place):
-                # Nobody can have come in between. That we are still there ourselves is as good as certain, as the server
-                # would have ended the connection with the session: if our node was taken away by hand, we hear of it soon.
-                # If it was there a moment ago, the next beat of the session's pulse is soon enough, as it is for any grant.
-                link = place.session.handle
-                if self._runtime.now() - place.looked > link.seconds * BEAT:
-                    link.check(place.path, partial(self._places.lost_if, place))
-                return self._places.granted(place)
-        children = place.seen
-        place.hush()
-        try:
-            if children is not None and place.node in children and self._places.stands(place):
-                self._places.keep(place)
-                return await self._decide(place, children, True)
-            # Not anew: the session's pulse is the sign of life.
-            return await self._attempt(
-                place.claim, True, None if until is None else until - self._runtime.now(), anew=False
-            )
-        except BaseException:
-            place.ring()  # what was to be seen has not been seen
-            raise
+        """Wait until a node ahead is gone, read the queue, and return the grant if the claim is admitted now."""
+        queued: QueuedClaim = waiting.engine_state
+        queue, until = self._queue, self._runtime.now() + timeout
+        while await queued.woken.wait(max(0.0, until - self._runtime.now())):
+            if not queue.is_alive(queued):
+                return None
+            queued.woken.clear()
+            try:
+                # Without a sync: this server has reported the change, and it knows all claims ahead of ours.
+                left = until - self._runtime.now() + MIN_REPLY_TIMEOUT
+                (children,) = await queued.session.request(GetChildren(queued.parent, None), timeout=left)
+                found = [] if children.no_node else children.get()
+                if queued.node not in found or not queue.is_alive(queued):
+                    return None
+                grant = await queue.decide(queued, found, watch=True)
+            except BaseException:
+                queued.woken.set()  # the change is not processed yet
+                raise
+            if grant is not None:
+                return grant
+        return None
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind. What cannot be removed now goes with the next beat of its session, or with the session."""
-        place = self._places.get(claim.id)
-        patience = min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST))
-        if place is None or place.session.ended:
-            if place is not None:
-                self._places.forget(place)
-            place = Place(claim, await self._sessions.any(MIN_REPLY_TIMEOUT), self._paths.of(claim.name))
+        """Remove the claim. If that fails, the next heartbeat of its session removes it, or the session ends with it."""
+        queued = self._queue.claims.get(claim.id)
+        timeout = min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST))
+        if queued is not None and not queued.session.ended:
+            queued.session.expire_claim(claim.id)
+            queued.gone = True
+            queued.woken.set()
+            await self._queue.remove(claim, queued.session, queued.node, timeout)
         else:
-            place.session.expire_claim(claim.id)
-        place.ring()
-        await self._places.remove(place, patience)
+            if queued is not None:
+                self._queue.forget(queued)
+            await self._queue.remove(claim, await self._sessions.any(MIN_REPLY_TIMEOUT), None, timeout)
 
-    # ------------------------------------------------------------------ keeping it, giving it back
+    # ------------------------------------------------------------------ holding and releasing
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """One sync for each session, however many claims hang on it."""
+        """Send one sync for each session, however many claims it has."""
         sent = self._runtime.now()
-        links: list[Link] = sorted(
-            {grant.engine_state.session.handle for grant in grants if _is_held(grant)}, key=lambda link: link.seconds
-        )
-        renewed: dict[Link, bool] = {}
-        for link in links:
-            # One that hangs must not cost the leases of another: the shortest come first, and all have to share its time.
-            patience = (
-                link.seconds / 3 if len(links) == 1 else reply_timeout(links[0].session.ttl, SHORTEST) / len(links)
-            )
-            renewed[link] = await self._fresh(link, sent, patience)
-        answers = []
-        for grant in grants:
-            place: Place = grant.engine_state
-            if not _is_held(grant):
-                answers.append(Renewal.LOST)
-            elif renewed[place.session.handle]:
-                # Not if it is over by our clock: it is being removed then.
-                kept = place.session.extend(grant.claim.id, sent, grant.claim.ttl)
-                answers.append(Renewal.RENEWED if kept else Renewal.LOST)
-            else:
-                answers.append(Renewal.UNKNOWN)
-        return answers
+        sessions = {grant.engine_state.session for grant in grants if _has_node(grant)}
+        renewed: dict[ZooKeeperSession, bool] = {}
+        for session in sorted(sessions, key=lambda session: session.timeout):
+            # A session that hangs must not cost the leases of another: the shortest comes first, and all share its time.
+            shortest = min(other.ttl for other in sessions)
+            timeout = session.timeout / 3 if len(sessions) == 1 else reply_timeout(shortest, SHORTEST) / len(sessions)
+            held = [grant.engine_state for grant in grants if grant.engine_state.session is session]
+            renewed[session] = await self._renew_session(session, held, sent, timeout)
+        return [self._renewal(grant, sent, renewed) for grant in grants]
 
-    async def _fresh(self, link: Link, sent: float, patience: float) -> bool:
-        link.rewatch()  # their answers come before the sync's
+    async def _renew_session(
+        self, session: ZooKeeperSession, held: list[QueuedClaim], sent: float, timeout: float
+    ) -> bool:
+        unwritten = [queued for queued in held if queued.granted_at_unwritten and not queued.gone]
         try:
-            return await link.fresh(sent, patience)
+            session.watch_held()  # replies to these come before the reply to the sync
+            if unwritten:
+                await self._queue.write_granted_at(unwritten, timeout)
+            return await session.prove_alive(sent, timeout)
         except FencelockError:
             return False
 
+    def _renewal(self, grant: Grant, sent: float, renewed: dict[ZooKeeperSession, bool]) -> Renewal:
+        if not _has_node(grant):
+            return Renewal.LOST
+        session = grant.engine_state.session
+        if not renewed.get(session):
+            return Renewal.UNKNOWN
+        # LOST if it has expired by our clock: it is being removed then.
+        return Renewal.RENEWED if session.extend(grant.claim.id, sent, grant.claim.ttl) else Renewal.LOST
+
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock: whoever is next is woken by ZooKeeper."""
-        place: Place = grant.engine_state
-        mine = self._places.get(grant.claim.id)
-        if mine is None:
-            if place.session.ended or place.claim.id != grant.claim.id:
+        """Delete the claim's node: ZooKeeper wakes the next waiter."""
+        queued: QueuedClaim = grant.engine_state
+        session = queued.session
+        if self._queue.claims.get(grant.claim.id) is not queued:
+            if session.ended or queued.claim.id != grant.claim.id:
                 return False
-            place, mine = Place(grant.claim, await self._sessions.any(), place.parent), place
-            place.node = mine.node
-        return await self._places.remove(place, reply_timeout(grant.claim.ttl, SHORTEST))
+            session = await self._sessions.any()
+        return await self._queue.remove(grant.claim, session, queued.node, queued.timeout)
 
-    def _tell(self, id: str) -> None:
-        """Tell the client: it may have set `on_gone` at any time."""
-        self.on_gone(id)
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Replace the exclusive node by a shared one; the readers behind it are woken and read the queue."""
+        queued: QueuedClaim = grant.engine_state
+        await self._queue.downgrade(queued)
+        return grant.downgraded(queued.session.since)
 
-    # ------------------------------------------------------------------ looking, ending
+    # ------------------------------------------------------------------ reading and closing
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        return await self._looks.inspect(name)
+        """Return the holders and waiters of a name."""
+        return await self._inspector.inspect(name)
 
     def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what was in use at the time of the call."""
-        return self._looks.names(prefix)
+        """Yield the names that have a holder or a waiter."""
+        return self._inspector.names(prefix)
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders."""
-        return await self._looks.force_release(name)
+        """Remove the holders."""
+        return await self._inspector.force_release(name)
 
     async def close(self) -> None:
-        """End the sessions; whoever still waits learns of it."""
+        """End the sessions and wake all waits."""
         await self._sessions.close()
-        for place in list(self._places.values()):
-            place.ring()
+        for queued in list(self._queue.claims.values()):
+            queued.woken.set()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: no resource of this engine must be released before a fork."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and makes its own."""
+        """Drop the parent's sessions in the child; it opens its own."""
         if child:
-            self._places.clear()
-            self._sessions.forget()
+            self._queue.claims.clear()
+            self._sessions.after_fork()
 
 
-def _news(nodes: list[Node], node: Node, claim: Claim) -> News:
-    """Return what it would mean for the claim that this node is gone, and that it was passed on."""
-    others = [other for other in nodes if other is not node]
-    after = nodes[nodes.index(node) + 1 :]
-    return News(isinstance(admit(others, claim), Admitted), isinstance(admit(after, claim), Admitted))
-
-
-def _is_held(grant: Grant) -> bool:
-    """Return whether the claim still has its node, as far as was heard."""
-    return not grant.engine_state.gone and grant.engine_state.claim.id == grant.claim.id
+def _has_node(grant: Grant) -> bool:
+    """Return whether the claim still has its node, as far as this client knows."""
+    return not grant.engine_state.gone and bool(grant.engine_state.claim.id == grant.claim.id)

@@ -1,7 +1,8 @@
-"""Records on ZooKeeper: one node each, written over only in the version that was read.
+"""Records on ZooKeeper: one node each, replaced only in the version that was read.
 
-A record's end is a time on the wall clock of whoever wrote it: ZooKeeper as it comes has neither a clock to ask nor nodes
-that end by themselves. A record that ran out is gone for readers; its node is removed when somebody next sees it.
+A record expires by the wall clock of its writer: ZooKeeper's defaults offer neither a clock to read nor nodes that expire. An
+expired record is gone for readers; the next client that sees its node removes it. The version of a record is the transaction
+that wrote it, counted from the origin in the layout: the origin never changes, unlike the base of tokens.
 """
 
 from __future__ import annotations
@@ -9,84 +10,89 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 
-from kazoo.exceptions import BadVersionError
 from kazoo.protocol.serialization import Create2, Delete, GetData, SetData, Sync
 
 from fencelock.core.clock import wall_us
-from fencelock.core.engine import never_repeated
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, never_repeated
 from fencelock.core.records import Entry, Record, Written
-from fencelock.engines.zookeeper.layout import Paths, escape
-from fencelock.engines.zookeeper.link import Link
+from fencelock.engines.zookeeper.namespace import Namespace, read_origin
+from fencelock.engines.zookeeper.paths import escape
+from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.sessions import Sessions
 from fencelock.errors import EngineUnavailable
 
-PATIENCE = 5.0
-TRIES = 50
-"""How often others may be faster before that is taken for a fault."""
+ATTEMPTS = 50
+"""How often other writers may be faster before that counts as a fault."""
 
 
 class ZooKeeperRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(self, sessions: Sessions, paths: Paths) -> None:
+    def __init__(self, sessions: Sessions, namespace: Namespace) -> None:
         self._sessions = sessions
-        self._folder = f"{paths.root}/records"
-        self._layout = paths.layout
+        self._namespace = namespace
+        self._folder = namespace.paths.records
+        self._layout = namespace.paths.layout
 
     async def read(self, key: str) -> Record | None:
-        """Look, by way of the leader."""
-        link = (await self._sessions.any()).handle
-        entry, _ = await self._look(link, f"{self._folder}/{escape(key)}")
+        """Return the record of a key, read through the leader, or None."""
+        session = await self._sessions.any()
+        entry, _, _ = await self._look(session, f"{self._folder}/{escape(key)}")
         return None if entry is None else entry.seen(_now())
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Look, and write over what was seen; again if somebody else was faster."""
-        link = (await self._sessions.any()).handle
+        """Read the record and replace it; repeat if another writer was faster."""
+        session = await self._sessions.any()
         path = f"{self._folder}/{escape(key)}"
-        for _ in range(TRIES):
-            entry, version = await self._look(link, path)
+        for _ in range(ATTEMPTS):
+            entry, node_version, origin = await self._look(session, path)
             now = _now()
             if not (not expect if entry is None else entry.allows(now, token, expect)):
                 return Written(False, None if entry is None else entry.seen(now))
             text = None if value is None else b64encode(value).decode()
             content = json.dumps([text, token, now + ttl]).encode()
-            if version is None:
-                with never_repeated("the write", "Read it", key):
-                    (answer,) = await link.request(Create2(path, content, link.acl, 0), patience=PATIENCE)
-                if answer.missing:
-                    (made,) = await link.request(Create2(self._folder, b"", link.acl, 0), patience=PATIENCE)
-                    if made.missing:
-                        await self._sessions.settle(link, PATIENCE)
-                    elif not made.existed:
-                        made.get()
-                    continue
-            else:
-                with never_repeated("the write", "Read it", key):
-                    (answer,) = await link.request(SetData(path, content, version), patience=PATIENCE)
-            if answer.existed or answer.missing or isinstance(answer.error, BadVersionError):
-                continue
-            stat = answer.get()[1] if version is None else answer.get()
-            return Written(True, Entry(value, token, link.layout.token(stat.mzxid), now + ttl).seen(now))
-        raise EngineUnavailable(f"the record {key!r} is written by so many that there is no getting through")
+            request = (
+                Create2(path, content, session.acl, 0) if node_version is None else SetData(path, content, node_version)
+            )
+            with never_repeated("the write", "Read it", key):
+                (reply,) = await session.request(request, timeout=MAX_REPLY_TIMEOUT)
+            if reply.no_node and node_version is None:
+                await self._namespace.load(session, MAX_REPLY_TIMEOUT)
+            elif not reply.node_exists and not reply.no_node and not reply.bad_version:
+                stat = reply.get()[1] if node_version is None else reply.get()
+                return Written(True, Entry(value, token, origin + stat.mzxid, now + ttl).seen(now))
+        raise EngineUnavailable(f"the record {key!r} has too many writers at the same time")
 
-    async def _look(self, link: Link, path: str) -> tuple[Entry | None, int | None]:
-        """Return what is there and the node's version; None and None if there is no node."""
-        asked = Sync(path), GetData(path, None), GetData(self._layout, None)
-        _, found, under = await link.request(*asked, patience=PATIENCE)
-        if found.missing:
-            return None, None
+    async def clock(self, _: Record | None = None) -> int:
+        """Return the leader's wall clock in µs, which a write shows: rate limits use it, so clients' clocks may differ."""
+        session = await self._sessions.any()
+        for _attempt in range(ATTEMPTS):
+            (reply,) = await session.request(SetData(self._folder, b"", -1), timeout=MAX_REPLY_TIMEOUT)
+            if not reply.no_node:
+                return int(reply.get().mtime) * 1000
+            await self._namespace.load(session, MAX_REPLY_TIMEOUT)
+        raise EngineUnavailable(f"{self._folder} cannot be used: another client keeps removing it")
+
+    async def _look(self, session: ZooKeeperSession, path: str) -> tuple[Entry | None, int | None, int]:
+        """Return the record, its node's version (None without a node), and the origin of record versions."""
+        reads = Sync(path), GetData(path, None), GetData(self._layout, None)
+        _, found, layout = await session.request(*reads, timeout=MAX_REPLY_TIMEOUT)
+        if layout.no_node:
+            await self._namespace.load(session, MAX_REPLY_TIMEOUT)
+            (layout,) = await session.request(GetData(self._layout, None), timeout=MAX_REPLY_TIMEOUT)
+        origin = read_origin(layout.get()[0], self._layout)
+        if found.no_node:
+            return None, None, origin
         content, stat = found.get()
-        if not link.is_under(under, stat.mzxid):
-            await self._sessions.settle(link, PATIENCE)
         text, token, ends = json.loads(content)
-        entry = Entry(None if text is None else b64decode(text), token, link.layout.token(stat.mzxid), ends)
+        entry = Entry(None if text is None else b64decode(text), token, origin + stat.mzxid, ends)
         if entry.ends <= _now():
-            (gone,) = await link.request(Delete(path, stat.version), patience=PATIENCE)
-            if gone.error is None:
-                return entry, None
-        return entry, stat.version
+            (removed,) = await session.request(Delete(path, stat.version), timeout=MAX_REPLY_TIMEOUT)
+            if removed.error is None:
+                return entry, None, origin
+        return entry, stat.version, origin
 
 
 def _now() -> float:

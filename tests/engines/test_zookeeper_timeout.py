@@ -1,4 +1,4 @@
-"""A server that hangs: whoever has little time is told in time, and nothing is left of what was asked for."""
+"""A server that hangs: a caller with a timeout gets its answer in time, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fencelock import EngineUnavailable
+from fencelock import EngineUnavailable, LockTimeout
 from fencelock.core.clock import boottime
 from tests.contract.subject import background, free_again, take, waiting
 from tests.engines.conftest import Clients
@@ -18,7 +18,7 @@ from tests.servers.zookeeper import ZooKeeper
 async def test_timeout_while_the_server_hangs(
     own_zookeeper: Callable[..., ZooKeeper], clients: Clients, warm: bool
 ) -> None:
-    """Whoever has half a second is told after a little more than that, not after a whole ttl's patience; then all is well."""
+    """A caller with half a second gets its answer soon after that, not after a whole ttl; nothing is left behind."""
     server = own_zookeeper()
     locks = clients.connect(chroot(server))
     if warm:
@@ -36,14 +36,14 @@ async def test_timeout_while_the_server_hangs(
 async def test_timeout_of_a_waiter_whose_server_hangs(
     own_zookeeper: Callable[..., ZooKeeper], clients: Clients
 ) -> None:
-    """A waiter whose time is over is told so when its server no longer answers."""
+    """A waiter whose server no longer replies gets its answer soon after its timeout."""
     server = own_zookeeper()
     url = chroot(server)
     locks, other = clients.connect(url), clients.connect(url)
     lease = await other.lock("x").acquire()
 
     async def wait() -> float:
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises((EngineUnavailable, LockTimeout)):
             await locks.lock("x", timeout=6).acquire()
         return boottime()
 

@@ -1,21 +1,25 @@
-"""What a URL says: hosts, chroot, login and TLS."""
+"""URLs of ensembles: hosts, chroot, login and TLS."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from fencelock.core.runtime import Endpoint
 from fencelock.core.urls import redact
-from fencelock.errors import InvalidURL
+from fencelock.errors import EngineUnavailable, InvalidURL
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 PORT = 2181
 TLS_PORT = 2281
 FORM = "zookeeper://[user:password@]host:port,host:port/chroot"
 
 
-class Address(NamedTuple):
-    """An ensemble, and our place and rights in it."""
+class ZooKeeperUrl(NamedTuple):
+    """A parsed URL."""
 
     hosts: tuple[str, ...]
     chroot: str
@@ -27,23 +31,40 @@ class Address(NamedTuple):
     key: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Address {self.name}>"
+        return f"<ZooKeeperUrl {self.name}>"
+
+    def endpoints(self, timeout: float) -> list[Endpoint]:
+        """Return where the members listen; raise EngineUnavailable."""
+        tls = self._tls_context() if self.tls else None
+        hosts = (host.rpartition(":") for host in self.hosts)
+        return [Endpoint(name.strip("[]"), int(port), tls, timeout) for name, _, port in hosts]
+
+    def _tls_context(self) -> SSLContext:
+        from ssl import create_default_context  # slow to import
+
+        try:
+            context = create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ValueError) as error:
+            raise EngineUnavailable(f"{self.name}: the TLS files cannot be used: {error}") from error
+        return context
 
     @property
     def name(self) -> str:
-        """The ensemble for people to see, without a password."""
+        """The hosts and the chroot, for messages: without the password."""
         return ",".join(self.hosts) + self.chroot
 
 
-def parse(url: str) -> Address:
-    """Return what a URL says, or raise InvalidURL."""
+def parse(url: str) -> ZooKeeperUrl:
+    """Parse a URL; raise InvalidURL."""
     shown = redact(url)
     scheme, _, rest = url.partition("://")
     tls = scheme.lower() in ("zookeepers", "zks")
     rest, _, query = rest.partition("?")
     login, at, rest = rest.rpartition("@")
-    places, slash, chroot = rest.partition("/")
-    hosts = tuple(_host(place, TLS_PORT if tls else PORT, shown) for place in places.split(",")) if places else ()
+    listed, slash, chroot = rest.partition("/")
+    hosts = tuple(_host(host, TLS_PORT if tls else PORT, shown) for host in listed.split(",")) if listed else ()
     if not hosts:
         raise InvalidURL(f"{shown!r} names no host; write {FORM}")
     if len(set(hosts)) < len(hosts):
@@ -53,8 +74,8 @@ def parse(url: str) -> Address:
     options = {} if not query else dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
         if option not in ("ca", "cert", "key"):
-            # Not quoted: it may be the end of a password in which a ? was not escaped.
-            raise InvalidURL(f"{shown!r} has an option that is not known; there are ca, cert and key")
+            # The message does not quote it: it may be the end of a password with an unescaped "?".
+            raise InvalidURL(f"{shown!r} has an unknown option; the options are ca, cert and key")
         if not tls:
             raise InvalidURL(f"{shown!r}: {option}= is for TLS; write zookeepers://")
         if not os.path.isfile(options[option]):
@@ -64,13 +85,13 @@ def parse(url: str) -> Address:
     chroot = slash + unquote(chroot).strip("/")
     if any(step in ("", ".", "..") for step in chroot.split("/")[1:]) and chroot != "/":
         raise InvalidURL(f"{shown!r}: the chroot must be a path without empty steps, '.' and '..'")
-    return Address(hosts, chroot.rstrip("/"), unquote(login) if at else None, tls, **options)
+    return ZooKeeperUrl(hosts, chroot.rstrip("/"), unquote(login) if at else None, tls, **options)
 
 
-def _host(place: str, port: int, shown: str) -> str:
-    host, colon, number = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+def _host(text: str, port: int, shown: str) -> str:
+    host, colon, number = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not colon:
-        host, number = place, str(port)
+        host, number = text, str(port)
     if not host or (":" in host and not host.startswith("[")):
         raise InvalidURL(f"{shown!r} lacks a host, or has one too many colons; write {FORM}")
     if not number.isascii() or not number.isdigit() or not 0 < int(number) < 65536:

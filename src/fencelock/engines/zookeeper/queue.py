@@ -1,0 +1,307 @@
+"""The queue of a name: one node for each claim, in ZooKeeper's order. Creates, finds, watches and removes claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.protocol.serialization import Create, Delete, GetChildren, GetData, SetData, Sync
+
+from fencelock.core.clock import wall_us
+from fencelock.core.engine import reply_timeout
+from fencelock.core.runtime import Event, Runtime
+from fencelock.engines.zookeeper.namespace import Namespace
+from fencelock.engines.zookeeper.paths import UNREADABLE, ClaimData, QueueNode, decode_claim, in_order, node_prefix
+from fencelock.engines.zookeeper.protocol import (
+    CONTAINER,
+    EPHEMERAL,
+    EPHEMERAL_SEQUENTIAL,
+    CreateContainer,
+    Multi,
+)
+from fencelock.engines.zookeeper.session import ZooKeeperSession
+from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
+from fencelock.model import Admitted, Blocked, Claim, Grant, Mode, Until, admit
+
+SHORTEST = 0.2
+"""Seconds that a reply is waited for at least."""
+ATTEMPTS = 5
+"""How often others may remove what a claim needs before that counts as a fault."""
+
+
+class QueuedClaim:
+    """A claim of this client: its session, its node, and what it waits for. All its fields change only on its session."""
+
+    __slots__ = (
+        "_watched", "claim", "data", "gone", "granted_at_unwritten", "node", "parent", "session", "stored", "token", "waited",
+        "woken",
+    )  # fmt: skip
+
+    def __init__(self, claim: Claim, session: ZooKeeperSession, parent: str, woken: Event) -> None:
+        self.claim = claim
+        self.stored = claim._replace(ttl=session.ttl)
+        """The claim as the engine keeps it: as long as its session."""
+        self.session = session
+        self.parent = parent
+        self.woken = woken
+        """Set when something that the claim waits for has changed."""
+        self.node: str | None = None
+        """The node's name; None until ZooKeeper has replied."""
+        self.data = ClaimData(0.0, "")
+        self.token = 0
+        self.gone = False
+        """Whether the node is known to be gone: removed, or expired with its session."""
+        self.waited = False
+        """Whether the claim had to wait."""
+        self.granted_at_unwritten = False
+        """Whether the node's data lacks the time of the grant."""
+        self._watched: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of the node."""
+        return f"{self.parent}/{self.node}"
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for a reply."""
+        return reply_timeout(self.claim.ttl, SHORTEST)
+
+    def watch(self, blocked: Blocked, queue: list[QueueNode], children: list[str]) -> None:
+        """Set `woken` when a node ahead that blocks the claim is gone or changes."""
+        self.waited = True
+        by_any = blocked.until is Until.ANY
+        path = self.parent if by_any else next(f"{self.parent}/{n.name}" for n in queue if n.id in blocked.by)
+        if path == self._watched:
+            return
+        self.unwatch()
+        self._watched = path
+        if by_any:
+            # Any departure ahead may admit a permit, so it watches the list itself.
+            self.session.watch_children(path, self, self._changed, children)
+        else:
+            self.session.watch(path, self, self._changed)
+
+    def _changed(self, gone: bool) -> None:  # noqa: ARG002
+        self._watched = None
+        self.woken.set()
+
+    def unwatch(self) -> None:
+        """Stop watching."""
+        path, self._watched = self._watched, None
+        if path is not None:
+            self.session.unwatch(path, self)
+
+
+class Queue:
+    """All claims of this client, by id, and their nodes.
+
+    `on_gone` is called, in any thread, with the id of a claim whose node is gone.
+    """
+
+    def __init__(self, runtime: Runtime, namespace: Namespace, on_gone: Callable[[str], None]) -> None:
+        self.claims: dict[str, QueuedClaim] = {}
+        self._runtime = runtime
+        self._namespace = namespace
+        self._on_gone = on_gone
+
+    def add(self, claim: Claim, session: ZooKeeperSession) -> QueuedClaim:
+        """Register a claim that is about to be enqueued."""
+        queued = QueuedClaim(claim, session, self._namespace.paths.of(claim.name), self._runtime.event())
+        self.claims[claim.id] = queued
+        return queued
+
+    def attach(self, queued: QueuedClaim) -> None:
+        """Extend the claim for as long as its session lives from now on."""
+        queued.session.attach(queued.claim.id, self._runtime.now(), queued.session.ttl)
+
+    def is_alive(self, queued: QueuedClaim) -> bool:
+        """Return whether the claim must still have its node, unless another client removed it."""
+        return (
+            not queued.gone and self.claims.get(queued.claim.id) is queued and queued.session.alive(self._runtime.now())
+        )
+
+    # ------------------------------------------------------------------ creating and finding
+
+    async def enqueue(self, queued: QueuedClaim, timeout: float) -> list[str]:
+        """Create the claim's node and return the children of the name, in one round trip if the name was used recently."""
+        session, claim, namespace = queued.session, queued.claim, self._namespace
+        look = GetChildren(queued.parent, None)
+        await namespace.refresh(session, timeout)
+        prepare: list[Any] = []
+        for _ in range(ATTEMPTS):
+            base = namespace.base
+            data = ClaimData(session.ttl, claim.owner, claim.value, base, wall_us())
+            create = Create(f"{queued.parent}/{node_prefix(claim)}", data.encode(), session.acl, EPHEMERAL_SEQUENTIAL)
+            *prepared, created, children = await session.request(
+                *prepare, Multi([namespace.use_base(), create]), look, timeout=timeout
+            )
+            if not created.no_node:
+                stat, path = created.get()
+                queued.node, queued.data = path.rpartition("/")[2], data
+                queued.token = namespace.token(base, stat.mzxid)
+                return children.get()  # type: ignore[no-any-return]
+            if created.failed_step == 0 or any(reply.no_node for reply in prepared):
+                # The base was raised, or the namespace was removed.
+                await namespace.load(session, timeout)
+            for reply in prepared:
+                if not reply.node_exists and not reply.no_node:
+                    reply.get()
+            prepare = [CreateContainer(queued.parent, b"", session.acl, CONTAINER)] if created.failed_step else []
+        raise EngineUnavailable(f"{queued.parent} cannot be used: another client keeps removing it")
+
+    async def find(self, queued: QueuedClaim, timeout: float) -> list[str]:
+        """Return the children of the name, after a sync; enqueue the claim again if its node is gone.
+
+        An attempt without a reply may have created the node.
+        """
+        session = queued.session
+        _, found = await session.request(Sync(queued.parent), GetChildren(queued.parent, None), timeout=timeout)
+        children: list[str] = [] if found.no_node else found.get()
+        if queued.node is not None and queued.node in children:
+            return children
+        queued.node = None
+        # After the sync the server has seen all requests of this session: they are carried out in order, also over a new
+        # connection.
+        for node in in_order(children):
+            if node.id == queued.claim.id:
+                path = f"{queued.parent}/{node.name}"
+                (reply,) = await session.request(GetData(path, None), timeout=timeout)
+                if reply.no_node:
+                    continue
+                content, stat = reply.get()
+                data = decode_claim(content)
+                if stat.ephemeralOwner == session.id and data is not UNREADABLE:
+                    queued.node, queued.data, queued.token = node.name, data, data.token_of(stat.czxid)
+                    return children
+                # Of an earlier session of ours, which may live on for a while; or overwritten, and so without a token.
+                await delete(session, path, timeout)
+        return await self.enqueue(queued, timeout)
+
+    async def decide(self, queued: QueuedClaim, children: list[str], *, watch: bool) -> Grant | None:
+        """Return the grant if the claim may hold the name, given its children; else watch what is ahead of it."""
+        nodes = in_order(children)
+        mine = next((node for node in nodes if node.name == queued.node), None)
+        if mine is None:
+            raise OutcomeUnknown(f"{queued.claim.name!r}: the claim was removed immediately")
+        ahead = []
+        for node in nodes[: nodes.index(mine)]:
+            if node.id == mine.id:
+                # Of an earlier session of ours, which may live on for a while: the id is ours alone.
+                await delete(queued.session, f"{queued.parent}/{node.name}", queued.timeout)
+            else:
+                ahead.append(node)
+        outcome = admit(ahead, mine)
+        if isinstance(outcome, Admitted):
+            return self._granted(queued)
+        if watch:
+            queued.watch(outcome, ahead, children)
+        return None
+
+    def _granted(self, queued: QueuedClaim) -> Grant:
+        queued.unwatch()
+        session = queued.session
+        if queued.waited and not queued.data.granted_at and not queued.granted_at_unwritten:
+            queued.data = queued.data._replace(granted_at=wall_us())
+            queued.granted_at_unwritten = True
+        self._hold(queued)
+        self.attach(queued)
+        return Grant(queued.stored, queued.token, session.since, queued)
+
+    def _hold(self, queued: QueuedClaim) -> None:
+        queued.session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
+
+    def _lost(self, queued: QueuedClaim) -> None:
+        queued.gone = True
+        self._on_gone(queued.claim.id)
+
+    # ------------------------------------------------------------------ what holders do
+
+    async def write_granted_at(self, claims: list[QueuedClaim], timeout: float) -> None:
+        """Write the time of the grant into the nodes of claims that had to wait, for `inspect`."""
+        writes = [SetData(queued.path, queued.data.encode(), -1) for queued in claims]
+        replies = await claims[0].session.request(*writes, timeout=timeout)
+        for queued, reply in zip(claims, replies, strict=True):
+            if reply.no_node:
+                self._lost(queued)
+            else:
+                reply.get()
+                queued.granted_at_unwritten = False
+
+    async def downgrade(self, queued: QueuedClaim) -> None:
+        """Replace the exclusive node by a shared one with the same number, in one transaction; raise NotHeld."""
+        session, name = queued.session, queued.claim.name
+        if queued.gone or queued.node is None:
+            raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
+        shared = queued.claim._replace(mode=Mode.SHARED)
+        node = f"{node_prefix(shared)}{queued.node.split('-', 2)[2]}"
+        path = f"{queued.parent}/{node}"
+        if node != queued.node:
+            data = queued.data._replace(token=queued.token)
+            steps = Delete(queued.path, -1), Create(path, data.encode(), session.acl, EPHEMERAL)
+            session.let_go(queued.path)  # its deletion is not a loss
+            replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
+            # After a failure: an earlier request, whose reply was lost, may have replaced the node.
+            if there.no_node or there.get()[1].ephemeralOwner != session.id:
+                if not replaced.no_node:
+                    replaced.get()
+                raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
+            queued.node, queued.data, queued.granted_at_unwritten = node, data, False
+            self._hold(queued)
+        queued.claim, queued.stored = shared, queued.stored._replace(mode=Mode.SHARED)
+
+    # ------------------------------------------------------------------ removing
+
+    async def remove(self, claim: Claim, session: ZooKeeperSession, node: str | None, timeout: float) -> bool:
+        """Delete the node of a claim, over any session; return whether it existed. Without a name, look for the id."""
+        parent = self._namespace.paths.of(claim.name)
+        existed = False
+        if node is not None:
+            existed = await delete(session, f"{parent}/{node}", timeout)
+        else:
+            for other in await read_queue(session, parent, timeout):
+                if other.id == claim.id:
+                    existed |= await delete(session, f"{parent}/{other.name}", timeout)
+        if (queued := self.claims.get(claim.id)) is not None:
+            self.forget(queued)
+        return existed
+
+    def forget(self, queued: QueuedClaim) -> None:
+        """Forget a claim whose node is gone, or goes with its session; its waiting caller is woken."""
+        queued.gone = True
+        queued.unwatch()
+        if queued.node is not None:
+            queued.session.let_go(queued.path)
+        queued.session.remove(queued.claim.id)
+        if self.claims.get(queued.claim.id) is queued:
+            self.claims.pop(queued.claim.id, None)
+        queued.woken.set()
+
+    async def remove_expired(self, session: ZooKeeperSession, id: str) -> None:
+        """Remove a claim that its lease no longer renews, or whose removal was not answered."""
+        queued = self.claims.get(id)
+        if queued is None or queued.session is not session:
+            session.remove(id)
+            return
+        queued.gone = True  # first: a waiter that slept past its expiry must not be granted the lock meanwhile
+        await self.remove(queued.claim, session, queued.node, reply_timeout(session.ttl, SHORTEST))
+        self._on_gone(id)
+
+    def session_ended(self, session: ZooKeeperSession) -> None:
+        """Report all claims of a session as gone."""
+        for queued in list(self.claims.values()):
+            if queued.session is session:
+                self.forget(queued)
+                self._on_gone(queued.claim.id)
+
+
+async def read_queue(session: ZooKeeperSession, parent: str, timeout: float) -> list[QueueNode]:
+    """Return the claims on a name, oldest first, as the leader knows them."""
+    _, children = await session.request(Sync(parent), GetChildren(parent, None), timeout=timeout)
+    return [] if children.no_node else in_order(children.get())
+
+
+async def delete(session: ZooKeeperSession, path: str, timeout: float) -> bool:
+    """Delete a node; return whether it existed."""
+    (reply,) = await session.request(Delete(path, -1), timeout=timeout)
+    return not reply.no_node and bool(reply.get())
