@@ -29,6 +29,7 @@ awaited: `lease.token`, `lease.remaining`, `lease.check()`, `lease.is_lost()`, `
 """
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "Lease", "Lost"),
+    "Jobs": ("Once", "Schedule", "Slot", "Run", "Outcome"),
     "What is told": ("Snapshot", "Holder", "Waiter", "LossReason", "Traits", "TokenGuarantee"),
     "Errors": (
         "FencelockError",

@@ -59,8 +59,8 @@ class JobView:
     async def history(self, limit: int = 20) -> list[Run]:
         """Call `history`."""
         if self._blocking:
-            return await self._call(self.raw.history, limit)  # type: ignore[no-any-return]
-        return await self.raw.history(limit)  # type: ignore[no-any-return]
+            return list(await self._call(self.raw.history, limit))
+        return list(await self.raw.history(limit))
 
     async def __aenter__(self) -> Any:
         return await (self._call(self.raw.__enter__) if self._blocking else self.raw.__aenter__())

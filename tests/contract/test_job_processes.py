@@ -18,9 +18,6 @@ from tests.contract.worker import Worker
 
 pytestmark = [pytest.mark.records, pytest.mark.processes, pytest.mark.runtime_name("blocking")]
 
-SKEW = 5.0
-"""Seconds by which clocks of the fleet are wrong."""
-
 WATCH = """
 import time
 schedule = locks.raw.schedule("tick", every=every, overlap="wait", within=60)
@@ -52,28 +49,33 @@ def content(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-async def runs_of_a_fleet(subject: Subject, path: Path, processes: int, slots: int, every: float) -> None:
-    """Let processes with clocks ± SKEW watch one schedule, and check that each slot ran exactly once."""
+async def runs_of_a_fleet(subject: Subject, path: Path, processes: int, slots: int, every: float, wrong: float) -> None:
+    """Let processes whose clocks are wrong by up to `wrong` seconds watch one schedule, and check that each slot ran exactly once."""
     workers = await asyncio.gather(*(subject.worker() for _ in range(processes)))
-    first = (time.time() + SKEW + 3) // every * every  # after all of them watch, by whatever clock
-    values = {"every": every, "end": first + slots * every, "path": str(path)}
-    skews = [SKEW * (2 * number / (processes - 1) - 1) for number in range(processes)]
-    await asyncio.gather(*(worker.do(WATCH, skew=skew, **values) for worker, skew in zip(workers, skews, strict=True)))
+    first = (time.time() + wrong + 3) // every * every  # after all of them watch, by whatever clock
+    end = first + slots * every
+    skews = [wrong * (2 * number / (processes - 1) - 1) for number in range(processes)]
+    await asyncio.gather(
+        *(
+            worker.do(WATCH, skew=skew, every=every, end=end, path=str(path))
+            for worker, skew in zip(workers, skews, strict=True)
+        )
+    )
     ran = Counter(datetime.fromisoformat(line).timestamp() for line in content(path).split())
-    counted = {slot: number for slot, number in ran.items() if first - every / 2 < slot < values["end"] - every / 2}
+    counted = {slot: number for slot, number in ran.items() if first - every / 2 < slot < end - every / 2}
     assert len(counted) == slots
     assert set(ran.values()) == {1}
 
 
 async def test_fleet_with_wrong_clocks(subject: Subject, tmp_path: Path) -> None:
-    """Processes whose clocks differ by ten seconds run each of 20 short slots exactly once between them."""
-    await runs_of_a_fleet(subject, tmp_path / "runs", processes=4, slots=20, every=0.25)
+    """Processes whose clocks differ by four seconds run each of 20 short slots exactly once between them."""
+    await runs_of_a_fleet(subject, tmp_path / "runs", processes=4, slots=20, every=0.2, wrong=2.0)
 
 
 @pytest.mark.long
 async def test_large_fleet_with_wrong_clocks(subject: Subject, tmp_path: Path) -> None:
     """Fifty processes whose clocks differ by ten seconds run each of 100 slots exactly once between them."""
-    await runs_of_a_fleet(subject, tmp_path / "runs", processes=50, slots=100, every=0.5)
+    await runs_of_a_fleet(subject, tmp_path / "runs", processes=50, slots=100, every=0.5, wrong=5.0)
 
 
 async def hang(worker: Worker, source: str, path: Path, **values: Any) -> int:

@@ -147,7 +147,7 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "cronsim", None)
     with pytest.raises(MissingDependency, match=r"fencelock\[cron\]"):
         make_timetable("* * * * *", None, "UTC", "job")
-    assert make_timetable(None, 60, "UTC", "job")
+    assert make_timetable(None, 60, "UTC", "job").text == "every 60 s"
 
 
 # ---------------------------------------------------------------------------- which slots run

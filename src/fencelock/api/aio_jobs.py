@@ -208,6 +208,6 @@ def _named_after(
     work: Callable[[Slot], Awaitable[object]], call: Callable[[], Coroutine[Any, Any, list[Run]]]
 ) -> Callable[[], Coroutine[Any, Any, list[Run]]]:
     """Name a function after the one that it calls, but for the signature: schedulers look at it."""
-    update_wrapper(call, work)
+    update_wrapper(call, work, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     del call.__wrapped__  # type: ignore[attr-defined]
     return call

@@ -196,6 +196,6 @@ def _caller(work: Callable[[Slot], object]) -> Callable[[Lease, Run], Awaitable[
 
 def _named_after(work: Callable[[Slot], object], call: Callable[[], list[Run]]) -> Callable[[], list[Run]]:
     """Name a function after the one that it calls, but for the signature: schedulers look at it."""
-    update_wrapper(call, work)
+    update_wrapper(call, work, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     del call.__wrapped__  # type: ignore[attr-defined]
     return call

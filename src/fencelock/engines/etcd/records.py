@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import ceil
 from os import urandom
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from fencelock.engines.etcd.messages import (
     EQUAL,
     GRANT,
     RANGE,
+    REVOKE,
     TIME_TO_LIVE,
     TXN,
     created,
@@ -54,7 +56,7 @@ class EtcdRecords:
 
     async def read(self, key: str) -> Record | None:
         """Look."""
-        entry, _ = await self._look(await self._about(), self._layout.record(key))
+        entry, _, _ = await self._look(await self._about(), self._layout.record(key))
         return None if entry is None else entry.seen(0)
 
     async def write(
@@ -65,7 +67,7 @@ class EtcdRecords:
         content = b"%d " % token + (FORGOTTEN if value is None else KEPT + value)
         for _ in range(TRIES):
             about = await self._about()
-            entry, changed = await self._look(about, at)
+            entry, changed, replaced = await self._look(about, at)
             if expect if entry is None else not entry.allows(0, token, expect):
                 return Written(False, None if entry is None else entry.seen(0))
             lease = int.from_bytes(urandom(8), "big") >> 1 or 1
@@ -84,18 +86,32 @@ class EtcdRecords:
                         key,
                     )
                 revision = found[0].changed
+            await self._revoke(replaced if revision else lease)
             if revision:
                 return Written(True, Entry(value, token, about.token(revision), float(left)).seen(0))
         raise EngineUnavailable(f"the record {key!r} is written by so many that there is no getting through")
 
-    async def _look(self, about: About, at: bytes) -> tuple[Entry | None, int]:
-        """Return what is there, as if it were zero o'clock now, and the revision at which it was written."""
-        _, found = read_range(await self._ask(RANGE, find(at)))
-        if not found.pairs:
-            return None, 0
-        (pair,) = found.pairs
-        # A lease that is over is there for up to a second more.
-        _, left = read_lease(await self._ask(TIME_TO_LIVE, of_lease(pair.lease)))
+    async def _revoke(self, lease: int) -> None:
+        """Revoke a lease without a key: it would exist for the rest of its ttl, which may be years."""
+        if lease:
+            with suppress(EngineUnavailable):
+                await self._ask(REVOKE, of_lease(lease))
+
+    async def _look(self, about: About, at: bytes) -> tuple[Entry | None, int, int]:
+        """Return what is there, as if it were zero o'clock now, the revision at which it was written, and its lease."""
+        seen = 0
+        while True:
+            _, found = read_range(await self._ask(RANGE, find(at)))
+            if not found.pairs:
+                return None, 0, 0
+            (pair,) = found.pairs
+            # A lease that is over is there for up to a second more.
+            _, left = read_lease(await self._ask(TIME_TO_LIVE, of_lease(pair.lease)))
+            if left > 0 or pair.changed == seen:
+                break
+            seen = (
+                pair.changed
+            )  # another writer may have replaced the record and revoked its lease meanwhile: look again
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(KEPT) else None
-        return Entry(value, int(token), about.token(pair.changed), float(left)), pair.changed
+        return Entry(value, int(token), about.token(pair.changed), float(left)), pair.changed, pair.lease
