@@ -50,7 +50,7 @@ def content(path: Path) -> str:
 
 
 async def runs_of_a_fleet(subject: Subject, path: Path, processes: int, slots: int, every: float, wrong: float) -> None:
-    """Let processes whose clocks are wrong by up to `wrong` seconds watch one schedule, and check that each slot ran exactly once."""
+    """Let processes watch one schedule, with clocks that are up to `wrong` seconds off; each slot must run exactly once."""
     workers = await asyncio.gather(*(subject.worker() for _ in range(processes)))
     first = (time.time() + wrong + 3) // every * every  # after all of them watch, by whatever clock
     end = first + slots * every
