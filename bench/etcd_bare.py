@@ -15,23 +15,24 @@ from collections import deque
 from types import TracebackType
 
 from fencelock.engines.etcd import messages as m
-from fencelock.engines.etcd.http2 import (
-    ACK,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PING,
-    SETTINGS,
-    Http2Connection,
-    block,
-    message,
-)
-from fencelock.engines.etcd.messages import News
+from fencelock.engines.etcd.grpc import frame as message
+from fencelock.engines.etcd.messages import WatchReport
 
 PREFIX = b"/bare/contended/"
 SECONDS = 600
 _head = struct.Struct(">BHBBI")
+DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+NO_HEADER_TABLE = struct.pack(">HI", 1, 0)
+LARGE_WINDOW = 2**30
+
+
+def block(headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Return headers as literals, each shorter than 127 bytes, that nobody keeps in a table."""
+    fields = [(name.encode(), value.encode()) for name, value in headers]
+    return b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -46,31 +47,33 @@ class Baton:
         host, _, port = self._address.partition(":")
         self._sock = socket.create_connection((host, int(port)))
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock.sendall(Http2Connection().hello())
+        settings = NO_HEADER_TABLE + struct.pack(">HI", 4, LARGE_WINDOW)
+        window = struct.pack(">I", LARGE_WINDOW - 65535)
+        self._sock.sendall(PREFACE + _frame(SETTINGS, 0, 0, settings) + _frame(8, 0, 0, window))
         self._bytes = self._told = self._pong = b""
         self._stream = 1
         self._parts: dict[int, bytes] = {}
         self._answers: dict[int, bytes] = {}
         self._watch = self._number = 0
         self._watched = b""
-        self._news: deque[News] = deque()
+        self._news: deque[WatchReport] = deque()
         lease = int.from_bytes(os.urandom(8), "big") >> 1
-        self._ask(m.GRANT, m.grant(lease, SECONDS))
+        self._ask(m.GRANT, m.grant_lease(lease, SECONDS))
         key = PREFIX + os.urandom(16).hex().encode()
-        line = m.below(PREFIX, order=m.DESCENDING, limit=2, bare=True)
-        self._enter = m.txn([m.absent(key)], [m.do_put(m.put(key, b"x somebody:123", lease)), m.do_range(line)])
-        self._exit_block = m.find(key)
+        line = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True)
+        self._enter = m.txn([m.is_absent(key)], [m.do_put(key, b"x somebody:123", lease), m.do_range(line)])
+        self._exit_block = m.get_key(key)
 
     def __enter__(self) -> Baton:
         answer = m.read_txn(self._ask(m.TXN, self._enter))
         mine = answer.header.revision
-        ahead = [pair.key for pair in answer.found(1) if pair.created < mine]
+        ahead = [pair.key for pair in answer.pairs(1) if pair.created < mine]
         if ahead:
             if ahead[0] != self._watched and self._begin(ahead[0]) > mine:
-                body = m.below(PREFIX, order=m.DESCENDING, limit=2, bare=True, until=mine)
+                body = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True, until=mine)
                 if len(m.read_range(self._ask(m.RANGE, body))[1].pairs) < 2:
                     return self
-            while self._next().deleted <= mine:
+            while max((revision for _, revision in self._next().changes), default=0) <= mine:
                 pass
         return self
 
@@ -82,9 +85,9 @@ class Baton:
     def _begin(self, key: bytes) -> int:
         """Watch another one; return the last revision that is not seen."""
         self._number += 1
-        said = message(m.watch(self._number, key, b"", 0))
+        said = message(m.create_watch(self._number, key, b"", 0, puts=False))
         if self._watch:
-            said = _frame(DATA, 0, self._watch, message(m.unwatch(self._number - 1)) + said)
+            said = _frame(DATA, 0, self._watch, message(m.cancel_watch(self._number - 1)) + said)
         else:
             self._watch, self._stream = self._stream, self._stream + 2
             said = self._headers(self._watch, m.WATCH) + _frame(DATA, 0, self._watch, said)
@@ -94,7 +97,7 @@ class Baton:
             pass
         return news.revision
 
-    def _next(self) -> News:
+    def _next(self) -> WatchReport:
         """Return what the current watch says next."""
         while True:
             while self._news:
@@ -132,7 +135,7 @@ class Baton:
             if kind == DATA and stream == self._watch:
                 self._told += payload
                 while len(self._told) >= 5 and len(self._told) >= (end := 5 + int.from_bytes(self._told[1:5], "big")):
-                    self._news.append(m.read_news(self._told[5:end]))
+                    self._news.append(m.read_watch(self._told[5:end]))
                     self._told = self._told[end:]
             elif kind == DATA:
                 self._parts[stream] += payload

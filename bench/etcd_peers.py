@@ -66,10 +66,10 @@ def _pair() -> tuple[bytes, bytes]:
     """Return the two requests of a pair, as ours are: create if absent and read the line; delete."""
     prefix = b"/bare/claims/x/"
     key = prefix + b"0" * 32
-    compares = [m.absent(key), m.absent(b"/bare/tombs/" + b"0" * 32), m.absent(b"/bare/about")]
-    line = m.below(prefix, order=m.DESCENDING, limit=2, bare=True)
-    then = [m.do_put(m.put(key, b"x somebody:123", LEASE)), m.do_range(line)]
-    return m.txn(compares, then, [m.do_range(m.find(key))]), m.find(key)
+    compares = [m.is_absent(key), m.is_absent(b"/bare/tombs/" + b"0" * 32), m.is_absent(b"/bare/about")]
+    line = m.get_prefix(prefix, order=m.DESCENDING, limit=2, keys_only=True)
+    then = [m.do_put(key, b"x somebody:123", LEASE), m.do_range(line)]
+    return m.txn(compares, then, [m.do_range(m.get_key(key))]), m.get_key(key)
 
 
 def bare(server: Etcd) -> Run:
@@ -79,7 +79,7 @@ def bare(server: Etcd) -> Run:
     channel = grpc.insecure_channel(server.address)
     ask: Callable[..., Any] = channel.unary_unary
     txn, delete, grant = (ask(method, None, None) for method in (m.TXN, m.DELETE, m.GRANT))
-    _once(lambda: grant(m.grant(LEASE, 3600)))
+    _once(lambda: grant(m.grant_lease(LEASE, 3600)))
     acquire, release = _pair()
 
     def run(repetitions: int) -> None:

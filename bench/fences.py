@@ -23,7 +23,7 @@ from tests.servers import Etcd, MariaDB, Postgres, Redis
 BARE, FENCED = "without a fence", "fenced"
 
 
-class Bearer:
+class FakeLease:
     """A lease without a lock."""
 
     token = 34
@@ -31,7 +31,7 @@ class Bearer:
     remaining = 20.0
 
 
-MINE = Bearer()
+MINE = FakeLease()
 
 
 def main(rounds: int) -> list[Goal]:
@@ -125,11 +125,11 @@ def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     request = {"success": [{"request_put": {"key": coded("stock"), "value": coded("95")}}]}
     fence.enter(MINE, "stock")
     client.asked = 0
-    fence.transaction(request, MINE, "stock")
+    fence.transaction(MINE, request, "stock")
     asked = client.asked
     contestants = {
         BARE: repeat(lambda: client.transaction(request)),
-        FENCED: repeat(lambda: fence.transaction(request, MINE, "stock")),
+        FENCED: repeat(lambda: fence.transaction(MINE, request, "stock")),
     }
     timings = interleaved(contestants, rounds, 20)
     show("etcd: a transaction with a put", timings, base=BARE)
@@ -151,13 +151,13 @@ def repeat(once: Callable[[], object]) -> Run:
 def counted() -> Any:
     """Collect the statements that a fence sends."""
     statements: list[str] = []
-    execute = drivers._Blocking.execute
+    execute = drivers.DbapiAdapter.execute
 
-    async def counting(self: Any, sql: str, args: Any = drivers.NOTHING) -> Any:
+    async def counting(self: Any, sql: str, args: Any = drivers.NO_ARGS) -> Any:
         statements.append(sql)
         return await execute(self, sql, args)
 
-    with patch.object(drivers._Blocking, "execute", counting):
+    with patch.object(drivers.DbapiAdapter, "execute", counting):
         yield statements
 
 

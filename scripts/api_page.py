@@ -13,9 +13,10 @@ from typing import Any
 
 import fencelock
 from fencelock import fences
+from fencelock.aio.fences import http as aio_http
+from fencelock.aio.lockfree import asgi
 from fencelock.fences import etcd, file, http, memory, objects, redis, sql, zookeeper
-from fencelock.fences.sql import door
-from fencelock.lockfree import asgi, crdt, idempotency, optimistic, outbox, relay, schema
+from fencelock.lockfree import crdt, idempotency, optimistic, outbox, relay, schema
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/api.md"
 INTRODUCTION = """\
@@ -30,7 +31,18 @@ awaited: `lease.token`, `lease.remaining`, `lease.check()`, `lease.is_lost()`, `
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "Lease", "Lost"),
     "Jobs": ("Once", "Schedule", "Slot", "Run", "Outcome"),
-    "What is told": ("Snapshot", "Holder", "Waiter", "LossReason", "Traits", "TokenGuarantee"),
+    "Beyond the lock": (
+        "RWLock",
+        "MultiLock",
+        "Group",
+        "Election",
+        "Leader",
+        "Candidate",
+        "RateLimit",
+        "RateState",
+        "CachedFunction",
+    ),
+    "What is reported": ("Snapshot", "Holder", "Waiter", "Mode", "LossReason", "Traits", "TokenGuarantee"),
     "Errors": (
         "FencelockError",
         "LockTimeout",
@@ -39,6 +51,9 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "KeyInProgress",
         "KeyReused",
         "VersionConflict",
+        "WouldDeadlock",
+        "RateLimited",
+        "BuildFailed",
         "EngineUnavailable",
         "OutcomeUnknown",
         "ReleaseFailed",
@@ -59,30 +74,31 @@ ATTRIBUTES = {"Lease": "**`.reason`** How it was lost, a `LossReason`, or None."
 FENCES = (
     sql.SqlFence,
     sql.FenceColumn,
-    door.SqlDoor,
+    sql.StandaloneSqlFence,
     redis.RedisFence,
+    redis.FencedPipeline,
     etcd.EtcdFence,
     zookeeper.ZooKeeperFence,
     file.FileFence,
     objects.ObjectFence,
-    http.TokenAuth,
+    http.FencingTokenAuth,
     http.raise_for_stale,
-    http.FencedAsgi,
-    http.FencedWsgi,
+    http.WsgiFencingMiddleware,
+    aio_http.FencingMiddleware,
     http.header,
     http.parse,
     http.path_of,
     memory.MemoryFence,
     fences.from_environ,
-    fences.Credentials,
+    fences.TokenPair,
 )
 """All fences, each with what belongs to it."""
 LOCKFREE = {
-    idempotency: ("idempotent", "Run", "ResultTooLarge", "idempotent_by", "collect"),
+    idempotency: ("IdempotencyKey", "Run", "ResultTooLarge", "idempotent", "prune"),
     asgi: ("IdempotencyMiddleware", "Work"),
     optimistic: (
-        "Cell",
-        "Seen",
+        "VersionedValue",
+        "Versioned",
         "SqlRow",
         "RedisKey",
         "EtcdKey",

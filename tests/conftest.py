@@ -24,6 +24,7 @@ MARKS = (
     "runtime_name(name): is about one runtime only",
     "long: takes long, and changes with our own tools only; `make torture` runs it",
     # In the contract suite, to leave out engines:
+    "client_side: is about what the client does by itself, so for one engine without a server and one with",
     "server: needs an engine with a server, whose network a test can stop",
     "processes: needs a second process, so for engines that others can reach",
     "fair: is about the order of service, so for engines that promise one",

@@ -14,14 +14,15 @@ import pytest
 import fencelock
 from scripts import api_page
 from tests.engines.postgres_server import empty
+from tests.servers.etcd import Etcd
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-REDIS_PAGE, POSTGRES_PAGE, MYSQL_PAGE = (
-    (ROOT / f"docs/engines/{name}.md").read_text("utf-8") for name in ("redis", "postgres", "mysql")
+REDIS_PAGE, POSTGRES_PAGE, MYSQL_PAGE, ETCD_PAGE = (
+    (ROOT / f"docs/engines/{name}.md").read_text("utf-8") for name in ("redis", "postgres", "mysql", "etcd")
 )
 
 
@@ -70,6 +71,12 @@ def test_postgres_block(block: str, postgres: Postgres, tmp_path: Path) -> None:
 def test_mysql_block(block: str, mariadb: MariaDB, tmp_path: Path) -> None:
     """Each Python block of MySQL's page runs without a warning."""
     run_block(block.replace("mysql://root@localhost/app", mariadb.url), tmp_path)
+
+
+@pytest.mark.parametrize("block", blocks("python", ETCD_PAGE))
+def test_etcd_block(block: str, etcd1: Etcd, tmp_path: Path) -> None:
+    """The example of etcd's page runs; "localhost" is a server of ours."""
+    run_block(block.replace("localhost:2379", etcd1.address), tmp_path)
 
 
 def test_command_line_block(tmp_path: Path) -> None:

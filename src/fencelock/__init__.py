@@ -6,7 +6,7 @@
 ...         lease.token > 0
 True
 
-The asyncio twin is `fencelock.aio`.
+`fencelock.aio` has the same names, awaited. `fencelock.fences` and `fencelock.lockfree` are imported when they are used.
 """
 
 TYPE_CHECKING = False  # as in typing, without importing it
@@ -121,8 +121,8 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
         """Import the public names when they are first asked for: `fencelock run` starts without most of them."""
         from importlib import import_module
 
-        if name == "aio":
-            return import_module("fencelock.aio")
+        if name in ("aio", "fences", "lockfree"):
+            return import_module(f"fencelock.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for module in PUBLIC_MODULES:

@@ -14,12 +14,17 @@ from tests.servers.plugin import Session
 
 MARKS = {"server", "processes", "fair", "shared", "limit", "records"}
 
+CLIENT_SIDE = ("memory", "redis")
+"""The engines for tests of what the client does by itself: one without a server and one with."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose engines and colours by the table and the marks."""
     if "case" in metafunc.fixturenames:
         needed = {mark.name for mark in metafunc.definition.iter_markers()} & MARKS
         engines = [case for case in ENGINE_CASES if all(getattr(case, need) for need in needed)]
+        if metafunc.definition.get_closest_marker("client_side"):
+            engines = [case for case in engines if case.id in CLIENT_SIDE]
         metafunc.parametrize(
             "case",
             [pytest.param(e, id=e.id, marks=[pytest.mark.engine(e.server)] if e.server else []) for e in engines],

@@ -36,6 +36,10 @@ class Faulty:
         client.engine = faulty
         return faulty
 
+    def allow(self, call: str, times: int = 1) -> None:
+        """Carry out the next calls as they are, before the faults that are ordered after this."""
+        self._faults[call] += [("", 0.0)] * times
+
     def lose(self, call: str, times: int = 1) -> None:
         """Carry out the next calls and lose their answers."""
         self._faults[call] += [("lose", 0.0)] * times

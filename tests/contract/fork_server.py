@@ -25,7 +25,13 @@ from typing import Any
 from fencelock import engines, runtime
 
 MESSAGE = 2**17
-DRIVERS = ("redis.asyncio", "kazoo.client", "psycopg", "hpack", "cryptography.hazmat.primitives.asymmetric.padding")
+DRIVERS = (
+    "redis.asyncio",
+    "kazoo.client",
+    "psycopg",
+    "h2.connection",
+    "cryptography.hazmat.primitives.asymmetric.padding",
+)
 """What engines import only when they connect."""
 
 

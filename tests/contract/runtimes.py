@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import fencelock
-from fencelock import aio
+from fencelock import Candidate, Leader, aio
 from fencelock.core.client import Client
 from fencelock.core.lease import BaseLease
-from fencelock.model import LossReason, Snapshot, Traits
+from fencelock.model import LossReason, Mode, Snapshot, Traits
 from tests.contract.ttl_scale import UNSCALED, TtlScale
 
 T = TypeVar("T")
@@ -50,8 +50,12 @@ class LeaseView(Protocol):
     def reason(self) -> LossReason | None: ...
     @property
     def lost(self) -> LostView: ...
+    @property
+    def mode(self) -> Mode: ...
     def check(self) -> None: ...
+    def progress(self) -> None: ...
     async def renew(self) -> None: ...
+    async def downgrade(self) -> None: ...
     async def release(self) -> bool: ...
     async def __aenter__(self) -> LeaseView: ...
     async def __aexit__(
@@ -70,6 +74,56 @@ class LockView(Protocol):
     ) -> None: ...
 
 
+class RWLockView(Protocol):
+    def read(self) -> LockView: ...
+    def write(self) -> LockView: ...
+
+
+class GroupView(Protocol):
+    @property
+    def leases(self) -> Mapping[str, LeaseView]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def remaining(self) -> float: ...
+    @property
+    def reason(self) -> LossReason | None: ...
+    @property
+    def lost(self) -> LostView: ...
+    def check(self) -> None: ...
+    async def release(self) -> bool: ...
+    def __getitem__(self, name: str, /) -> LeaseView: ...
+    async def __aenter__(self) -> GroupView: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+class MultiView(Protocol):
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    def acquire(self, timeout: Any = ...) -> Coroutine[Any, Any, GroupView]: ...
+    async def try_acquire(self) -> GroupView | None: ...
+    async def __aenter__(self) -> GroupView: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+class ElectionView(Protocol):
+    @property
+    def name(self) -> str: ...
+    def campaign(self, timeout: float | None = None) -> LockView: ...
+    async def leader(self) -> Leader | None: ...
+    async def candidates(self) -> list[Candidate]: ...
+    def observe(self, stop: Any = None) -> AsyncIterator[Leader | None]: ...
+    async def resign(self) -> bool: ...
+    def healthy(self, grace: float) -> bool: ...
+    def run(
+        self, work: Callable[[Any], Coroutine[Any, Any, object]], stop: Any = None
+    ) -> Coroutine[Any, Any, None]: ...
+
+
 class LocksView(Protocol):
     @property
     def raw(self) -> Any: ...
@@ -81,6 +135,17 @@ class LocksView(Protocol):
     def lock(self) -> Callable[..., LockView]: ...
     @property
     def locked(self) -> Callable[..., Callable[[Any], Any]]: ...
+    @property
+    def rwlock(self) -> Callable[..., RWLockView]: ...
+    @property
+    def semaphore(self) -> Callable[..., LockView]: ...
+    @property
+    def multi(self) -> Callable[..., MultiView]: ...
+    @property
+    def election(self) -> Callable[..., ElectionView]: ...
+    @property
+    def assert_held(self) -> Callable[..., None]: ...
+    def watch(self, name: str, stop: Any = None) -> AsyncIterator[Snapshot]: ...
     async def inspect(self, name: str) -> Snapshot: ...
     def names(self, prefix: str = "") -> AsyncIterator[str]: ...
     async def force_release(self, name: str, *, reason: str) -> int: ...
@@ -142,6 +207,9 @@ class BlockingLease:
     async def renew(self) -> None:
         await self._call(self.raw.renew)
 
+    async def downgrade(self) -> None:
+        await self._call(self.raw.downgrade)
+
     async def release(self) -> bool:
         return bool(await self._call(self.raw.release))
 
@@ -177,6 +245,114 @@ class BlockingLock:
 
     async def __aexit__(self, *error: Any) -> None:
         await self._call(self.raw.__exit__, *error)
+
+
+class BlockingRWLock:
+    def __init__(self, raw: fencelock.RWLock, call: Call) -> None:
+        self.raw = raw
+        self._call = call
+
+    def read(self) -> BlockingLock:
+        return BlockingLock(self.raw.read(), self._call)
+
+    def write(self) -> BlockingLock:
+        return BlockingLock(self.raw.write(), self._call)
+
+
+class BlockingGroup:
+    def __init__(self, raw: fencelock.Group, call: Call) -> None:
+        self.raw = raw
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    def __getitem__(self, name: str) -> BlockingLease:
+        return BlockingLease(self.raw[name], self._call)
+
+    @property
+    def leases(self) -> Mapping[str, BlockingLease]:
+        return {name: BlockingLease(lease, self._call) for name, lease in self.raw.leases.items()}
+
+    @property
+    def lost(self) -> BlockingLost:
+        return BlockingLost(self.raw.lost, self._call)
+
+    async def release(self) -> bool:
+        return bool(await self._call(self.raw.release))
+
+    async def __aenter__(self) -> BlockingGroup:
+        await self._call(self.raw.__enter__)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._call(self.raw.__exit__, *error)
+
+
+class BlockingMulti:
+    def __init__(self, raw: fencelock.MultiLock, call: Call) -> None:
+        self.raw = raw
+        self._call = call
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.raw.names
+
+    async def acquire(self, *args: Any, **kwargs: Any) -> BlockingGroup:
+        return BlockingGroup(await self._call(self.raw.acquire, *args, **kwargs), self._call)
+
+    async def try_acquire(self) -> BlockingGroup | None:
+        raw = await self._call(self.raw.try_acquire)
+        return None if raw is None else BlockingGroup(raw, self._call)
+
+    async def __aenter__(self) -> BlockingGroup:
+        return BlockingGroup(await self._call(self.raw.__enter__), self._call)
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._call(self.raw.__exit__, *error)
+
+
+class BlockingElection:
+    def __init__(self, raw: fencelock.Election, call: Call) -> None:
+        self.raw = raw
+        self._call = call
+
+    @property
+    def name(self) -> str:
+        return self.raw.name
+
+    def campaign(self, timeout: float | None = None) -> BlockingLock:
+        return BlockingLock(self.raw.campaign(timeout), self._call)
+
+    async def leader(self) -> Leader | None:
+        return await self._call(self.raw.leader)  # type: ignore[no-any-return]
+
+    async def candidates(self) -> list[Candidate]:
+        return await self._call(self.raw.candidates)  # type: ignore[no-any-return]
+
+    def observe(self, stop: Any = None) -> AsyncIterator[Leader | None]:
+        return _iterate(self.raw.observe(stop), self._call)
+
+    async def resign(self) -> bool:
+        return bool(await self._call(self.raw.resign))
+
+    def healthy(self, grace: float) -> bool:
+        return self.raw.healthy(grace)
+
+    async def run(self, work: Callable[[Any], Coroutine[Any, Any, object]], stop: Any = None) -> None:
+        """Run the election in this task's thread; the work runs in the event loop while that thread waits for it."""
+        loop = asyncio.get_running_loop()
+
+        def call(term: fencelock.Lease) -> None:
+            asyncio.run_coroutine_threadsafe(work(BlockingLease(term, self._call)), loop).result()
+
+        await self._call(self.raw.run, call, stop)
+
+
+async def _iterate(items: Iterator[T], call: Call) -> AsyncIterator[T]:
+    end = object()
+    while (item := await call(next, items, end)) is not end:
+        yield item
 
 
 class BlockingLocks:
@@ -220,6 +396,24 @@ class BlockingLocks:
 
         return decorate
 
+    def rwlock(self, name: str, **options: Any) -> BlockingRWLock:
+        return BlockingRWLock(self.raw.rwlock(name, **self._pace.options(options)), self._call)
+
+    def semaphore(self, name: str, limit: int, **options: Any) -> BlockingLock:
+        return BlockingLock(self.raw.semaphore(name, limit, **self._pace.options(options)), self._call)
+
+    def multi(self, *names: str, **options: Any) -> BlockingMulti:
+        return BlockingMulti(self.raw.multi(*names, **self._pace.options(options)), self._call)
+
+    def election(self, name: str, **options: Any) -> BlockingElection:
+        return BlockingElection(self.raw.election(name, **self._pace.options(options)), self._call)
+
+    def watch(self, name: str, stop: Any = None) -> AsyncIterator[Snapshot]:
+        return _iterate(self.raw.watch(name, stop), self._call)
+
+    def assert_held(self, name: str, mode: Any = "exclusive") -> None:
+        self.raw.assert_held(name, mode)
+
     async def inspect(self, name: str) -> Snapshot:
         return await self._call(self.raw.inspect, name)  # type: ignore[no-any-return]
 
@@ -256,6 +450,18 @@ class AioLocks:
 
     def locked(self, name: str, **options: Any) -> Callable[[Any], Any]:
         return self.raw.locked(name, **self._pace.options(options))
+
+    def rwlock(self, name: str, **options: Any) -> RWLockView:
+        return self.raw.rwlock(name, **self._pace.options(options))
+
+    def semaphore(self, name: str, limit: int, **options: Any) -> LockView:
+        return self.raw.semaphore(name, limit, **self._pace.options(options))
+
+    def multi(self, *names: str, **options: Any) -> MultiView:
+        return self.raw.multi(*names, **self._pace.options(options))
+
+    def election(self, name: str, **options: Any) -> ElectionView:
+        return self.raw.election(name, **self._pace.options(options))
 
     async def __aenter__(self) -> AioLocks:
         return self

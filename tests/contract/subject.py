@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +41,10 @@ class Subject:
         locks = runtimes.connect(self.runtime_name, self.call, self.url, self.pace, **options)
         self._clients.append(locks)
         return locks
+
+    def stop_event(self) -> Any:
+        """Return an event of this colour, for `stop`."""
+        return asyncio.Event() if self.runtime_name == "aio" else threading.Event()
 
     def runtime(self) -> Runtime:
         """Return a new world of this colour. The blocking one never suspends, so its coroutines run in any loop."""
@@ -123,6 +128,28 @@ async def background(*work: Awaitable[Any]) -> AsyncIterator[list[asyncio.Task[A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def cancel_at_every_step(work: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[None]]) -> int:
+    """Run the work again and again, cancelled after 0, 1, 2… steps of the loop, until it gets to its end; count the steps."""
+    for steps in range(10_000):
+        task = asyncio.ensure_future(work())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+            if task.done():
+                break
+        finished = task.done()
+        task.cancel()
+        try:
+            lease = await task
+        except asyncio.CancelledError:
+            lease = None
+        if lease is not None:
+            await lease.release()
+        await after()
+        if finished:
+            return steps
+    raise AssertionError("it never came to its end")
+
+
 async def told_once(told: list[Any]) -> None:
     """Wait until a loss was told, and a little longer, for nobody must be told twice."""
 
@@ -141,11 +168,18 @@ async def take(locks: LocksView, name: str, within: float = SOON) -> int:
 
 
 async def is_free(locks: LocksView, name: str) -> bool:
-    """Return whether the lock can be had now; give it back."""
-    lease = await locks.lock(name).try_acquire()
-    if lease is not None:
-        await lease.release()
-    return lease is not None
+    """Return whether another thread or task can have the lock now; give it back.
+
+    Inside its own block, this one would get None without asking the engine.
+    """
+
+    async def attempt() -> bool:
+        lease = await locks.lock(name).try_acquire()
+        if lease is not None:
+            await lease.release()
+        return lease is not None
+
+    return await asyncio.create_task(attempt())
 
 
 async def free_again(locks: LocksView, name: str) -> None:

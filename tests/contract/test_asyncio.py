@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,32 +15,20 @@ from fencelock import DifferentLoop, LeaseLost, LockTimeout, LossReason, aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, LockView, client_of
-from tests.contract.subject import SOON, Subject, background, is_free, nobody, renewed, take, waiting
+from tests.contract.subject import (
+    SOON,
+    Subject,
+    background,
+    cancel_at_every_step,
+    is_free,
+    nobody,
+    renewed,
+    take,
+    waiting,
+)
 from tests.contract.ttl_scale import TtlScale
 
 pytestmark = pytest.mark.runtime_name("aio")
-
-
-async def cancel_at_every_step(work: Callable[[], Awaitable[Any]], after: Callable[[], Awaitable[None]]) -> int:
-    """Run the work again and again, cancelled after 0, 1, 2… steps of the loop, until it gets to its end; count the steps."""
-    for steps in range(10_000):
-        task = asyncio.ensure_future(work())
-        for _ in range(steps):
-            await asyncio.sleep(0)
-            if task.done():
-                break
-        finished = task.done()
-        task.cancel()
-        try:
-            lease = await task
-        except asyncio.CancelledError:
-            lease = None
-        if lease is not None:
-            await lease.release()
-        await after()
-        if finished:
-            return steps
-    raise AssertionError("it never came to its end")
 
 
 async def test_cancelled_at_every_step_of_a_free_acquire(subject: Subject, locks: LocksView) -> None:
@@ -538,9 +525,10 @@ def test_loop_after_loop(locks: LocksView) -> None:
     """A client outlives its event loop: in the next one it works, waits, renews and closes."""
 
     async def first() -> None:
-        async with locks.lock("x", ttl=5):
-            with pytest.raises(LockTimeout):
-                await locks.lock("x").acquire(timeout=0.05)
+        lease = await locks.lock("x", ttl=5).acquire()
+        with pytest.raises(LockTimeout):
+            await locks.lock("x").acquire(timeout=0.05)
+        await lease.release()
 
     async def last() -> None:
         await first()

@@ -59,7 +59,7 @@ FORCE: dict[str, Request] = {
     "postgres": _contains(b"fl_force"),
     "advisory": _contains(b"fl_evict"),
     "mysql": _contains(b"KILL CONNECTION"),
-    "etcd": _contains(b"KV/Txn"),
+    "etcd": lambda data: data.count(b"/claims/x/") == 2,  # a compare and a deletion; a read has the prefix once
     "zookeeper": _zookeeper_request(2),  # Delete
 }
 """The request of each engine that drops the holders; by then the scripts are loaded and the statements prepared."""

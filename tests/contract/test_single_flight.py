@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencelock import BuildFailed, InvalidArgument, InvalidType, LockTimeout
+from fencelock import BuildFailed, InvalidArgument, InvalidType, LockTimeout, WouldDeadlock
 from fencelock.errors import EngineUnavailable
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView, client_of
@@ -207,6 +207,24 @@ async def test_cancelled_caller_does_not_affect_the_others(subject: Subject) -> 
     builder.finish()
     assert await second == "built"
     assert builder.calls == 1
+
+
+async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
+    """A build that needs its own value gets an error instead of waiting for itself."""
+    if inspect.iscoroutinefunction(locks.raw.close):
+
+        async def build_again() -> Any:
+            return await locks.raw.single_flight("k", build_again, ttl=60)
+
+        with pytest.raises(WouldDeadlock, match="'k'"):
+            await locks.raw.single_flight("k", build_again, ttl=60)
+    else:
+
+        def build() -> Any:
+            return locks.raw.single_flight("k", build, ttl=60)
+
+        with pytest.raises(WouldDeadlock, match="'k'"):
+            await asyncio.to_thread(locks.raw.single_flight, "k", build, ttl=60)
 
 
 async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(subject: Subject) -> None:

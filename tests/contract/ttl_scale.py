@@ -13,13 +13,15 @@ SHORTEST = 0.25
 LONG = 2.0
 """From here on a ttl is long enough for every engine, and taken as it is."""
 
+SCALED = ("ttl", "max_hold", "stall_after")
+
 
 @dataclass(frozen=True, slots=True)
 class TtlScale:
     """What the tests' times mean on an engine.
 
-    Clients (`colours.py`) apply it to each `ttl` and `max_hold` that a test gives them; a test applies it to whatever it ties
-    to these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
+    Clients (`colours.py`) apply it to the SCALED options that a test gives them; a test applies it to whatever it ties to
+    these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
     it is asked for: at least half of it if it is not renewed, and never more than the whole.
     """
 
@@ -45,10 +47,10 @@ class TtlScale:
         await asyncio.sleep(ttl + 0.05 + self.slack)
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a lock or a client with their ttl and max_hold at this pace."""
+        """Return the options of a lock or a client with their times at this pace."""
         return {
             **options,
-            **{name: self(options[name]) for name in ("ttl", "max_hold") if _is_short(options.get(name))},
+            **{name: self(options[name]) for name in SCALED if _is_short(options.get(name))},
         }
 
 

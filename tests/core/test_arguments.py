@@ -17,7 +17,7 @@ import fencelock
 from fencelock import InvalidArgument, InvalidType, aio
 from fencelock.fences import sql
 from fencelock.lockfree.crdt import GCounter
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 
 CONNECTS: list[dict[str, Any]] = [
     {"url": 5},
@@ -108,7 +108,7 @@ def test_fences_and_lock_free_tools() -> None:
         fence.create(object())
     with pytest.raises(InvalidArgument):
         GCounter().add("", 1)
-    with pytest.raises(InvalidType), idempotent(object(), "key"):
+    with pytest.raises(InvalidType), IdempotencyKey(object(), "key"):
         pass
     assert issubclass(InvalidType, ValueError)
 

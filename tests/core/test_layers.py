@@ -22,19 +22,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": BASE | {"core"},
     "primitives": BASE | {"core"},
     "sqlio": {"errors"},
-    "fences": {"errors", "sqlio"},
+    "fences": {"errors", "sqlio", "runtime"},
     "lockfree": BASE | {"core", "runtime", "primitives", "fences", "sqlio"},
     "api": BASE | {"core", "runtime", "primitives"},
     "sim": BASE | {"core", "runtime", "engines", "primitives", "fences"},
     "cli": BASE | {"core", "runtime", "api", "primitives", "aio", "sqlio", "fences", "lockfree", "sim", "web", ""},
     "web": BASE | {"core", "runtime", "api", "primitives", "aio", "fences", "sim", ""},
-    "aio": {"api"},
+    "aio": BASE | {"api", "runtime", "fences", "lockfree", "sqlio"},
     "__main__": {"cli"},
     "": BASE | {"api", "primitives"},
 }
 
 # Only these know that asyncio exists.
-ASYNCIO = ("runtime/asyncio.py", "runtime/asyncio_connection.py", "web/", "sim/", "cli/", "fences/http/service.py")
+ASYNCIO = ("runtime/asyncio.py", "runtime/asyncio_connection.py", "web/", "sim/", "cli/", "aio/wrap.py")
 
 
 def part_of(module: str) -> str:

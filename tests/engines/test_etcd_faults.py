@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from fencelock import EngineUnavailable, GuaranteeUnavailable, LockTimeout
-from fencelock.model import LossReason
+from fencelock.core.clock import NO_DEADLINE
+from fencelock.engines.etcd.engine import EtcdEngine
+from fencelock.model import Claim, Grant, LossReason
 from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import compact, counted, keys, own_prefix
@@ -21,7 +23,7 @@ from tests.servers.etcd import Etcd, EtcdCluster
 from tests.servers.proxy import Proxy
 
 
-async def test_restart_with_its_data(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+async def test_restart_with_its_data_keeps_holder_and_waiter(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
     """Killed and started again with its data, etcd still has the holder and the waiter, and tokens go on rising."""
     server = own_etcd()
     locks, other = clients.connect(server.url), clients.connect(server.url)
@@ -40,7 +42,7 @@ async def test_restart_with_its_data(own_etcd: Callable[..., Etcd], clients: Cli
     assert await take(locks, "x") > successor.token
 
 
-async def test_restart_without_its_data(
+async def test_restart_without_its_data_is_a_loss(
     own_etcd: Callable[..., Etcd], clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Wiped, etcd has no holder any more: that one learns of it at its next renewal, tokens still rise, and it is logged."""
@@ -55,31 +57,30 @@ async def test_restart_without_its_data(
     with caplog.at_level(logging.WARNING, "fencelock"):
         assert await take(locks, "y") > first
         assert await take(locks, "x") > lease.token
-    assert any("not the one that it was" in record.getMessage() for record in caplog.records)
+    assert any("was replaced or wiped" in record.getMessage() for record in caplog.records)
 
 
-async def test_restored_from_a_backup(
+async def test_cluster_that_goes_back_in_time_is_logged(
     own_etcd: Callable[..., Etcd], clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cluster that went back in time is noticed, logged, and remembered for whoever asks after its health."""
-    server = own_etcd()
-    engine = clients.on(server.url).engine()
-    from fencelock.model import Claim, Grant
-
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    """A reply with an earlier revision than before is logged, and later tokens lie above all that the client has seen."""
+    engine = clients.on(own_etcd().url).engine()
+    assert isinstance(engine, EtcdEngine)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    facts = engine.facts  # type: ignore[attr-defined]
-    facts.revision += 1000  # as if it had seen what the backup does not have
+    engine._client.revision += 600_000_000  # as if it had seen what the backup does not have
     with caplog.at_level(logging.WARNING, "fencelock"):
         await engine.release(grant)
     assert any("went back from revision" in record.getMessage() for record in caplog.records)
-    assert len(facts.notes) == 1
-    (status,) = await engine.health()  # type: ignore[attr-defined]
-    assert status.version.startswith("3.")
-    assert status.leader
+    later = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
+    assert isinstance(later, Grant)
+    assert later.token > grant.token + 600_000_000
+    assert await engine.release(later) is True
 
 
-async def test_rolled_back(own_etcd: Callable[..., Etcd], clients: Clients, tmp_path: Path) -> None:
+async def test_restored_backup_without_the_claim_is_a_loss(
+    own_etcd: Callable[..., Etcd], clients: Clients, tmp_path: Path
+) -> None:
     """When etcd comes back with the data of a while ago, in which the session is but not the claim, the holder is told."""
     server = own_etcd()
     locks = clients.connect(server.url)
@@ -179,7 +180,9 @@ async def test_two_of_three_are_killed(own_etcd: Callable[..., EtcdCluster], cli
     await eventually(clean, "nothing is left")
 
 
-async def test_no_leader_is_not_asked_over_and_over(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+async def test_member_without_a_leader_is_not_asked_over_and_over(
+    own_etcd: Callable[..., EtcdCluster], clients: Clients
+) -> None:
     """A member that has lost the others breaks off every watch at once; it is asked again a few times a second, no more."""
     cluster = own_etcd(3)
     left = cluster.members[2]
@@ -200,7 +203,9 @@ async def test_no_leader_is_not_asked_over_and_over(own_etcd: Callable[..., Etcd
     assert await lease.release() is True
 
 
-async def test_leader_that_was_stopped(own_etcd: Callable[..., EtcdCluster], clients: Clients) -> None:
+async def test_stopped_leader_does_not_revive_a_lost_lease(
+    own_etcd: Callable[..., EtcdCluster], clients: Clients
+) -> None:
     """A leader that was stopped, and answers for leases when it goes on, does not make a lost lease live."""
     cluster = own_etcd(3)
     old = cluster.leader()
@@ -222,7 +227,7 @@ async def test_leader_that_was_stopped(own_etcd: Callable[..., EtcdCluster], cli
     assert await take(locks, "x", 30) > successor.token
 
 
-async def test_partition_of_a_member(
+async def test_client_uses_another_member_when_one_does_not_reply(
     own_etcd: Callable[..., EtcdCluster], proxy: Callable[..., Proxy], clients: Clients
 ) -> None:
     """A client whose member no longer answers goes to another, keeps what it holds, and what it asked for is done once."""
@@ -240,7 +245,7 @@ async def test_partition_of_a_member(
     assert await lease.release() is True
 
 
-async def test_connections_are_cut(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+async def test_reset_connections_are_replaced(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
     """Connections that are reset, or that the server closes, are made anew without a word: nothing is lost or held twice."""
     way = proxy(etcd1)
     locks = clients.connect(own_prefix(way.url))
@@ -257,7 +262,7 @@ async def test_connections_are_cut(etcd1: Etcd, proxy: Callable[..., Proxy], cli
         await successor.release()
 
 
-async def test_correctness(etcd1: Etcd, clients: Clients) -> None:
+async def test_tokens_are_accepted_for_correctness(etcd1: Etcd, clients: Clients) -> None:
     """Tokens of etcd are strong enough for `purpose="correctness"`."""
     locks = clients.connect(own_prefix(etcd1.url))
     try:
@@ -267,17 +272,17 @@ async def test_correctness(etcd1: Etcd, clients: Clients) -> None:
         pytest.fail("etcd's tokens are made by consensus")
 
 
-async def test_unknown_layout(etcd1: Etcd, clients: Clients) -> None:
+async def test_other_layout_is_refused(etcd1: Etcd, clients: Clients) -> None:
     """A namespace that another release has written is refused, and left as it is."""
     url = own_prefix(etcd1.url)
     key = "/" + url.rpartition("/")[2] + "/fencelock/about"
     etcd1.put(key, "7 whatever")
-    with pytest.raises(EngineUnavailable, match=r"another release of fencelock \(layout '7', this one has 1\)"):
+    with pytest.raises(EngineUnavailable, match=r"another release of fencelock \(layout '7', this one has 2\)"):
         await clients.connect(url).lock("x").acquire()
     assert etcd1.get(key) == "7 whatever"
 
 
-async def test_server_that_hangs(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+async def test_hanging_server_is_reported_within_the_timeout(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
     """Who has half a second is told about a server that hangs long before a third of the ttl has passed."""
     server = own_etcd()
     warm, cold = clients.connect(server.url), clients.connect(server.url)
@@ -292,7 +297,7 @@ async def test_server_that_hangs(own_etcd: Callable[..., Etcd], clients: Clients
         server.resume()
 
 
-async def test_key_that_is_no_text(etcd1: Etcd, clients: Clients) -> None:
+async def test_foreign_key_among_the_claims_blocks_and_can_be_released(etcd1: Etcd, clients: Clients) -> None:
     """A key that somebody else has put among the claims is in the way, and can be seen and released by force."""
     url = own_prefix(etcd1.url)
     prefix = "/" + url.rpartition("/")[2]

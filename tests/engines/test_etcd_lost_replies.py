@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.link import Link
+from fencelock.engines.etcd.grpc import EtcdConnection
 from fencelock.engines.etcd.messages import TXN
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Waiting
@@ -20,9 +21,9 @@ from tests.servers.etcd import Etcd
 @contextmanager
 def lost_reply(what: bytes) -> Iterator[None]:
     """Lose the reply to the first transaction that has these bytes in it."""
-    call, lost = Link.call, False
+    call, lost = EtcdConnection.call, False
 
-    async def lossy(self: Link, method: str, body: bytes, timeout: float) -> bytes:
+    async def lossy(self: EtcdConnection, method: str, body: bytes, timeout: float) -> bytes:
         nonlocal lost
         answer = await call(self, method, body, timeout)
         if method == TXN and what in body and not lost:
@@ -31,7 +32,7 @@ def lost_reply(what: bytes) -> Iterator[None]:
         return answer
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Link, "call", lossy)
+        patched.setattr(EtcdConnection, "call", lossy)
         yield
     assert lost
 
@@ -46,11 +47,11 @@ def engine(etcd1: Etcd, clients: Clients) -> EtcdEngine:
 
 async def test_force_release_does_not_drop_the_next_holder(engine: EtcdEngine) -> None:
     """A forced release whose reply was lost is not carried out on whoever holds the lock next: its outcome is unknown."""
-    holder = await engine.attempt(Claim("x", 30), queue=True)
+    holder = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(holder, Grant)
-    waiter = await engine.attempt(Claim("x", 30), queue=True)
+    waiter = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(waiter, Waiting)
-    with lost_reply(b"/claims/x/"), pytest.raises(OutcomeUnknown, match="look who holds it before you repeat it"):
+    with lost_reply(b"/claims/x/"), pytest.raises(OutcomeUnknown, match="may have released 'x' by force"):
         await engine.force_release("x")
     assert await engine.release(holder) is False
     successor = await engine.wait(waiter, 5)
@@ -61,7 +62,7 @@ async def test_force_release_does_not_drop_the_next_holder(engine: EtcdEngine) -
 @pytest.mark.parametrize("expect", [None, 0])
 async def test_record_is_written_once(engine: EtcdEngine, expect: int | None) -> None:
     """A write whose reply was lost finds itself when it is repeated, and is no conflict with itself."""
-    with lost_reply(b"/records/r"):
+    with lost_reply(b"=value"):
         written = await engine.records.write("r", b"value", token=1, ttl=30, expect=expect)
     assert written.done
     assert written.record is not None
@@ -72,19 +73,19 @@ async def test_record_is_written_once(engine: EtcdEngine, expect: int | None) ->
 
 async def test_record_that_was_written_over_meanwhile(engine: EtcdEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write whose reply was lost, and which somebody else has written over since, is unknown rather than a conflict."""
-    call = Link.call
+    call = EtcdConnection.call
     state = "first"
 
-    async def overtaken(self: Link, method: str, body: bytes, timeout: float) -> bytes:
+    async def overtaken(self: EtcdConnection, method: str, body: bytes, timeout: float) -> bytes:
         nonlocal state
         answer = await call(self, method, body, timeout)
-        if method == TXN and b"/records/r" in body and state == "first":
+        if method == TXN and b"=value" in body and state == "first":
             state = "other"
             assert (await engine.records.write("r", b"other", token=2, ttl=30)).done
             raise OutcomeUnknown("the reply was lost")
         return answer
 
-    monkeypatch.setattr(Link, "call", overtaken)
+    monkeypatch.setattr(EtcdConnection, "call", overtaken)
     with pytest.raises(OutcomeUnknown, match="read it again"):
         await engine.records.write("r", b"value", token=1, ttl=30, expect=0)
     record = await engine.records.read("r")
@@ -94,11 +95,11 @@ async def test_record_that_was_written_over_meanwhile(engine: EtcdEngine, monkey
 
 async def test_release_is_unknown_rather_than_lost(engine: EtcdEngine) -> None:
     """A release whose reply was lost does not say that the lock was lost before."""
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     with lost_reply(b"/claims/x/"), pytest.raises(OutcomeUnknown):
         await engine.release(grant)
-    successor = await engine.attempt(Claim("x", 30), queue=True)
+    successor = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(successor, Grant)
     assert await engine.release(grant) is False
     assert await engine.release(successor) is True

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from fencelock import InvalidTTL, LeaseLost
-from fencelock.engines.etcd.claims import Claims, Hold
+from fencelock.core.clock import NO_DEADLINE, Deadline, boottime
+from fencelock.core.runtime import Event
+from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.link import Call, Link, Refused
-from fencelock.engines.etcd.messages import KEEP_ALIVE, RANGE, TXN, count, read_range
-from fencelock.engines.etcd.sessions import Sessions
-from fencelock.engines.etcd.watch import UNSAID
+from fencelock.engines.etcd.grpc import Call, EtcdConnection
+from fencelock.engines.etcd.messages import KEEP_ALIVE, RANGE, TXN, count_key, read_range
+from fencelock.engines.etcd.removal import Removal
+from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
 from tests.contract.runtimes import client_of, core_of
@@ -37,7 +39,7 @@ def prefix_of(url: str) -> str:
     return "/" + url.rpartition("/")[2] + "/"
 
 
-async def test_ten_thousand_held_are_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
+async def test_ten_thousand_held_locks_need_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
     """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
     server = own_etcd()
     subject = Subject(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
@@ -50,7 +52,7 @@ async def test_ten_thousand_held_are_one_keep_alive(own_etcd: Callable[..., Etcd
     before = messages(server, "LeaseKeepAlive")
     answers = await client_of(locks).engine.renew([core_of(lease)._grant for lease in held])
     assert answers == [Renewal.RENEWED] * 10_000
-    assert messages(server, "LeaseKeepAlive") - before <= 2  # the keeper may come by meanwhile
+    assert messages(server, "LeaseKeepAlive") - before <= 2  # the renewer may run meanwhile
     await client_of(locks).engine.close()  # at once: closing the client would give back one after the other first
     assert leases(server) == []
     assert keys(server, "/fencelock/claims/") == []
@@ -104,7 +106,7 @@ async def test_revoked_while_waiting(etcd1: Etcd, url: str, clients: Clients) ->
         await got.release()
 
 
-async def test_deleted_by_an_operator(etcd1: Etcd, url: str, clients: Clients) -> None:
+async def test_deleted_key_is_reported_to_its_holder(etcd1: Etcd, url: str, clients: Clients) -> None:
     """A claim whose key somebody deletes is told to its holder at once, although its session lives on."""
     locks = clients.connect(url)
     kept = await locks.lock("kept", ttl=30).acquire()
@@ -120,7 +122,7 @@ async def test_deleted_by_an_operator(etcd1: Etcd, url: str, clients: Clients) -
     await kept.release()
 
 
-async def test_claim_that_is_not_renewed_goes(url: str, clients: Clients) -> None:
+async def test_claim_that_is_not_renewed_is_removed_though_its_session_lives(url: str, clients: Clients) -> None:
     """A claim ends with its own ttl although others keep its session alive, also for waiters of the same client."""
     locks, other = clients.connect(url), clients.connect(url)
     kept = await locks.lock("kept", ttl=4).acquire()
@@ -145,7 +147,7 @@ async def test_released_keys_leave_nothing(etcd1: Etcd, url: str, clients: Clien
     assert keys(etcd1, prefix_of(url)) == [prefix_of(url) + "fencelock/about"]
 
 
-async def test_ttl_below_the_servers_own(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+async def test_ttl_that_the_server_would_stretch_is_refused(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
     """A ttl that the server would stretch is refused with the numbers, and nothing stays behind."""
     server = own_etcd(settings={"heartbeat-interval": "300", "election-timeout": "3000"})
     locks = clients.connect(server.url)
@@ -157,20 +159,22 @@ async def test_ttl_below_the_servers_own(own_etcd: Callable[..., Etcd], clients:
         assert lease.ttl == 5
 
 
-async def test_ladder(url: str, clients: Clients) -> None:
+async def test_ttl_is_rounded_down_to_a_step(url: str, clients: Clients) -> None:
     """A lease's ttl is the rung at or below what was asked for, and ttls between the same rungs share a session."""
     locks = clients.connect(url)
     a = await locks.lock("a", ttl=13.5).acquire()
     b = await locks.lock("b", ttl=14).acquire()
     assert a.ttl == b.ttl == 12
-    assert core_of(a)._grant.handle.session is core_of(b)._grant.handle.session
+    assert core_of(a)._grant.engine_state.session is core_of(b)._grant.engine_state.session
     assert a.remaining <= 12
     await a.release()
     await b.release()
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client", "both"])
-async def test_keep_alive_stalls(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients, direction: str) -> None:
+async def test_cut_connection_is_lost_before_the_next_holder(
+    etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients, direction: str
+) -> None:
     """With the way to or from the server cut, the holder has lost its lease by its own clock before others can have it."""
     way = proxy(etcd1)
     near = own_prefix(way.url)
@@ -185,22 +189,26 @@ async def test_keep_alive_stalls(etcd1: Etcd, proxy: Callable[..., Proxy], clien
     assert await take(locks, "x") > successor.token
 
 
-async def test_late_answer_is_abandoned(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+async def test_attempt_without_a_reply_leaves_only_a_tomb(
+    etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
+) -> None:
     """An attempt whose answer never comes leaves nothing behind but a tombstone, which goes with its session."""
     way = proxy(etcd1)
     near = own_prefix(way.url)
     prefix = prefix_of(near)
     engine = clients.on(near).engine()
-    await engine.attempt(Claim("warm", 3), queue=True)
+    await engine.attempt(Claim("warm", 3), enqueue=True, deadline=NO_DEADLINE)
     claim = Claim("x", 3)
     way.drop("to_client")
     with pytest.raises(ConnectionError):
-        await engine.attempt(claim, queue=True)
+        await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     way.heal()
     await engine.abandon(claim)
     assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
     assert keys(etcd1, f"{prefix}fencelock/tombs/") == [f"{prefix}fencelock/tombs/{claim.id}"]
-    assert not isinstance(await engine.attempt(claim, queue=True), Grant), "a straggler finds the tombstone"
+    assert not isinstance(await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE), Grant), (
+        "a late attempt finds the tomb"
+    )
 
     async def gone() -> bool:
         return not keys(etcd1, f"{prefix}fencelock/tombs/")
@@ -208,21 +216,23 @@ async def test_late_answer_is_abandoned(etcd1: Etcd, proxy: Callable[..., Proxy]
     await eventually(gone, "the tombstone is gone")
 
 
-async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+async def test_late_attempt_after_the_release_takes_nothing(
+    etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
+) -> None:
     """An attempt that was held up, and arrives after the lock was had over another way and given back, takes nothing."""
     way = proxy(etcd1)
     near = own_prefix(etcd1.url_at(f"{way.address},{etcd1.address}"))
     prefix = prefix_of(near)
     engine = clients.on(near).engine()
     assert isinstance(engine, EtcdEngine)
-    engine._links._at = 0  # by the proxy
-    warm = await engine.attempt(Claim("warm", 9), queue=True)
+    engine._client._next = 0  # by the proxy
+    warm = await engine.attempt(Claim("warm", 9), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(warm, Grant)
     claim = Claim("x", 9)
     way.cut("to_server")
     with pytest.raises(OutcomeUnknown):
-        await engine.attempt(claim, queue=True)
-    grant = await engine.attempt(claim, queue=True)
+        await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
+    grant = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     assert grant.attempt_in_flight
     assert await engine.release(grant) is True
@@ -235,7 +245,7 @@ async def test_straggler_after_the_release(etcd1: Etcd, proxy: Callable[..., Pro
 
 
 @pytest.mark.parametrize("abandoned", [True, False])
-async def test_straggler_after_more_than_a_ttl(
+async def test_late_attempt_after_more_than_a_ttl_takes_nothing(
     etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients, abandoned: bool
 ) -> None:
     """An attempt that arrives when its ttl is long over takes nothing, though its session lives on with other claims."""
@@ -244,13 +254,13 @@ async def test_straggler_after_more_than_a_ttl(
     prefix = prefix_of(near)
     engine = clients.on(near).engine()
     assert isinstance(engine, EtcdEngine)
-    engine._links._at = 0  # by the proxy
-    warm = await engine.attempt(Claim("warm", 4), queue=True)
+    engine._client._next = 0  # by the proxy
+    warm = await engine.attempt(Claim("warm", 4), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(warm, Grant)
     claim = Claim("x", 4)
     way.cut("to_server")
     with pytest.raises(OutcomeUnknown):
-        await engine.attempt(claim, queue=True)
+        await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     if abandoned:
         await engine.abandon(claim)
     for _ in range(14):
@@ -260,9 +270,9 @@ async def test_straggler_after_more_than_a_ttl(
     for _ in range(10):
         await asyncio.sleep(0.05)
         assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
-    other = await engine.attempt(Claim("y", 4), queue=True)
+    other = await engine.attempt(Claim("y", 4), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(other, Grant)
-    assert other.handle.session is not warm.handle.session, "nothing more is to keep that session alive"
+    assert other.engine_state.session is not warm.engine_state.session, "nothing more is to keep that session alive"
     assert await engine.release(warm) is True
     assert await engine.release(other) is True
 
@@ -272,11 +282,11 @@ async def test_straggler_after_more_than_a_ttl(
     await eventually(gone, "the tombstone goes with its session")
 
 
-async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
+async def test_watches_end_with_their_claims(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
     """Watches end with what they were for, held or waited for."""
     server = own_etcd()
     locks = clients.connect(server.url)
-    for _ in range(3 * UNSAID):
+    for _ in range(24):
         lease = await locks.lock("x", ttl=30).acquire()
         async with background(take(locks, "x")) as (task,):
             await waiting(locks, "x")
@@ -285,29 +295,29 @@ async def test_watchers_do_not_pile_up(own_etcd: Callable[..., Etcd], clients: C
             await task
 
     async def few() -> bool:
-        return counted(server, "etcd_debugging_mvcc_watcher_total") <= UNSAID
+        return counted(server, "etcd_debugging_mvcc_watcher_total") <= 2
 
     await eventually(few, "watches have ended")
 
 
-async def test_answer_of_an_old_leader(url: str, clients: Clients) -> None:
+async def test_keep_alive_of_an_old_leader_does_not_count(url: str, clients: Clients) -> None:
     """A keep-alive counts only if a majority answered in the same term: a leader that was deposed may not know it yet."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    sessions, session, since = engine._sessions, grant.handle.session, grant.since
-    link = await engine._links.take()
+    sessions, session, since = engine._sessions, grant.engine_state.session, grant.since
+    link = await engine._client.take()
     try:
-        header, _ = read_range(await link.call(RANGE, count(b"x"), 5))
-        knock = sessions.knock(session, link)
-        assert await sessions.heard(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
+        header, _ = read_range(await link.call(RANGE, count_key(b"x"), 5))
+        knock = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
         assert session.since == since
-        knock = sessions.knock(session, link)
-        assert await sessions.heard(session, link, knock, header.term, 5) is Renewal.RENEWED
+        knock = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, knock, header.term, 5) is Renewal.RENEWED
         assert session.since > since
     finally:
-        engine._links.give(link)
+        engine._client.give_back(link)
 
 
 async def test_deadline_counts_from_before_the_keep_alive_is_sent(
@@ -316,21 +326,21 @@ async def test_deadline_counts_from_before_the_keep_alive_is_sent(
     """A process that is stopped just after it has sent a keep-alive does not take its session for younger than it is."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    now, start = engine._runtime.now, Link.start
+    now, start = engine._runtime.now, EtcdConnection.start
     sent: list[float] = []
 
-    def stopped(self: Link, method: str, body: bytes) -> Call:
+    def stopped(self: EtcdConnection, method: str, body: bytes) -> tuple[Call, Event]:
         call = start(self, method, body)
         if method == KEEP_ALIVE:
             sent.append(now())
             time.sleep(0.05)
         return call
 
-    monkeypatch.setattr(Link, "start", stopped)
+    monkeypatch.setattr(EtcdConnection, "start", stopped)
     assert await engine.renew([grant]) == [Renewal.RENEWED]
-    assert grant.since < grant.handle.session.since <= sent[0]
+    assert grant.since < grant.engine_state.session.since <= sent[0]
 
 
 @pytest.mark.parametrize("words", ["etcdserver: server stopped", "raft: stopped"])
@@ -340,21 +350,21 @@ async def test_member_that_stops_may_have_done_it(
     """A member that says "stopped" may have proposed the claim before: the outcome is unknown, and abandon removes it."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    warm = await engine.attempt(Claim("warm", 30), queue=True)
+    warm = await engine.attempt(Claim("warm", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(warm, Grant)
-    call = Link.call
+    call = EtcdConnection.call
 
-    async def stops(self: Link, method: str, body: bytes, timeout: float) -> bytes:
+    async def stops(self: EtcdConnection, method: str, body: bytes, timeout: float) -> bytes:
         answer = await call(self, method, body, timeout)
         if method == TXN:
-            raise Refused(14, words)
+            raise RpcError(14, words)
         return answer
 
     claim = Claim("x", 30)
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "call", stops)
+        patched.setattr(EtcdConnection, "call", stops)
         with pytest.raises(OutcomeUnknown, match="stopped"):
-            await engine.attempt(claim, queue=True, patience=0.0)
+            await engine.attempt(claim, enqueue=True, deadline=Deadline(boottime, 0.5))
     assert len(keys(etcd1, prefix_of(url) + "fencelock/claims/x/")) == 1, "it was done"
     await engine.abandon(claim)
     assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
@@ -367,22 +377,21 @@ async def test_claim_that_is_removed_cannot_be_renewed(
     """A renewal that is answered while its claim is being deleted, as it was over by our clock, does not bring it back."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    session = grant.handle.session
-    delete = Sessions._delete
+    session = grant.engine_state.session
+    remove = Removal._remove
     answers: list[Renewal] = []
 
-    async def renewed_meanwhile(self: Sessions, *args: Any) -> set[str]:
-        later = await delete(self, *args)
+    async def renewed_meanwhile(self: Removal, *args: Any) -> None:
+        await remove(self, *args)
         with monkeypatch.context() as patched:
-            patched.setattr(Sessions, "_delete", delete)
+            patched.setattr(Removal, "_remove", remove)
             answers.extend(await engine.renew([grant]))
-        return later
 
     session._ends[grant.claim.id] = session._first_end = 0.0  # as if nobody had renewed it for its ttl
-    monkeypatch.setattr(Sessions, "_delete", renewed_meanwhile)
-    await engine._sessions.purge_all()
+    monkeypatch.setattr(Removal, "_remove", renewed_meanwhile)
+    await engine._removal.remove_expired()
     assert answers == [Renewal.LOST]
     assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
 
@@ -393,20 +402,21 @@ async def test_session_that_ends_while_a_claim_is_granted(
     """A session that ends between the reply and the grant takes the claim along: it is made anew on another session."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    hold = Claims.hold
+    hold = OwnClaims.hold
     ended: list[int] = []
 
-    def ends(self: Claims, id: str, held: Hold) -> bool:
+    def ends(self: OwnClaims, own: OwnClaim) -> bool:
         if not ended:
-            ended.append(held.session.handle)
-            revoke(etcd1, str(held.session.handle))
-            engine._sessions.ended(held.session)
-        return hold(self, id, held)
+            assert own.session is not None
+            ended.append(own.session.handle)
+            revoke(etcd1, str(own.session.handle))
+            engine._sessions.ended(own.session)
+        return hold(self, own)
 
-    monkeypatch.setattr(Claims, "hold", ends)
-    grant = await engine.attempt(Claim("x", 30), queue=True)
+    monkeypatch.setattr(OwnClaims, "hold", ends)
+    grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    assert grant.handle.session.handle not in ended
-    assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == [grant.handle.key]
+    assert grant.engine_state.session.handle not in ended
+    assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == [grant.engine_state.key.decode()]
     assert await engine.renew([grant]) == [Renewal.RENEWED]
     assert await engine.release(grant) is True

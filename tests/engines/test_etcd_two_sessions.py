@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
+from fencelock.core.clock import NO_DEADLINE, Deadline, boottime
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.layout import About
-from fencelock.engines.etcd.namespace import Namespace
-from fencelock.engines.etcd.sessions import Lease, Sessions
+from fencelock.engines.etcd.keyspace import Namespace
+from fencelock.engines.etcd.session import EtcdSession, Sessions
+from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.subject import eventually
 from tests.engines.conftest import Clients
@@ -32,41 +33,41 @@ async def test_slow_first_grant_does_not_lead_to_two_holders(
     assert isinstance(engine, EtcdEngine)
     second_has_session, first_has_session = asyncio.Event(), asyncio.Event()
     numbers: list[int] = []
-    grant, make, read = Sessions._grant, Sessions.make, Namespace.read
+    grant, get, read = Sessions._grant, Sessions.get, TokenBase.read
 
-    async def slow_grant(self: Sessions, seconds: int, within: float) -> Lease:
+    async def slow_grant(self: Sessions, seconds: int, timeout: float) -> EtcdSession:
         first = not numbers
-        session = await grant(self, seconds, within)
+        session = await grant(self, seconds, timeout)
         numbers.append(session.handle)
         if first:
             await second_has_session.wait()
         return session
 
-    async def noted_make(self: Sessions, ttl: float, within: float) -> Lease:
-        session = await make(self, ttl, within)
+    async def noted_get(self: Sessions, ttl: float, timeout: float) -> EtcdSession:
+        session = await get(self, ttl, timeout)
         (second_has_session if len(numbers) == 2 and not second_has_session.is_set() else first_has_session).set()
         return session
 
-    async def late_read(self: Namespace, seconds: float = 5.0) -> About:
+    async def late_read(self: TokenBase, timeout: float = 5.0) -> Namespace:
         await first_has_session.wait()
-        return await read(self, seconds)
+        return await read(self, timeout)
 
     monkeypatch.setattr(Sessions, "_grant", slow_grant)
-    monkeypatch.setattr(Sessions, "make", noted_make)
-    monkeypatch.setattr(Namespace, "read", late_read)
-    slow = asyncio.create_task(engine.attempt(Claim("other", 30), queue=True))
+    monkeypatch.setattr(Sessions, "get", noted_get)
+    monkeypatch.setattr(TokenBase, "read", late_read)
+    slow = asyncio.create_task(engine.attempt(Claim("other", 30), enqueue=True, deadline=NO_DEADLINE))
     await eventually(lambda: _true(numbers), "the first grant is under way")
-    holder = await engine.attempt(Claim("x", 30), queue=False, patience=0.0)
+    holder = await engine.attempt(Claim("x", 30), enqueue=False, deadline=Deadline(boottime, 0.5))
     assert isinstance(holder, Grant)
     other = await slow
     assert isinstance(other, Grant)
 
-    assert isinstance(await engine.attempt(Claim("x", 30), queue=False), Waiting)
+    assert isinstance(await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE), Waiting)
     waiting = Claim("x", 30)
-    assert isinstance(await engine.attempt(waiting, queue=True), Waiting)
-    assert holder.handle.key in keys(etcd1, "/" + url.rpartition("/")[2] + "/fencelock/claims/x/")
+    assert isinstance(await engine.attempt(waiting, enqueue=True, deadline=NO_DEADLINE), Waiting)
+    assert holder.engine_state.key.decode() in keys(etcd1, "/" + url.rpartition("/")[2] + "/fencelock/claims/x/")
     assert await engine.renew([holder, other]) == [Renewal.RENEWED] * 2
-    assert other.handle.session is holder.handle.session
+    assert other.engine_state.session is holder.engine_state.session
 
     async def revoked() -> bool:
         return len({str(number) for number in numbers} & set(leases(etcd1))) == 1

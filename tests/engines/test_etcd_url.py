@@ -13,8 +13,9 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL
+from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.place import parse
+from fencelock.engines.etcd.url import parse
 from fencelock.model import Claim, Grant
 from tests.contract.subject import SOON, Subject, background, take, waiting
 from tests.engines.conftest import Clients
@@ -27,10 +28,10 @@ QUOTED = "s3cr3t%2Fpass%40w%2Crd"
 
 def test_parts_of_a_url() -> None:
     """A URL names members, a prefix, and a user."""
-    place = parse(f"etcd://app:{QUOTED}@h1,h2:1234,[::1]:99/some/pre%20fix/")
-    assert place.members == (("h1", 2379), ("h2", 1234), ("::1", 99))
-    assert (place.prefix, place.user, place.password, place.tls) == ("/some/pre fix", "app", PASSWORD, None)
-    assert "s3cr3t" not in repr(place)
+    url = parse(f"etcd://app:{QUOTED}@h1,h2:1234,[::1]:99/some/pre%20fix/")
+    assert url.endpoints == (("h1", 2379), ("h2", 1234), ("::1", 99))
+    assert (url.prefix, url.user, url.password, url.tls) == ("/some/pre fix", "app", PASSWORD, None)
+    assert "s3cr3t" not in repr(url)
     assert parse("etcd://h").prefix == ""
 
 
@@ -131,16 +132,16 @@ async def test_expired_login_with_several_connections(guarded: Etcd, clients: Cl
     """When a login is over, the next call logs in again, however many connections were made under the old one."""
     engine = clients.on(with_user(guarded)).engine()
     assert isinstance(engine, EtcdEngine)
-    links = engine._links
-    for link in [await links.visit(0) for _ in range(4)]:
-        links.give(link)
+    client = engine._client
+    for connection in [await client._connect_to(0, 5) for _ in range(4)]:
+        client.give_back(connection)
     for number in range(3):
-        before = links._token
-        links._token = f"{before}x"  # the server knows it no more
-        links._blocks.clear()
-        grant = await engine.attempt(Claim(f"n{number}", 20), queue=True)
+        before = client._auth_token
+        client._auth_token = f"{before}x"  # the server knows it no more
+        client._headers.clear()
+        grant = await engine.attempt(Claim(f"n{number}", 20), enqueue=True, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
-        assert links._token not in (before, f"{before}x")
+        assert client._auth_token not in (before, f"{before}x")
         assert await engine.release(grant) is True
 
 

@@ -53,9 +53,10 @@ def test_client(server: Redis, given: dict[str, Any]) -> None:
     client = make(redis, given)
     client.set("theirs", "1")
     with fencelock.connect(client) as locks:
-        with locks.lock("x") as lease, pytest.raises(fencelock.LockTimeout):
+        lease = locks.lock("x").acquire()
+        with pytest.raises(fencelock.LockTimeout):
             locks.lock("x", timeout=0.1).acquire()
-        assert lease.token
+        assert lease.release()
         assert locks.lock("x").try_acquire().release()  # type: ignore[union-attr]
         assert PASSWORD not in repr(locks)
         assert server.address in repr(locks)
@@ -72,10 +73,10 @@ async def test_asyncio_client(server: Redis, given: dict[str, Any]) -> None:
     client = make(redis.asyncio, given)
     await client.set("theirs", "1")
     async with aio.connect(client) as locks:
-        async with locks.lock("x") as lease:
-            with pytest.raises(fencelock.LockTimeout):
-                await locks.lock("x", timeout=0.1).acquire()
-        assert lease.token
+        lease = await locks.lock("x").acquire()
+        with pytest.raises(fencelock.LockTimeout):
+            await locks.lock("x", timeout=0.1).acquire()
+        assert await lease.release()
         assert PASSWORD not in repr(locks)
         assert server.address in repr(locks)
         assert await client.get("theirs") in ("1", b"1")

@@ -107,7 +107,7 @@ async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Client
     await worker.acquire("killed", ttl=1)
     await worker.kill()
     expired = await locks.lock("expired", ttl=1, renew=False).acquire()
-    async with locks.lock("held", ttl=60):
+    async with subject.connect().lock("held", ttl=60):
         for _ in range(3):
             with pytest.raises(LockTimeout):
                 await locks.lock("held", ttl=1, timeout=0.2).acquire()

@@ -297,13 +297,13 @@ async def test_majority_forgets(nodes: RedisNodes, locks: LocksView) -> None:
     assert await take(locks, "x") > lease.token
 
 
-async def test_script_flush(nodes: RedisNodes, locks: LocksView) -> None:
+async def test_script_flush(nodes: RedisNodes, clients: Clients, locks: LocksView) -> None:
     """Scripts that the nodes forget between any two calls go unnoticed."""
     tokens = []
     for place in range(20):
         tell(nodes.members[place % 5], "SCRIPT", "FLUSH")
         tokens.append(await take(locks, "x"))
-    async with locks.lock("x"):
+    async with clients.connect(nodes.url).lock("x"):
         for node in nodes.members:
             tell(node, "SCRIPT", "FLUSH")
         with pytest.raises(LockTimeout):

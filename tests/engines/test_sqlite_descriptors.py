@@ -62,13 +62,14 @@ def test_no_descriptor_to_create_the_database(tmp_path: Path, monkeypatch: pytes
 
 def test_failed_attempts_keep_no_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first attempt that fails when it is committed keeps no doorbell."""
-    with locks.lock("x"):
-        with monkeypatch.context() as patch:
-            patch.setattr(database.Database, "_transact", _refusing(database.Database._transact))
-            for _ in range(5):
-                with pytest.raises(fencelock.EngineUnavailable):
-                    locks.lock("x").acquire()
-        assert locks._client.engine._wakeups == {}  # type: ignore[attr-defined]
+    lease = locks.lock("x").acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(database.Database, "_transact", _refusing(database.Database._transact))
+        for _ in range(5):
+            with pytest.raises(fencelock.EngineUnavailable):
+                locks.lock("x").acquire()
+    assert locks._client.engine._wakeups == {}  # type: ignore[attr-defined]
+    lease.release()
 
 
 def _refusing(transact: Any) -> Any:

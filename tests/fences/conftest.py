@@ -11,17 +11,17 @@ import psycopg
 import pymysql
 import pytest
 
-from tests.fences.callers import Where, mysql_options, postgres_url
-from tests.fences.places import empty
-from tests.fences.servers import FENCE, SERVERS, Connect, run
+from tests.fences.connection_kinds import Databases, mysql_options, postgres_url
+from tests.fences.counter_servers import empty
+from tests.fences.sql_helpers import FENCE, SERVERS, Connect, run
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import Postgres
 
 
 @pytest.fixture
-def where(postgres: Postgres, mariadb: MariaDB, tmp_path: Path) -> Where:
+def where(postgres: Postgres, mariadb: MariaDB, tmp_path: Path) -> Databases:
     """The servers that all tests share, and a folder for SQLite."""
-    return Where(postgres, mariadb, tmp_path)
+    return Databases(postgres, mariadb, tmp_path)
 
 
 @pytest.fixture(params=SERVERS)
@@ -31,8 +31,8 @@ def server(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def connect(server: str, where: Where) -> Iterator[Connect]:
-    """Makes connections to an empty fence and a stock of 100."""
+def connect(server: str, where: Databases) -> Iterator[Connect]:
+    """Opens connections to an empty fence and a stock of 100."""
     with ExitStack() as stack:
 
         def connect(**options: Any) -> Any:
@@ -54,12 +54,12 @@ def connect(server: str, where: Where) -> Iterator[Connect]:
         yield connect
         stack.close()  # whatever they hold
         last = connect()
-        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a floor would be in the way of others' tests
+        run(last, "DROP TABLE IF EXISTS fencelock_fence")  # a min_token would refuse the tokens of other tests
         last.commit()
 
 
 @pytest.fixture
 def address(kind: str, engines: Any, tmp_path: Path) -> Iterator[str]:
-    """Where an empty stock of the kind is."""
+    """The address of an empty counter of the kind."""
     with ExitStack() as stack:
         yield empty(kind, engines, tmp_path, stack)

@@ -10,13 +10,13 @@ import sys
 from typing import Any
 
 import fencelock
-from tests.fences.stocks import open_stock
+from tests.fences.counters import open_counter
 
 
 class Holder:
     def __init__(self, kind: str, address: str, url: str, ttl: str) -> None:
         self.kind, self.address = kind, address
-        self.stock = open_stock(kind, address)
+        self.stock = open_counter(kind, address)
         self.locks = fencelock.connect(url, ttl=float(ttl))
         self.saw = 0
         self.lease: Any = None
@@ -44,7 +44,7 @@ class Holder:
         return "committed"
 
     def bare(self) -> str:
-        self.stock = open_stock(self.kind, self.address, fenced=False)
+        self.stock = open_counter(self.kind, self.address, fenced=False)
         return "bare"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fencelock
-from tests.fences.stocks import SqlStock, close, open_stock
+from tests.fences.counters import SqlCounter, close, open_counter
 
 ROOT = Path(__file__).parents[2]
 TTL = 0.4
@@ -32,7 +32,7 @@ def work(kind: str, address: str, url: str, goal: int) -> None:
     locks = fencelock.connect(url, ttl=TTL)
     chance = random.Random()
     while True:
-        stock = open_stock(kind, address)
+        stock = open_counter(kind, address)
         try:
             while True:
                 lease = locks.lock("stock").acquire()
@@ -92,7 +92,7 @@ class Director:
         self.kills = self.stops = 0
 
     def run(self, limit: float, pause: float, hits: float) -> None:
-        """Hurt somebody every so often, until all have ended by themselves; so many times at most."""
+        """Kill or stop a worker now and then, at most `hits` times, until all have ended."""
         end = time.monotonic() + limit
         try:
             self.workers += [Worker(*self.job) for _ in range(WORKERS)]
@@ -131,7 +131,7 @@ def mistakes(log: list[tuple[int, int, int]], final: int) -> list[str]:
     wrong += [f"{saw} became {value}" for _, saw, value in log if value != saw + 1]
     tokens = [token for token, _, _ in log]
     if tokens != sorted(tokens):
-        wrong.append("an older token was let in after a newer one")
+        wrong.append("an older token was accepted after a newer one")
     if final != len(log):
         wrong.append(f"the value is {final} after {len(log)} increments")
     return wrong
@@ -143,7 +143,7 @@ def increments(
     """Have the workers reach the goal, and check that every increment counts once."""
     director = Director(kind, address, folder, goal, seed)
     director.run(limit, pause, hits)
-    stock = open_stock(kind, address, fenced=False)
+    stock = open_counter(kind, address, fenced=False)
     log = stock.accepted()
     final = stock.read(None)
     close(stock)
@@ -167,8 +167,8 @@ def main() -> None:
             "redis": redis.url,
         }
         for kind, address in places.items():
-            stock = open_stock(kind, address, fenced=False)
-            if isinstance(stock, SqlStock):
+            stock = open_counter(kind, address, fenced=False)
+            if isinstance(stock, SqlCounter):
                 stock.prepare(stock.connection)
             close(stock)
             (folder / kind).mkdir()

@@ -1,4 +1,4 @@
-"""The file fence: what it leaves behind, collections, killed writers, forks, other owners, ids that are hard to write."""
+"""The file fence: its files, prune, killed writers, forks, other owners, unusual ids."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from fencelock import FencelockError, StaleToken
-from fencelock.fences.file import FileFence, _make_like, _Place
-from tests.fences.bearers import bearer
+from fencelock.fences.file import FileFence, _copy_owner_and_mode, _FencedFile
+from tests.fences.fake_lease import fake_lease
 
 
-def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_newest_token_writes_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stale write leaves the file as it is and nothing beside it; mode and links stay; the mark can be moved, logged."""
     fence, path, link = FileFence(), tmp_path / "stock", tmp_path / "link"
     link.symlink_to(path)
-    fence.write(bearer(33), path, b"100")
+    fence.write(fake_lease(33), path, b"100")
     path.chmod(0o640)
-    fence.enter(bearer(34), link)
-    with fence.replace(bearer(34), link) as file:
+    fence.enter(fake_lease(34), link)
+    with fence.replace(fake_lease(34), link) as file:
         file.write(b"95")
-    for stale in (bearer(33), bearer(34, "somebody else")):
+    for stale in (fake_lease(33), fake_lease(34, "another claim")):
         with pytest.raises(StaleToken) as caught:
             fence.write(stale, path, b"0")
         assert (caught.value.token, caught.value.seen, caught.value.name) == (stale.token, 34, str(path))
@@ -36,42 +36,42 @@ def test_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert link.is_symlink()
     fence.rebase(path, 5, reason="another engine")
     assert "moved from token 34 to token 5: another engine" in caplog.text
-    fence.write(bearer(5), path, b"90")
+    fence.write(fake_lease(5), path, b"90")
     assert fence.token(path) == 5
-    with pytest.raises(RuntimeError, match="half way"), fence.replace(bearer(6), path) as file:
+    with pytest.raises(RuntimeError, match="half way"), fence.replace(fake_lease(6), path) as file:
         file.write(b"0")
         raise RuntimeError("half way")
     assert (path.read_bytes(), fence.token(path)) == (b"90", 5)
     assert sorted(os.listdir(tmp_path)) == [".stock.fence", ".stock.fence-lock", "link", "stock"]
     (tmp_path / ".stock.fence").write_text("x")
     with pytest.raises(FencelockError, match="is not the mark of a fence"):
-        fence.enter(bearer(7), path)
+        fence.enter(fake_lease(7), path)
 
 
-def test_files_are_collected(tmp_path: Path) -> None:
-    """Marks below the floor go, with their locks; the floor stands in for them, and for files that were never seen."""
+def test_prune(tmp_path: Path) -> None:
+    """Marks below min_token are removed, with their locks; min_token replaces them, and counts for unknown files, too."""
     fence, old, new = FileFence(), tmp_path / "old", tmp_path / "new"
-    fence.write(bearer(33), old, b"1")
-    fence.write(bearer(1000), new, b"1")
+    fence.write(fake_lease(33), old, b"1")
+    fence.write(fake_lease(1000), new, b"1")
     old.unlink()
-    assert fence.collect(tmp_path, 1000) == 1
-    assert fence.collect(tmp_path, 500) == 0
+    assert fence.prune(tmp_path, 1000) == 1
+    assert fence.prune(tmp_path, 500) == 0
     assert sorted(os.listdir(tmp_path)) == [".fence", ".fence-lock", ".new.fence", ".new.fence-lock", "new"]
     for path in (old, tmp_path / "never seen"):
-        with pytest.raises(StaleToken, match="the fence was put at token 1000"):
-            fence.write(bearer(999), path, b"2")
-        fence.write(bearer(1000), path, b"2")
+        with pytest.raises(StaleToken, match="its fence was set to token 1000"):
+            fence.write(fake_lease(999), path, b"2")
+        fence.write(fake_lease(1000), path, b"2")
 
 
-def test_files_are_collected_under_way(tmp_path: Path) -> None:
-    """Whoever waits for a file's lock that is collected meanwhile does not end up with a lock of its own."""
+def test_prune_while_others_wait_for_the_lock(tmp_path: Path) -> None:
+    """A writer that waits for a lock file which is pruned meanwhile does not lock the removed file."""
     fence, path = FileFence(), tmp_path / "count"
     path.write_bytes(b"0")
     tokens, done = itertools.count(1), []
 
     def add() -> None:
         for _ in range(60):
-            mine = bearer(next(tokens), f"owner {threading.get_ident()}")
+            mine = fake_lease(next(tokens), f"owner {threading.get_ident()}")
             try:
                 fence.enter(mine, path)
                 fence.write(mine, path, str(int(path.read_bytes()) + 1).encode())
@@ -82,12 +82,12 @@ def test_files_are_collected_under_way(tmp_path: Path) -> None:
     adders = [threading.Thread(target=add) for _ in range(4)]
     for thread in adders:
         thread.start()
-    collected = 0
+    removed = 0
     while any(thread.is_alive() for thread in adders):
-        collected += fence.collect(tmp_path, next(tokens))
+        removed += fence.prune(tmp_path, next(tokens))
     for thread in adders:
         thread.join()
-    assert collected > 0
+    assert removed > 0
     assert len(done) > 0
     assert int(path.read_bytes()) == len(done)
 
@@ -123,10 +123,10 @@ def test_file_writer_killed(tmp_path: Path) -> None:
 
 FORK = """
 import os, signal, sys, types
-from fencelock.fences.file import FileFence, _Place
+from fencelock.fences.file import FileFence, _FencedFile
 path = sys.argv[1]
 ready, told = os.pipe()
-with _Place.of(path).locked():                 # another thread of the program forks at this moment
+with _FencedFile.at(path).locked():                 # another thread of the program forks at this moment
     child = os.fork()
     if child == 0:
         signal.pause()                      # a worker that goes on for a long time
@@ -139,7 +139,7 @@ finally:
 """
 
 
-def test_a_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A process that is forked while a thread has the file's lock does not hold up others for as long as it lives."""
     path = tmp_path / "stock"
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True, timeout=60)
@@ -147,13 +147,13 @@ def test_a_fork_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", ["a\rb", "a\r\nb", "a\nb", "a\n", " a ", "ö", "\x85\u2028"])
-def test_ids(tmp_path: Path, id: str) -> None:
+def test_unusual_ids(tmp_path: Path, id: str) -> None:
     """Whatever the id, its owner passes again, and another one does not."""
     fence, path = FileFence(), tmp_path / "stock"
-    fence.write(bearer(34, id), path, b"1")
-    fence.write(bearer(34, id), path, b"2")
+    fence.write(fake_lease(34, id), path, b"1")
+    fence.write(fake_lease(34, id), path, b"2")
     with pytest.raises(StaleToken):
-        fence.write(bearer(34, id + "x"), path, b"3")
+        fence.write(fake_lease(34, id + "x"), path, b"3")
     assert path.read_bytes() == b"2"
 
 
@@ -168,10 +168,10 @@ def test_temporary_files_are_never_more_open_than_the_file_they_replace(
 
     def make_like(temporary: str, *rest: Any) -> None:
         modes.append(os.stat(temporary).st_mode & 0o777)
-        _make_like(temporary, *rest)
+        _copy_owner_and_mode(temporary, *rest)
 
-    monkeypatch.setattr("fencelock.fences.file._make_like", make_like)
-    with fence.replace(bearer(34), path) as file:
+    monkeypatch.setattr("fencelock.fences.file._copy_owner_and_mode", make_like)
+    with fence.replace(fake_lease(34), path) as file:
         file.write(b"1")
     assert modes == [0o600, 0o600]  # the new version and the mark, before they got the mode of the file
     assert path.stat().st_mode & 0o777 == 0o600
@@ -182,41 +182,41 @@ def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
     """A file that replaces none is as open as any other new file of this process."""
     other = tmp_path / "other"
     other.touch()
-    FileFence().write(bearer(34), tmp_path / "new", b"1")
+    FileFence().write(fake_lease(34), tmp_path / "new", b"1")
     assert (tmp_path / "new").stat().st_mode == other.stat().st_mode
 
 
 def test_owner_stays(tmp_path: Path) -> None:
-    """A file that belongs to somebody else still does after it was replaced, with its mode."""
+    """A replaced file keeps its owner and its mode."""
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     # Only root can give files away; others can choose among their groups.
     uid, gid = (1234, 5678) if os.geteuid() == 0 else (os.geteuid(), os.getgroups()[-1])
     os.chown(path, uid, gid)
     path.chmod(0o4640)
-    fence.write(bearer(34), path, b"1")
+    fence.write(fake_lease(34), path, b"1")
     found = path.stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (uid, gid, 0o4640)
 
 
 def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
-    """The mark can be read by whoever wrote it, whatever the mode of the file."""
+    """The process that wrote the mark can read it, whatever the mode of the file."""
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     path.chmod(0o040)
-    fence.write(bearer(34), path, b"1")
+    fence.write(fake_lease(34), path, b"1")
     assert path.stat().st_mode & 0o777 == 0o040
-    assert os.stat(_Place.of(path)._mark).st_mode & 0o777 == 0o640
+    assert os.stat(_FencedFile.at(path)._mark).st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_folders_and_devices_are_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """A folder or a device is refused before anything is written, and not replaced by a file with the content."""
     place = tmp_path / "place"
     make(place)
-    with pytest.raises(FencelockError, match="no regular file"):
-        FileFence().enter(bearer(34), place)
-    with pytest.raises(FencelockError, match="no regular file"):
-        FileFence().write(bearer(34), place, b"1")
+    with pytest.raises(FencelockError, match="not a regular file"):
+        FileFence().enter(fake_lease(34), place)
+    with pytest.raises(FencelockError, match="not a regular file"):
+        FileFence().write(fake_lease(34), place, b"1")
     assert os.listdir(tmp_path) == ["place"]
     assert not place.is_file()

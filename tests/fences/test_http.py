@@ -1,4 +1,4 @@
-"""The header and the middleware: ASGI and WSGI, httpx of both colours, and requests."""
+"""The header and the middleware: ASGI and WSGI, httpx (blocking and asyncio), and requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ import httpx
 import pytest
 import requests
 
-from fencelock import StaleToken
-from fencelock.fences import Credentials, Fenced
-from fencelock.fences.http import BadHeader, FencedAsgi, FencedWsgi, TokenAuth, header, parse, path_of, raise_for_stale
+from fencelock import InvalidType, StaleToken
+from fencelock.aio.fences import memory as aio_memory
+from fencelock.aio.fences.http import FencingMiddleware
+from fencelock.aio.fences.sql import StandaloneSqlFence
+from fencelock.fences import Fenced, TokenPair
+from fencelock.fences.http import (
+    BadHeader,
+    FencingTokenAuth,
+    WsgiFencingMiddleware,
+    header,
+    parse,
+    path_of,
+    raise_for_stale,
+)
 from fencelock.fences.memory import MemoryFence
-from fencelock.fences.sql.door import SqlDoor
-from tests.fences.bearers import bearer
-from tests.fences.web import Quiet
+from tests.fences.fake_lease import fake_lease
+from tests.fences.wsgi_app import Quiet
 
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
@@ -35,12 +45,12 @@ def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 @pytest.mark.parametrize("id", ["5f1d", 'quo"ted; id=', "ö 7", "a\r\nb: c"])
-def test_header_there_and_back(id: str) -> None:
+def test_header_round_trip(id: str) -> None:
     """Whatever the id, the header has one line of ASCII, and says the same on the other side."""
-    value = header(bearer(2**53 - 1, id))
+    value = header(fake_lease(2**53 - 1, id))
     assert value.isascii()
     assert value.isprintable()
-    assert parse(value) == Credentials(2**53 - 1, id)
+    assert parse(value) == TokenPair(2**53 - 1, id)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +85,21 @@ def check(answer: Any, status: int, kind: str | None = None) -> None:
 
 def play(send: Any) -> None:
     """What must hold of any middleware; `send(method, path, lease, headers)` returns the answer."""
-    answer = send("POST", "/stock", bearer(34, "ö 7"), {})
+    answer = send("POST", "/stock", fake_lease(34, "ö 7"), {})
     check(answer, 200)
     assert answer.text == repr((34, "ö 7", "/stock"))
-    answer = send("PUT", "/stock", bearer(33), {})
+    answer = send("PUT", "/stock", fake_lease(33), {})
     check(answer, 409, "stale-token")
     assert (answer.json()["token"], answer.json()["seen"], answer.json()["instance"]) == (33, 34, "/stock")
     with pytest.raises(StaleToken, match="refused token 33") as caught:
         raise_for_stale(answer)
     assert (caught.value.token, caught.value.seen, caught.value.name) == (33, 34, "/stock")
-    check(send("DELETE", "/stock", bearer(34, "somebody else"), {}), 409, "stale-token")
-    check(send("PATCH", "/other", bearer(33), {}), 200)
+    check(send("DELETE", "/stock", fake_lease(34, "another claim"), {}), 409, "stale-token")
+    check(send("PATCH", "/other", fake_lease(33), {}), 200)
     check(send("POST", "/stock", None, {}), 428, "token-required")
     check(send("POST", "/stock", None, {"Fencing-Token": "many"}), 400, "bad-token")
-    check(send("POST", "/" + "x" * 1024, bearer(34), {}), 400, "bad-resource")
-    check(send("GET", "/stock", bearer(33), {}), 200)
+    check(send("POST", "/" + "x" * 1024, fake_lease(34), {}), 400, "bad-resource")
+    check(send("GET", "/stock", fake_lease(33), {}), 200)
     check(send("POST", "/free", None, {}), 200)
 
 
@@ -98,23 +108,26 @@ def resource(where: Any) -> str | None:
     return None if path == "/free" else path
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "aiosqlite"])
+@pytest.mark.parametrize("kind", ["memory", "aiosqlite", "standalone"])
 def test_asgi(kind: str, tmp_path: Path) -> None:
-    """ASGI with fences that block, and with one that is awaited."""
+    """The ASGI middleware with a fence, and with a function that opens connections."""
     import aiosqlite
 
+    def connect() -> Any:
+        return aiosqlite.connect(tmp_path / "fences.db")
+
     fences: dict[str, Any] = {
-        "memory": MemoryFence(),
-        "sqlite": lambda: sqlite3.connect(tmp_path / "fences.db"),
-        "aiosqlite": SqlDoor(lambda: aiosqlite.connect(tmp_path / "fences.db")),
+        "memory": aio_memory.MemoryFence(),
+        "aiosqlite": connect,
+        "standalone": StandaloneSqlFence(connect),
     }
-    app = FencedAsgi(asgi_app, fences[kind], resource=resource)
+    app = FencingMiddleware(asgi_app, fences[kind], resource=resource)
 
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
         def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> httpx.Response:
-            auth = None if lease is None else TokenAuth(lease)
+            auth = None if lease is None else FencingTokenAuth(lease)
             return runner.run(client.request(method, path, headers=headers, auth=auth))
 
         play(send)
@@ -123,18 +136,20 @@ def test_asgi(kind: str, tmp_path: Path) -> None:
 
 def test_wsgi_with_httpx() -> None:
     """WSGI, called by httpx."""
-    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence(), resource=resource))
+    transport = httpx.WSGITransport(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=resource))
     with httpx.Client(transport=transport, base_url="http://test") as client:
 
         def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> httpx.Response:
-            return client.request(method, path, headers=headers, auth=None if lease is None else TokenAuth(lease))
+            return client.request(
+                method, path, headers=headers, auth=None if lease is None else FencingTokenAuth(lease)
+            )
 
         play(send)
 
 
 def test_wsgi_with_requests(tmp_path: Path) -> None:
     """WSGI on a socket, called by requests, with the SQL fence; another auth may follow ours."""
-    app = FencedWsgi(wsgi_app, lambda: sqlite3.connect(tmp_path / "fences.db"), resource=resource)
+    app = WsgiFencingMiddleware(wsgi_app, lambda: sqlite3.connect(tmp_path / "fences.db"), resource=resource)
     with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server, requests.Session() as session:
         session.trust_env = False
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -145,7 +160,7 @@ def test_wsgi_with_requests(tmp_path: Path) -> None:
             return request
 
         def send(method: str, path: str, lease: Fenced | None, headers: dict[str, str]) -> requests.Response:
-            auth = None if lease is None else TokenAuth(lease, then=then)
+            auth = None if lease is None else FencingTokenAuth(lease, auth=then)
             answer = session.request(method, f"http://127.0.0.1:{server.server_port}{path}", headers=headers, auth=auth)
             assert answer.request.headers.get("X-Then") == (None if lease is None else "1")
             return answer
@@ -155,7 +170,7 @@ def test_wsgi_with_requests(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_optional_and_websockets() -> None:
+def test_optional_token_and_other_protocols() -> None:
     """With required=False a request without a token passes; what is no HTTP request passes in any case."""
     called: list[str] = []
 
@@ -163,7 +178,7 @@ def test_optional_and_websockets() -> None:
         called.append(scope["type"])
 
     async def use() -> None:
-        fenced = FencedAsgi(app, MemoryFence(), resource=path_of, required=False)
+        fenced = FencingMiddleware(app, aio_memory.MemoryFence(), resource=path_of, required=False)
         await fenced({"type": "http", "method": "POST", "path": "/", "headers": []}, None, None)
         await fenced({"type": "websocket", "path": "/"}, None, None)
 
@@ -171,23 +186,12 @@ def test_optional_and_websockets() -> None:
     assert called == ["http", "websocket"]
 
 
-def test_credentials_work_in_place_of_a_lease() -> None:
+def test_token_pair_in_place_of_a_lease() -> None:
     """What the middleware hands on does for a fence what a lease does."""
     fence = MemoryFence()
-    fence.enter(Credentials(34, "a"), "stock")
+    fence.enter(TokenPair(34, "a"), "stock")
     with pytest.raises(StaleToken):
         fence.enter(parse('33; id="b"'), "stock")
-
-
-class Awaited:
-    """A fence that is awaited."""
-
-    def __init__(self) -> None:
-        self.fence = MemoryFence()
-
-    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
-        await asyncio.sleep(0)
-        self.fence.enter(lease, resource)
 
 
 def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
@@ -198,53 +202,42 @@ def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
     return int(statuses[0].split()[0])
 
 
-def test_a_fence_that_nobody_awaits_lets_nobody_in() -> None:
-    """WSGI cannot await a fence, and says so instead of letting everybody in; ASGI awaits it."""
-    with pytest.raises(TypeError, match="to be awaited"):
-        called(FencedWsgi(wsgi_app, Awaited(), resource=path_of), "POST", '34; id="a"')
-    statuses: list[int] = []
-
-    async def send(message: Any) -> None:
-        statuses.append(message.get("status", 0))
-
-    async def use() -> None:
-        app = FencedAsgi(asgi_app, Awaited(), resource=path_of)
-        for token in (34, 33):
-            headers = [(b"fencing-token", f'{token}; id="{token}"'.encode())]
-            await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, None, send)
-
-    asyncio.run(use())
-    assert [status for status in statuses if status] == [200, 409]
+def test_middleware_refuses_a_fence_of_the_other_half(tmp_path: Path) -> None:
+    """WSGI cannot await a fence, and a blocking fence would block the event loop of ASGI: both are errors at once."""
+    with pytest.raises(InvalidType, match=r"use fencelock\.aio\.fences"):
+        WsgiFencingMiddleware(wsgi_app, aio_memory.MemoryFence(), resource=path_of)
+    with pytest.raises(InvalidType, match=r"use fencelock\.fences"):
+        FencingMiddleware(asgi_app, MemoryFence(), resource=path_of)
 
 
 @pytest.mark.parametrize("sent", ["POST", "post", "Post"])
 def test_methods_in_any_case(sent: str) -> None:
-    """How a method is spelled, by who sets it up or by who sends it, does not open the door."""
-    app = FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, methods=["post"])
+    """The case of a method, in the configuration or in a request, makes no difference."""
+    app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods=["post"])
     assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
 
 
-def test_an_empty_header_is_no_missing_one() -> None:
-    """Where a token is optional, a header without one is still refused, as in ASGI, and not let in unfenced."""
-    assert called(FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, required=False), "POST", "") == 400
+def test_empty_header_is_refused() -> None:
+    """If a token is optional, an empty header is still refused, as in ASGI."""
+    assert called(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, required=False), "POST", "") == 400
 
 
-def test_methods_are_not_one_word() -> None:
+def test_methods_as_one_str_are_refused() -> None:
     """One method as a str would be its letters, and nothing would be fenced."""
     with pytest.raises(TypeError, match="methods"):
-        FencedWsgi(wsgi_app, MemoryFence(), resource=path_of, methods="POST")
+        WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods="POST")
 
 
-def test_one_path_is_one_resource_in_both() -> None:
+def test_path_names_the_same_resource_in_wsgi_and_asgi() -> None:
     """A path has the same name in WSGI, which hands on bytes in Latin-1, as in ASGI, so that both can share a fence."""
     fence = MemoryFence()
-    assert called(FencedWsgi(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
-    assert called(FencedWsgi(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/\xff") == 200
+    assert called(WsgiFencingMiddleware(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
+    assert called(WsgiFencingMiddleware(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/\xff") == 200
     assert fence.token("/café") == 34
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"type": "urn:fencelock:stale-token"}'])
-def test_junk_is_not_read_as_a_refusal(body: bytes) -> None:
+def test_other_responses_are_no_refusal(body: bytes) -> None:
     """An answer that only looks like a refusal does not break who asks; one without details still is one."""
     answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, content=body)
     if b"stale" in body:
@@ -273,10 +266,10 @@ def challenged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         (requests.auth.HTTPBasicAuth("ann", "s3cr3t"), "Basic"),
     ],
 )
-def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
-    """An auth of httpx's, one that asks twice among them, one of requests' and a pair go with the token, in both colours."""
-    app = FencedWsgi(challenged, MemoryFence(), resource=path_of)
-    auth = TokenAuth(bearer(34), then=then)
+def test_other_auth_beside_the_token(then: Any, scheme: str) -> None:
+    """An auth of httpx's, one of requests and a pair are sent with the token, blocking and asyncio."""
+    app = WsgiFencingMiddleware(challenged, MemoryFence(), resource=path_of)
+    auth = FencingTokenAuth(fake_lease(34), auth=then)
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://test") as client:
         assert client.post("/stock", auth=auth).text == f"{scheme} 34"
 
@@ -288,7 +281,7 @@ def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
         await send({"type": "http.response.body", "body": body})
 
     async def use() -> str:
-        transport = httpx.ASGITransport(FencedAsgi(asgi, MemoryFence(), resource=path_of))
+        transport = httpx.ASGITransport(FencingMiddleware(asgi, aio_memory.MemoryFence(), resource=path_of))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.post("/stock", auth=auth)).text
 
@@ -296,109 +289,63 @@ def test_the_auth_that_one_has_already(then: Any, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("then", ["ann", 5, ("ann",)])
-def test_what_is_no_auth_is_refused_at_once(then: Any) -> None:
+def test_invalid_auth_is_refused(then: Any) -> None:
     """What can be no auth is refused where it is given, not with the first request."""
-    with pytest.raises(TypeError, match=r"`then` is an auth"):
-        TokenAuth(bearer(34), then=then)
+    with pytest.raises(TypeError, match=r"auth is an auth"):
+        FencingTokenAuth(fake_lease(34), auth=then)
 
 
-def test_problem_with_a_path_is_not_called_one_with_a_token() -> None:
+def test_title_of_a_bad_resource() -> None:
     """A path that can be no resource's name has a title that says so."""
-    transport = httpx.WSGITransport(FencedWsgi(wsgi_app, MemoryFence(), resource=path_of))
+    transport = httpx.WSGITransport(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of))
     with httpx.Client(transport=transport, base_url="http://test") as client:
-        answer = client.post("/" + "x" * 1024, auth=TokenAuth(bearer(34)))
+        answer = client.post("/" + "x" * 1024, auth=FencingTokenAuth(fake_lease(34)))
     check(answer, 400, "bad-resource")
     assert answer.json()["title"] == "Bad resource of a fence"
 
 
-def test_a_slash_at_the_end_is_no_way_around() -> None:
+def test_slash_at_the_end_names_the_same_resource() -> None:
     """A path with a slash at its end is the same resource as without, in both kinds of middleware."""
-    app = FencedWsgi(wsgi_app, MemoryFence(), resource=path_of)
+    app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of)
     assert called(app, "POST", '34; id="a"', "/stock/x") == 200
     assert called(app, "POST", '33; id="b"', "/stock/x/") == 409
     assert called(app, "POST", '33; id="b"', "/") == 200
 
     async def use() -> list[int]:
-        fenced = httpx.ASGITransport(FencedAsgi(asgi_app, MemoryFence(), resource=path_of))
+        fenced = httpx.ASGITransport(FencingMiddleware(asgi_app, aio_memory.MemoryFence(), resource=path_of))
         async with httpx.AsyncClient(transport=fenced, base_url="http://test") as client:
             sent = [(34, "/stock/x/"), (33, "/stock/x"), (33, "/")]
-            return [(await client.post(path, auth=TokenAuth(bearer(token)))).status_code for token, path in sent]
+            return [
+                (await client.post(path, auth=FencingTokenAuth(fake_lease(token)))).status_code for token, path in sent
+            ]
 
     assert asyncio.run(use()) == [200, 409, 200]
 
 
-@pytest.mark.parametrize("middleware", [FencedAsgi, FencedWsgi])
-def test_resource_must_be_given(middleware: Any) -> None:
+@pytest.mark.parametrize(
+    ("middleware", "fence"), [(FencingMiddleware, aio_memory.MemoryFence()), (WsgiFencingMiddleware, MemoryFence())]
+)
+def test_resource_must_be_given(middleware: Any, fence: Any) -> None:
     """Nothing is stored under whatever path a client sends: the application says what is a resource, by a function."""
     with pytest.raises(TypeError, match="'resource'"):
-        middleware(wsgi_app, MemoryFence())
+        middleware(wsgi_app, fence)
     with pytest.raises(TypeError, match="resource is a function that takes the scope or environ"):
-        middleware(wsgi_app, MemoryFence(), resource="stock")
+        middleware(wsgi_app, fence, resource="stock")
 
 
-def test_requests_for_what_is_no_resource_leave_no_mark() -> None:
+def test_unknown_paths_leave_no_mark() -> None:
     """A path that the application does not know passes to it, and the fence stores nothing."""
     fence = MemoryFence()
-    app = FencedWsgi(wsgi_app, fence, resource=lambda environ: {"/stock": "stock"}.get(path_of(environ)))
+    app = WsgiFencingMiddleware(wsgi_app, fence, resource=lambda environ: {"/stock": "stock"}.get(path_of(environ)))
     for path in ("/a", "/b", "/stock"):
         assert called(app, "POST", '34; id="a"', path) == 200
     assert list(fence._marks) == ["stock"]
 
 
-class InThread:
-    """A fence that blocks; it keeps in which threads it was called."""
-
-    def __init__(self, outcome: Any = None) -> None:
-        self.threads: list[threading.Thread] = []
-        self.outcome = outcome
-
-    def enter(self, lease: Fenced, resource: str | None = None) -> Any:
-        self.threads.append(threading.current_thread())
-        return self.outcome() if self.outcome else None
-
-
-@pytest.mark.parametrize("kind", ["blocking", "returns what is to be awaited"])
-def test_a_blocking_fence_never_runs_on_the_event_loop(kind: str) -> None:
-    """Without being asked to, ASGI calls a fence in a thread; what it returns to be awaited is awaited on the loop."""
-    awaited_in: list[threading.Thread] = []
-
-    async def outcome() -> None:
-        awaited_in.append(threading.current_thread())
-
-    fence = InThread(outcome if "awaited" in kind else None)
-
-    async def use() -> int:
-        transport = httpx.ASGITransport(FencedAsgi(asgi_app, fence, resource=path_of))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return (await client.post("/stock", auth=TokenAuth(bearer(34)))).status_code
-
-    assert asyncio.run(use()) == 200
-    assert len(fence.threads) == 1
-    assert fence.threads[0] is not threading.current_thread()
-    assert awaited_in == ([threading.current_thread()] if "awaited" in kind else [])
-
-
-def test_another_way_to_leave_the_event_loop() -> None:
-    """`run` calls the fence where there is no event loop of asyncio's."""
-    fence, ran = InThread(), []
-
-    async def run(work: Any, *args: Any) -> Any:
-        ran.append(args[1])
-        return work(*args)
-
-    async def use() -> None:
-        transport = httpx.ASGITransport(FencedAsgi(asgi_app, fence, resource=path_of, run=run))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            await client.post("/stock", auth=TokenAuth(bearer(34)))
-
-    asyncio.run(use())
-    assert ran == ["/stock"]
-
-
 def test_path_of_a_mounted_application() -> None:
     """The same thing has the same path wherever the application is mounted, and two mounted ones have different paths."""
     fence = MemoryFence()
-    app = FencedWsgi(wsgi_app, fence, resource=path_of)
+    app = WsgiFencingMiddleware(wsgi_app, fence, resource=path_of)
     for mounted, path in [("/shop", "/stock/"), ("", "/stock"), ("/shop/stock", ""), ("/caf\xc3\xa9", "/stock")]:
         environ = {"REQUEST_METHOD": "POST", "SCRIPT_NAME": mounted, "PATH_INFO": path}
         app({**environ, "HTTP_FENCING_TOKEN": '34; id="a"'}, lambda status, headers: None)

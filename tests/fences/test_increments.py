@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.fences.counter_servers import counter_kinds
 from tests.fences.increments import mistakes
-from tests.fences.places import kinds
 
 GOAL = 100
 
 
-@pytest.mark.parametrize("kind", kinds("postgres", "mariadb", "sqlite", "redis"))
-def test_not_one_is_lost_and_none_is_done_twice(kind: str, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", counter_kinds("postgres", "mariadb", "sqlite", "redis"))
+def test_no_increment_is_lost_or_repeated(kind: str, address: str, tmp_path: Path) -> None:
     """Every increment that the resource has accepted was made from the one before it."""
     command = [sys.executable, "-m", "tests.fences.increments", kind, address, str(tmp_path), str(GOAL), "1"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=110)
@@ -32,7 +32,7 @@ def test_not_one_is_lost_and_none_is_done_twice(kind: str, address: str, tmp_pat
         ([(1, 0, 1), (2, 1, 2)], 1, "the value is 1 after 2"),
     ],
 )
-def test_mistakes_are_seen(log: list[tuple[int, int, int]], final: int, said: str) -> None:
+def test_checker_reports_mistakes(log: list[tuple[int, int, int]], final: int, said: str) -> None:
     """The check itself notices a lost update, a wrong one, an order of tokens and a final value that cannot be."""
     assert any(said in mistake for mistake in mistakes(log, final))
     assert mistakes([(1, 0, 1), (1, 1, 2), (3, 2, 3)], 3) == []

@@ -8,16 +8,16 @@ import pytest
 
 from fencelock import FencelockError, StaleToken
 from fencelock.fences.memory import MemoryFence
-from tests.fences.bearers import bearer
+from tests.fences.fake_lease import fake_lease
 
 
-def test_a_block_that_awaits() -> None:
-    """A task that awaits inside its block shares its thread with others: they are not let in between check and write."""
+def test_write_block_that_awaits() -> None:
+    """A task that awaits inside its block shares its thread with others: they cannot enter between check and write."""
     fence = MemoryFence()
     stock = {"apples": 100, "pears": 1}
 
     async def sell(go_on: asyncio.Event) -> None:
-        with fence.write(bearer(33), "apples"):
+        with fence.write(fake_lease(33), "apples"):
             seen = stock["apples"]
             await go_on.wait()
             stock["apples"] = seen - 10
@@ -28,18 +28,18 @@ def test_a_block_that_awaits() -> None:
         await asyncio.sleep(0)
         for work in (fence.enter, fence.check):
             with pytest.raises(FencelockError, match="must not await"):
-                work(bearer(34), "apples")
-        with pytest.raises(FencelockError, match="must not await"), fence.write(bearer(34), "apples"):
+                work(fake_lease(34), "apples")
+        with pytest.raises(FencelockError, match="must not await"), fence.write(fake_lease(34), "apples"):
             stock["apples"] -= 5
-        with fence.write(bearer(34), "pears"):  # another resource, as one may have two in one block
+        with fence.write(fake_lease(34), "pears"):  # another resource, as one may have two in one block
             stock["pears"] -= 1
         go_on.set()
         await asyncio.gather(slow, asyncio.create_task(sell(go_on)))
 
     asyncio.run(use())
     assert stock == {"apples": 80, "pears": 0}
-    with fence.write(bearer(34), "apples"), fence.write(bearer(34), "apples"):
+    with fence.write(fake_lease(34), "apples"), fence.write(fake_lease(34), "apples"):
         stock["apples"] -= 5
-    fence.enter(bearer(35), "apples")
+    fence.enter(fake_lease(35), "apples")
     with pytest.raises(StaleToken):
-        fence.enter(bearer(34), "apples")
+        fence.enter(fake_lease(34), "apples")

@@ -14,8 +14,8 @@ import pytest
 
 from fencelock import GuaranteeUnavailable, StaleToken, VersionConflict
 from fencelock.fences.objects import ObjectFence
-from tests.fences.bearers import bearer
-from tests.fences.places import object_store
+from tests.fences.counter_servers import object_store
+from tests.fences.fake_lease import fake_lease
 
 CONDITIONS = ("if-match", "if-none-match")
 
@@ -25,7 +25,7 @@ def less(body: bytes | None) -> bytes:
 
 
 class Between(ThreadingHTTPServer):
-    """Hands requests on to a store; drops replies to puts, or conditions, as it is told to."""
+    """Forwards requests to a store; can drop replies to puts, or conditions."""
 
     daemon_threads = True
 
@@ -92,19 +92,21 @@ def test_lost_reply() -> None:
     """A put whose reply was lost, and that the driver repeats by itself, is not taken for another's: no change twice."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
-        fence.write(bearer(33), "apples", b"100")
+        fence.write(fake_lease(33), "apples", b"100")
         server.drop_replies = 1
-        assert fence.update(bearer(34), "apples", less) == b"95"
+        assert fence.update(fake_lease(34), "apples", less) == b"95"
         assert server.drop_replies == 0
-        assert fence.read(bearer(34), "apples").body == b"95"
-        seen = fence.read(bearer(34), "apples")
+        assert fence.read(fake_lease(34), "apples").body == b"95"
+        seen = fence.read(fake_lease(34), "apples")
         server.drop_replies = 1
-        assert fence.write(bearer(34), "apples", b"90", seen)
+        assert fence.write(fake_lease(34), "apples", b"90", seen)
         server.drop_replies = 1
-        assert fence.update(bearer(34), "pears", lambda body: b"new" if body is None else body + b" twice") == b"new"
-        assert fence.read(bearer(34), "pears").body == b"new"
+        assert (
+            fence.update(fake_lease(34), "pears", lambda body: b"new" if body is None else body + b" twice") == b"new"
+        )
+        assert fence.read(fake_lease(34), "pears").body == b"new"
         with pytest.raises(StaleToken):
-            fence.update(bearer(33), "apples", less)
+            fence.update(fake_lease(33), "apples", less)
 
 
 @pytest.mark.parametrize("ignored", [CONDITIONS, CONDITIONS[:1], CONDITIONS[1:]], ids="+".join)
@@ -116,23 +118,23 @@ def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
         fence = ObjectFence(client, "shop")
         if "if-match" in ignored:
             with pytest.raises(GuaranteeUnavailable, match="ignores If-Match"):
-                fence.update(bearer(34), "apples", less)
+                fence.update(fake_lease(34), "apples", less)
             assert direct.get_object(Bucket="shop", Key="apples")["Body"].read() == b"100"
         with pytest.raises(GuaranteeUnavailable, match="ignores If-"):
-            fence.update(bearer(34), "pears", lambda body: b"1")
+            fence.update(fake_lease(34), "pears", lambda body: b"1")
         names = {found["Key"] for found in direct.list_objects_v2(Bucket="shop")["Contents"]}
         assert names <= {"apples", "pears"}
         trusting = ObjectFence(client, "shop", probe=False)
-        assert trusting.update(bearer(34), "apples", less) == b"95"
+        assert trusting.update(fake_lease(34), "apples", less) == b"95"
 
 
-def test_store_that_never_agrees() -> None:
+def test_store_that_always_reports_a_conflict() -> None:
     """A store that refuses each put is asked a bounded number of times."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
-        fence.write(bearer(33), "apples", b"100")
+        fence.write(fake_lease(33), "apples", b"100")
         server.refuse_puts = True
         with pytest.raises(VersionConflict, match="apples"):
-            fence.update(bearer(34), "apples", less)
+            fence.update(fake_lease(34), "apples", less)
         with pytest.raises(VersionConflict, match="apples"):
             fence.rebase("apples", 5, reason="another engine")

@@ -16,10 +16,9 @@ from fencelock import StaleToken
 from fencelock.fences.etcd import EtcdFence
 from fencelock.fences.memory import MemoryFence
 from fencelock.fences.redis import RedisFence
-from fencelock.fences.sql import FenceColumn, SqlFence
-from fencelock.fences.sql.door import SqlDoor
+from fencelock.fences.sql import FenceColumn, SqlFence, StandaloneSqlFence
 from fencelock.fences.zookeeper import ZooKeeperFence
-from tests.fences.places import kinds
+from tests.fences.counter_servers import counter_kinds
 
 
 class Fence(NamedTuple):
@@ -47,10 +46,10 @@ def _sqlite(engines: Any, folder: Path, stack: ExitStack) -> Fence:
     return Fence(check, check, lambda resource: fence.token(database, resource))
 
 
-def _door(engines: Any, folder: Path, stack: ExitStack) -> Fence:
+def _standalone(engines: Any, folder: Path, stack: ExitStack) -> Fence:
     fence = _sqlite(engines, folder, stack)
-    door = SqlDoor(lambda: sqlite3.connect(folder / "app.db"))
-    return Fence(door.enter, door.enter, fence.token)
+    standalone = StandaloneSqlFence(lambda: sqlite3.connect(folder / "app.db"))
+    return Fence(standalone.enter, standalone.enter, fence.token)
 
 
 def _redis(engines: Any, folder: Path, stack: ExitStack) -> Fence:
@@ -66,9 +65,11 @@ def _redis(engines: Any, folder: Path, stack: ExitStack) -> Fence:
         fence.set(lease, "apples", 95, **named)
         fence.hset(lease, "sold", {"apples": 5}, **named)
         fence.delete(lease, "sold", **named)
-        with client.pipeline() as pipe, fence.refusals(lease, *resource, **options):
-            fence.set(lease, "apples", 95, on=pipe, **named)
-            pipe.execute()
+        with client.pipeline() as pipe:
+            fenced = fence.pipeline(lease, pipe, *resource, **options)
+            fenced.set("apples", 95)
+            with fenced.refusals():
+                pipe.execute()
 
     return Fence(fence.enter, write, fence.token)
 
@@ -83,7 +84,7 @@ def _etcd(engines: Any, folder: Path, stack: ExitStack) -> Fence:
 
     def write(*args: Any, **options: Any) -> None:
         assert client.transaction({"compare": [fence.compare(*args, **options)]})["succeeded"]
-        fence.transaction({}, *args, **options)
+        fence.transaction(args[0], {}, *args[1:], **options)
 
     return Fence(fence.enter, write, fence.token)
 
@@ -100,9 +101,9 @@ def _zookeeper(engines: Any, folder: Path, stack: ExitStack) -> Fence:
 
     def write(*args: Any, **options: Any) -> None:
         transaction = client.transaction()
-        fence.check(transaction, *args, **options)
+        fence.check(args[0], transaction, *args[1:], **options)
         assert transaction.commit() == [True]
-        fence.commit(client.transaction(), *args, **options)
+        fence.commit(args[0], client.transaction(), *args[1:], **options)
 
     return Fence(fence.enter, write, fence.token)
 
@@ -110,7 +111,7 @@ def _zookeeper(engines: Any, folder: Path, stack: ExitStack) -> Fence:
 MAKE = {
     "memory": _memory,
     "sqlite": _sqlite,
-    "door": _door,
+    "standalone": _standalone,
     "redis": _redis,
     "etcd": _etcd,
     "zookeeper": _zookeeper,
@@ -124,7 +125,7 @@ def fence(kind: str, engines: Any, tmp_path: Path) -> Iterator[Fence]:
         yield MAKE[kind](engines, tmp_path, stack)
 
 
-@pytest.mark.parametrize("kind", kinds(*MAKE))
+@pytest.mark.parametrize("kind", counter_kinds(*MAKE))
 def test_resource_defaults_to_the_name_of_the_lease(fence: Fence, kind: str) -> None:
     """Without a resource the lease's name is it; one that is named comes after the lease, by its place or by keyword."""
     with fencelock.connect(f"memory://resource-{kind}") as locks:
@@ -143,7 +144,7 @@ def test_resource_defaults_to_the_name_of_the_lease(fence: Fence, kind: str) -> 
             assert (fence.token("order:42"), fence.token("stock")) == (new.token, old.token)
 
 
-@pytest.mark.parametrize("kind", kinds(*MAKE))
+@pytest.mark.parametrize("kind", counter_kinds(*MAKE))
 def test_a_lease_without_a_name_needs_a_resource(fence: Fence) -> None:
     """Nothing is taken for the resource that nobody has named, and a resource in the lease's place is refused in words."""
     for step in (fence.enter, fence.write):
@@ -159,6 +160,6 @@ def test_column_takes_the_name_of_the_lease_as_well() -> None:
     column = FenceColumn(paramstyle="qmark")
     lease = SimpleNamespace(token=34, id="a", name="order:42")
     with pytest.raises(StaleToken, match="'order:42' refused token 34"):
-        column.check(0, lease)
+        column.check(lease, 0)
     with pytest.raises(StaleToken, match="'stock' refused token 34"):
-        column.check(0, lease, "stock")
+        column.check(lease, 0, "stock")

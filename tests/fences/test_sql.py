@@ -14,7 +14,7 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, StaleToken
-from fencelock.fences import Credentials, from_environ
+from fencelock.fences import TokenPair, from_environ
 from fencelock.fences.sql import SqlFence
 
 LEASE = SimpleNamespace(token=34, id="a")
@@ -58,54 +58,54 @@ def test_not_a_lease(database: sqlite3.Connection, lease: Any) -> None:
 
 def test_wrong_types_are_named(database: sqlite3.Connection) -> None:
     """A token of the wrong type is shown, and said to be a token where only that was given."""
-    with pytest.raises(TypeError, match=r"not Credentials with the token '34' and the id 'a': convert"):
-        SqlFence().check(database, Credentials("34", "a"), "x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not TokenPair with the token '34' and the id 'a': convert"):
+        SqlFence().check(database, TokenPair("34", "a"), "x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a token is an int such as 34, not '3' \(str\)$"):
-        SqlFence().rebase(database, "x", "3", reason="why")  # type: ignore[call-overload]
+        SqlFence().rebase(database, "x", "3", reason="why")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a token is an int such as 34, not 2.0 \(float\)$"):
-        SqlFence().collect(database, 2.0)  # type: ignore[call-overload]
+        SqlFence().prune(database, 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nanoseconds"):
-        SqlFence().collect(database, 2**60)
+        SqlFence().prune(database, 2**60)
 
 
-def test_log_of_a_collection_says_the_floor_in_force(
+def test_log_of_prune_has_the_min_token_in_force(
     database: sqlite3.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A collection behind a lower floor than there is says what is refused from now on, not what was asked for."""
+    """After prune with a lower min_token, the log has the one in force."""
     with caplog.at_level("INFO", "fencelock.fences"), database:
-        SqlFence().collect(database, 5)
-        SqlFence().collect(database, 2)
+        SqlFence().prune(database, 5)
+        SqlFence().prune(database, 2)
     assert [record.getMessage().partition("; ")[2] for record in caplog.records] == [
         "tokens below 5 are refused from now on"
     ] * 2
 
 
-def test_a_collection_in_a_block_leaves_no_transaction_open(tmp_path: Path) -> None:
-    """Collected as documented, in a block that commits, whether there was something to collect or not, nobody waits."""
-    broom, other = (sqlite3.connect(tmp_path / "app.db", timeout=0) for _ in range(2))
+def test_prune_in_a_block_leaves_no_transaction_open(tmp_path: Path) -> None:
+    """Prune in a block that commits, with or without marks to remove, blocks no other writer."""
+    pruner, other = (sqlite3.connect(tmp_path / "app.db", timeout=0) for _ in range(2))
     with other:
         SqlFence().check(other, LEASE, "x")
-    for collected in (1, 0):
-        with broom:
-            assert SqlFence().collect(broom, 1000) == collected
-        assert not broom.in_transaction
+    for removed in (1, 0):
+        with pruner:
+            assert SqlFence().prune(pruner, 1000) == removed
+        assert not pruner.in_transaction
         with other:
-            SqlFence().check(other, SimpleNamespace(token=1000 + collected, id="a"), f"y{collected}")
-    broom.close()
+            SqlFence().check(other, SimpleNamespace(token=1000 + removed, id="a"), f"y{removed}")
+    pruner.close()
     other.close()
 
 
 @pytest.mark.parametrize(("token", "id"), [(-1, "a"), (2**53, "a"), (34, ""), (34, "a\0b"), (34, "ä" * 200)])
-def test_no_such_lease(database: sqlite3.Connection, token: int, id: str) -> None:
+def test_invalid_tokens_and_ids_are_refused(database: sqlite3.Connection, token: int, id: str) -> None:
     """Numbers and ids that not every database could keep exactly are refused."""
-    with pytest.raises(ValueError, match=r"a token is a number|an owner's id is"):
+    with pytest.raises(ValueError, match=r"a token is a number|the id of a claim is"):
         SqlFence().check(database, SimpleNamespace(token=token, id=id), "x")
 
 
 def test_lock_is_not_a_lease(database: sqlite3.Connection) -> None:
     """A lock in place of its lease is refused, and the message says where to get the lease."""
     with fencelock.connect("memory://fence-types") as locks, pytest.raises(TypeError, match=r"not Lock: .*acquire"):
-        SqlFence().check(database, locks.lock("x"), "x")  # type: ignore[call-overload]
+        SqlFence().check(database, locks.lock("x"), "x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_not_a_resource(database: sqlite3.Connection, resource: Any, error: type
         SqlFence().rebase(database, resource, 5, reason="why")
 
 
-def test_released_lease_passes_until_somebody_newer_was_here(database: sqlite3.Connection) -> None:
+def test_released_lease_is_accepted_until_a_newer_one_came(database: sqlite3.Connection) -> None:
     """The fence knows nothing of locks: a released lease gets in as long as nobody newer has been here."""
     with fencelock.connect("memory://fence-released") as locks:
         with locks.lock("x") as old:
@@ -143,7 +143,7 @@ def test_released_lease_passes_until_somebody_newer_was_here(database: sqlite3.C
 def test_from_environ(database: sqlite3.Connection) -> None:
     """What `fencelock run` put into the environment does for a fence what a lease does."""
     mine = from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "a", "FENCELOCK_NAME": "x", "OTHER": "y"})
-    assert mine == Credentials(34, "a", "x")
+    assert mine == TokenPair(34, "a", "x")
     with database:
         SqlFence().check(database, mine)
     with pytest.raises(StaleToken), database:
@@ -160,13 +160,13 @@ def test_from_environ(database: sqlite3.Connection) -> None:
         ({"FENCELOCK_TOKEN": "-3", "FENCELOCK_ID": "a"}, "not a number"),
     ],
 )
-def test_not_under_fencelock_run(environ: dict[str, str], message: str) -> None:
-    """A command that was started without `fencelock run` is told so."""
+def test_from_environ_without_fencelock_run(environ: dict[str, str], message: str) -> None:
+    """Without `fencelock run` the error says how to start the command."""
     with pytest.raises(FencelockError, match=message):
         from_environ(environ)
 
 
-def test_under_fencelock_run(tmp_path: Path) -> None:
+def test_from_environ_under_fencelock_run(tmp_path: Path) -> None:
     """The snippet of docs/cli.md works in a command under `fencelock run`."""
     (snippet,) = [
         block.partition("```")[0]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, StaleToken
-from fencelock.fences.sql import SqlFence
-from fencelock.sqlio import link
-from tests.fences.bearers import bearer
-from tests.fences.callers import RECIPES, Where, caller
+from fencelock import FencelockError, InvalidType, StaleToken
+from fencelock.aio.fences import sql as aio_sql
+from fencelock.fences import sql
+from tests.fences.connection_kinds import CONNECTION_KINDS, Databases, open_connection
+from tests.fences.fake_lease import fake_lease
 
 _numbers = itertools.count()
 
@@ -21,72 +22,82 @@ def resource() -> str:
     return f"order:{next(_numbers)} ö % :x"
 
 
-@pytest.fixture(params=sorted(RECIPES))
+@pytest.fixture(params=sorted(CONNECTION_KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     """A kind of connection."""
     return str(request.param)
 
 
-def test_only_the_newest_passes(kind: str, where: Where, resource: str) -> None:
-    """Newer tokens pass, the same bearer passes again, older ones and equal ones of others are refused with both numbers."""
-    fence = SqlFence()
-    with caller(kind, where) as one:
+def test_only_the_newest_token_is_accepted(kind: str, where: Databases, resource: str) -> None:
+    """It accepts newer tokens and the same claim again, and refuses older ones and equal ones of other claims."""
+    with open_connection(kind, where) as one:
+        fence = one.fence
         one.do(fence.create(one.handed))
         one.commit()
         assert one.do(fence.token(one.handed, resource)) is None
         for token, id in [(33, "a"), (34, "b"), (34, "b")]:
-            one.do(fence.check(one.handed, bearer(token, id), resource))
+            one.do(fence.check(one.handed, fake_lease(token, id), resource))
             one.commit()
         for token, id in [(33, "a"), (34, "c")]:
             with pytest.raises(StaleToken, match=f"refused token {token}: .*token 34") as caught:
-                one.do(fence.check(one.handed, bearer(token, id), resource))
+                one.do(fence.check(one.handed, fake_lease(token, id), resource))
             assert (caught.value.name, caught.value.token, caught.value.seen) == (resource, token, 34)
             one.rollback()
-        one.do(fence.check(one.handed, bearer(35, "a"), resource))
+        one.do(fence.check(one.handed, fake_lease(35, "a"), resource))
         one.rollback()
         assert one.do(fence.token(one.handed, resource)) == 34
         one.commit()
         one.do(fence.rebase(one.handed, resource, 5, reason="another engine"))
-        one.do(fence.check(one.handed, bearer(5, "d"), resource))
+        one.do(fence.check(one.handed, fake_lease(5, "d"), resource))
         one.do(fence.restore(one.handed))
         one.commit()
 
 
-def test_autocommit_is_refused(kind: str, where: Where, resource: str) -> None:
+def test_autocommit_is_refused(kind: str, where: Databases, resource: str) -> None:
     """A connection that commits each statement by itself is refused, and nothing is written."""
-    fence = SqlFence()
-    with caller(kind, where) as one:
+    with open_connection(kind, where) as one:
+        fence = one.fence
         one.do(fence.create(one.handed))
         one.commit()
-    with caller(kind, where, autocommit=True) as one:
+    with open_connection(kind, where, autocommit=True) as one:
+        fence = one.fence
         with pytest.raises(FencelockError, match=r"needs a transaction.*commits each statement by itself: \w+"):
-            one.do(fence.check(one.handed, bearer(1, "a"), resource))
+            one.do(fence.check(one.handed, fake_lease(1, "a"), resource))
         assert one.do(fence.token(one.handed, resource)) is None
         with pytest.raises(FencelockError, match="needs a transaction"):
-            one.do(fence.collect(one.handed, 1))
+            one.do(fence.prune(one.handed, 1))
 
 
-ADVICE = {"django": r"transaction\.atomic\(\)", "alchemy": r"engine\.begin\(\)", "sqlite": "BEGIN IMMEDIATE"}
+ADVICE = {
+    "asyncpg_": r"connection\.transaction\(\)",
+    "django": r"transaction\.atomic\(\)",
+    "alchemy": r"engine\.begin\(\)",
+    "sqlite": "BEGIN IMMEDIATE",
+}
 
 
-def test_autocommit_is_refused_with_a_way_out(kind: str, where: Where, resource: str) -> None:
+def test_autocommit_error_says_how_to_begin(kind: str, where: Databases, resource: str) -> None:
     """The refusal names how those who have such a connection begin a transaction."""
     advice = [words for name, words in ADVICE.items() if name in kind] or ["turn autocommit off"]
-    with caller(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
-        one.do(SqlFence().check(one.handed, bearer(34, "a"), resource))
+    with open_connection(kind, where, autocommit=True) as one, pytest.raises(FencelockError, match=advice[0]):
+        one.do(one.fence.check(one.handed, fake_lease(34, "a"), resource))
 
 
-def test_only_what_is_awaited_can_refuse(kind: str, where: Where) -> None:
-    """A check that blocks cannot be forgotten, so only a connection of asyncio's has a way to take no more statements."""
-    with caller(kind, where) as one:
-        to = link(one.handed)
-        assert to.awaited == ("async" in kind or "aio" in kind)
-        assert hasattr(to, "refuse") == to.awaited
+def test_the_other_half_refuses_the_connection(kind: str, where: Databases) -> None:
+    """A connection of asyncio in the blocking half, and the reverse, is an error that names the other module."""
+    with open_connection(kind, where) as one:
+        assert one.awaited == ("async" in kind or "aio" in kind)
+        other: Any = (sql if one.awaited else aio_sql).SqlFence()
+        named = r"use fencelock\.aio\.fences" if one.awaited else r"use fencelock\.fences"
+        with pytest.raises(InvalidType, match=named):
+            one.do(other.check(one.handed, fake_lease(34), "x"))
+        with pytest.raises(InvalidType, match=named):
+            one.do(other.token(one.handed, "x"))
 
 
-def test_all_of_djangos_connections_are_not_one() -> None:
+def test_djangos_connection_handler_is_refused() -> None:
     """`connections` in place of one of them is refused with a word on which to take."""
     from django.db import connections
 
     with pytest.raises(TypeError, match=r"connections\['default'\]"):
-        SqlFence().check(connections, bearer(34, "a"), "x")
+        sql.SqlFence().check(connections, fake_lease(34, "a"), "x")

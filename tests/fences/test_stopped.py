@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import fencelock
-from tests.fences.places import Process, kinds
-from tests.fences.stocks import STOCKS, SqliteStock, close, open_stock
+from tests.fences.counter_servers import Process, counter_kinds
+from tests.fences.counters import COUNTERS, SqliteCounter, close, open_counter
 
 TTL = 3.0
 """Of the one that is stopped: it has to be kept until then, also on a busy machine."""
@@ -30,14 +30,14 @@ def start() -> Iterator[Callable[..., Process]]:
         yield start
 
 
-@pytest.mark.parametrize("kind", kinds(*STOCKS))
+@pytest.mark.parametrize("kind", counter_kinds(*COUNTERS))
 def test_stopped_between_read_and_write(kind: str, address: str, start: Callable[..., Process], tmp_path: Path) -> None:
     """The first one's write is refused by the fence; without it, the second one's write is lost."""
     url = f"sqlite:///{tmp_path}/locks.db"
     holder = start("tests.fences.holder", kind, address, url, str(TTL))
     with fencelock.connect(url, ttl=30) as locks, ExitStack() as stack:
         for fenced in (True, False):
-            stock = open_stock(kind, address, fenced=fenced)
+            stock = open_counter(kind, address, fenced=fenced)
             stack.callback(close, stock)
             if not fenced:
                 holder.ask("bare")
@@ -54,12 +54,12 @@ def test_stopped_between_read_and_write(kind: str, address: str, start: Callable
             lease.release()
 
 
-@pytest.mark.parametrize("kind", kinds("postgres", "mariadb"))
+@pytest.mark.parametrize("kind", counter_kinds("postgres", "mariadb"))
 def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable[..., Process], tmp_path: Path) -> None:
     """The server ends the transaction of the one that is stopped, the second writes, and the first cannot commit."""
     url = f"sqlite:///{tmp_path}/locks.db"
     holder = start("tests.fences.holder", kind, address, url, str(TTL))
-    stock = open_stock(kind, address)
+    stock = open_counter(kind, address)
     with fencelock.connect(url, ttl=30) as locks:
         holder.ask("acquire")
         assert holder.ask("begin") == "0"
@@ -76,8 +76,8 @@ def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable
 def test_stopped_inside_its_transaction_on_sqlite(start: Callable[..., Process], tmp_path: Path) -> None:
     """SQLite cannot end it: the second waits for the first, and then goes on from what that has written."""
     url, address = f"sqlite:///{tmp_path}/locks.db", str(tmp_path / "stock")
-    stock = SqliteStock.open(address, fenced=True)
-    SqliteStock.prepare(stock.connection)
+    stock = SqliteCounter.open(address, fenced=True)
+    SqliteCounter.prepare(stock.connection)
     holder = start("tests.fences.holder", "sqlite", address, url, str(TTL))
     with fencelock.connect(url, ttl=30) as locks:
         holder.ask("acquire")
@@ -95,13 +95,13 @@ def test_stopped_inside_its_transaction_on_sqlite(start: Callable[..., Process],
     close(stock)
 
 
-@pytest.mark.parametrize("kind", kinds("postgres", "mariadb"))
+@pytest.mark.parametrize("kind", counter_kinds("postgres", "mariadb"))
 def test_stopped_inside_its_transaction_without_a_fence(
     kind: str, address: str, start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Without the fence the first one commits over the second one's write, and that is lost."""
     holder = start("tests.fences.holder", kind, address, f"sqlite:///{tmp_path}/locks.db", "1")
-    stock = open_stock(kind, address, fenced=False)
+    stock = open_counter(kind, address, fenced=False)
     holder.ask("bare")
     holder.ask("acquire")
     assert holder.ask("begin") == "0"

@@ -1,4 +1,4 @@
-"""The ZooKeeper fence where it may not write, where its root goes away, and where marks are collected amid an entry."""
+"""The ZooKeeper fence without write permission, with a root that is deleted, and with marks pruned during an entry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from fencelock import StaleToken
 from fencelock.fences.zookeeper import ZooKeeperFence
-from tests.fences.bearers import bearer
+from tests.fences.fake_lease import fake_lease
 from tests.servers.zookeeper import ZooKeeper
 
 ROOT = "/test-edges"
@@ -59,7 +59,7 @@ def outcome(work: Callable[[], object]) -> Any:
     return errors[0]
 
 
-def test_may_not_write(client: Any) -> None:
+def test_without_write_permission(client: Any) -> None:
     """Where the server refuses for another reason than a change meanwhile, that comes out, and nothing is tried for ever."""
     from kazoo.exceptions import NoAuthError
     from kazoo.security import OPEN_ACL_UNSAFE, make_acl
@@ -67,32 +67,32 @@ def test_may_not_write(client: Any) -> None:
     client.create(ROOT, acl=[make_acl("world", "anyone", read=True, admin=True)])
     fence = ZooKeeperFence(client, root=ROOT)
     try:
-        for work in (lambda: fence.enter(bearer(34), "a"), lambda: fence.rebase("a", 5, reason="a test")):
+        for work in (lambda: fence.enter(fake_lease(34), "a"), lambda: fence.rebase("a", 5, reason="a test")):
             assert isinstance(outcome(work), NoAuthError)
     finally:
         client.set_acls(ROOT, OPEN_ACL_UNSAFE)
 
 
-def test_root_goes_away(client: Any) -> None:
-    """A root that is removed amid an entry is made anew."""
+def test_deleted_root_is_created_again(client: Any) -> None:
+    """A root that is removed during an entry is created again."""
     fence = Interrupted(client, root=ROOT)
     fence.meanwhile = lambda: client.delete(ROOT, recursive=True)
-    assert outcome(lambda: fence.enter(bearer(34), "a")) is None
+    assert outcome(lambda: fence.enter(fake_lease(34), "a")) is None
     assert fence.token("a") == 34
 
 
-def test_collected_and_made_anew_amid_an_entry(client: Any) -> None:
-    """One that has looked at a mark that is then collected does not take the mark of a newer one for it."""
+def test_mark_pruned_and_created_again_during_enter(client: Any) -> None:
+    """A holder whose mark is pruned after it was read does not replace the mark of a newer holder."""
     fence, other = Interrupted(client, root=ROOT), ZooKeeperFence(client, root=ROOT)
-    other.enter(bearer(34), "a")
-    client.set(ROOT, b"1000 ")  # somebody else has begun to collect
+    other.enter(fake_lease(34), "a")
+    client.set(ROOT, b"1000 ")  # another process has begun to prune
 
     def meanwhile() -> None:
-        assert other.collect(1000) == 1
-        other.enter(bearer(1050), "a")
+        assert other.prune(1000) == 1
+        other.enter(fake_lease(1050), "a")
 
     fence.meanwhile = meanwhile
     with pytest.raises(StaleToken) as caught:
-        fence.enter(bearer(40), "a")
+        fence.enter(fake_lease(40), "a")
     assert caught.value.seen == 1050
     assert other.token("a") == 1050

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fencelock.fences.sql import SqlFence
-from fencelock.lockfree.colour import settled
 from fencelock.lockfree.schema import create_tables
+from fencelock.sqlio.drivers import resolve
 
 NAMES = ("sqlite", "postgresql", "mariadb")
 MARK = {"sqlite": "?", "postgresql": "%s", "mariadb": "%s"}
@@ -46,7 +46,7 @@ def connect_to(url: str) -> Any:
 
 
 class Database:
-    """One database with the tables of fencelock.lockfree and one of a business."""
+    """One database with the tables of fencelock.lockfree and a table of the application."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -109,7 +109,7 @@ async def _closing(connection: Any) -> AsyncIterator[Any]:
         yield connection
     finally:
         with suppress(Exception):  # a relay has closed it
-            await settled(connection.close())
+            await resolve(connection.close())
 
 
 @asynccontextmanager
@@ -129,6 +129,14 @@ async def _psycopg_async(database: Database) -> AsyncIterator[Any]:
     import psycopg
 
     async with _closing(await psycopg.AsyncConnection.connect(database.url)) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def _asyncpg(database: Database) -> AsyncIterator[Any]:
+    import asyncpg
+
+    async with _closing(await asyncpg.connect(database.url)) as connection:
         yield connection
 
 
@@ -180,6 +188,7 @@ KINDS: dict[tuple[str, str], Any] = {
     ("postgresql", "psycopg"): _dbapi,
     ("postgresql", "psycopg2"): _psycopg2,
     ("postgresql", "psycopg async"): _psycopg_async,
+    ("postgresql", "asyncpg"): _asyncpg,
     ("postgresql", "sqlalchemy session"): _alchemy(True),
     ("postgresql", "sqlalchemy async session"): _async_alchemy(True),
     ("postgresql", "sqlalchemy asyncpg"): _async_alchemy(False, "asyncpg"),
@@ -187,14 +196,14 @@ KINDS: dict[tuple[str, str], Any] = {
     ("mariadb", "sqlalchemy"): _alchemy(False),
     ("mariadb", "sqlalchemy session"): _alchemy(True),
 }
-"""Every kind of connection, by database: an asynchronous context manager each, whatever its colour."""
+"""Every kind of connection, by database: an asynchronous context manager each, blocking or asyncio."""
 
 
 # ------------------------------------------------------------------------------------------- processes
 
 
 class Child:
-    """Another process, with `database` and `connection`; it says what it prints, and goes on when it is told."""
+    """Another process, with `database` and `connection`; it prints JSON, and continues after a line of input."""
 
     def __init__(self, database: Database, program: str, *args: str) -> None:
         start = (

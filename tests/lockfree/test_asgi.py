@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from fencelock import aio
-from fencelock.lockfree.asgi import IdempotencyMiddleware
+from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
 
@@ -46,7 +46,7 @@ class Till:
 
 
 def caller(scope: Any) -> str:
-    """Return who it is: whoever the header says."""
+    """Return the user that the header names."""
     return str(dict(scope["headers"]).get(b"x-user", b""))
 
 
@@ -78,7 +78,7 @@ def store(database: Database) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
-async def test_once(database: Database, store: Any, key: str) -> None:
+async def test_work_is_done_once(database: Database, store: Any, key: str) -> None:
     """A repetition gets the same response, with the first one's headers; the write is there once."""
     till = Till(key)
     async with client_of(IdempotencyMiddleware(till, store, caller=caller)) as http:
@@ -94,14 +94,14 @@ async def test_once(database: Database, store: Any, key: str) -> None:
             assert refused.status_code == 422
             assert refused.headers["content-type"] == "application/problem+json"
             assert refused.json()["title"] == "Idempotency-Key is already used"
-        elsewhere = await http.post("/pay", content=b"11", headers=keyed(key, **{"X-User": "somebody else"}))
+        elsewhere = await http.post("/pay", content=b"11", headers=keyed(key, **{"X-User": "another claim"}))
         assert elsewhere.status_code == 201
     assert till.calls == 2
     assert database.charges(key) == 2
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-async def test_failures_are_not_kept(database: Database, store: Any, key: str) -> None:
+async def test_failed_responses_are_not_stored(database: Database, store: Any, key: str) -> None:
     """An error of the application, by exception or by status, is rolled back, and the repetition is carried out."""
     till = Till(key)
     async with client_of(IdempotencyMiddleware(till, store, caller=caller)) as http:
@@ -120,7 +120,7 @@ async def test_failures_are_not_kept(database: Database, store: Any, key: str) -
 @pytest.mark.engine("postgres")
 @pytest.mark.parametrize("on", ["postgresql"])
 async def test_in_progress(database: Database, store: Any, key: str) -> None:
-    """While the first one is being worked on, a second one is told 409."""
+    """While the first request is in progress, a second one gets 409."""
     till = Till(key)
     till.go_on.clear()
     async with client_of(IdempotencyMiddleware(till, store, caller=caller)) as http:
@@ -136,7 +136,7 @@ async def test_in_progress(database: Database, store: Any, key: str) -> None:
     assert till.calls == 1
 
 
-async def test_by_locks(key: str) -> None:
+async def test_lock_client_as_the_store(key: str) -> None:
     """A client of fencelock's keeps the key by a lock and a record."""
     async with aio.connect("memory://asgi-test") as locks:
         till = Till(key)
@@ -152,7 +152,7 @@ async def test_by_locks(key: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", '"', '"a', '"a"b"', '"a\\b"', "a b", "a,b", "k" * 256, '"tab\t"', "ü"])
-async def test_no_key(value: str) -> None:
+async def test_missing_or_malformed_key(value: str) -> None:
     """A request without a key, or with what is none, is refused with 400, and the application does not see it."""
     async with aio.connect("memory://asgi-none") as locks:
         till = Till("x")
@@ -165,7 +165,7 @@ async def test_no_key(value: str) -> None:
         assert till.calls == 0
 
 
-async def test_passed_through() -> None:
+async def test_requests_without_a_key_are_passed_through() -> None:
     """Other methods, other protocols, and requests without a key where none is required go to the application as they are."""
     async with aio.connect("memory://asgi-through") as locks:
         till = Till("x")
@@ -182,8 +182,8 @@ async def test_passed_through() -> None:
         assert seen == ["lifespan"]
 
 
-async def test_too_large_or_gone() -> None:
-    """A body that is too large to be remembered is refused with 413; a client that leaves amid it is not answered."""
+async def test_large_body_and_disconnected_client() -> None:
+    """A body that is too large is refused with 413; a client that disconnects during its body gets no response."""
     async with aio.connect("memory://asgi-large") as locks:
         till = Till("x")
         app = IdempotencyMiddleware(till, locks, caller=caller, body_max=10)

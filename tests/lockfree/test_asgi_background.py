@@ -11,7 +11,7 @@ import aiosqlite
 import pytest
 
 from fencelock import KeyInProgress
-from fencelock.lockfree.asgi import IdempotencyMiddleware
+from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 from tests.lockfree.test_asgi_edges import SCOPE, Client, ask
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from fencelock import FencelockError, aio
-from fencelock.lockfree.asgi import IdempotencyMiddleware
+from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
 SCOPE = {"type": "http", "method": "POST", "path": "/pay", "headers": [(b"idempotency-key", b"k")]}
@@ -48,7 +48,7 @@ async def ask(app: Any, *pieces: bytes, **more: Any) -> Client:
     return client
 
 
-async def test_client_leaves_amid_a_stream() -> None:
+async def test_client_disconnects_during_a_streamed_response() -> None:
     """An application that streams, and stops when its client leaves, is not stopped: the client will ask for it again."""
     calls = 0
 
@@ -77,7 +77,7 @@ async def test_client_leaves_amid_a_stream() -> None:
     assert calls == 1
 
 
-async def test_response_that_breaks_off_is_not_kept() -> None:
+async def test_incomplete_response_is_not_stored() -> None:
     """A response without an end is an error, and not what a repetition gets."""
     calls = 0
 
@@ -95,8 +95,8 @@ async def test_response_that_breaks_off_is_not_kept() -> None:
     assert calls == 2
 
 
-async def test_told_when_its_response_is_complete() -> None:
-    """Who waits for its client to leave after the response is told so, as servers do, and does not wait for ever."""
+async def test_disconnect_is_reported_after_the_response() -> None:
+    """An application that waits for its client to disconnect after the response gets that message, as from a server."""
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -131,8 +131,8 @@ async def test_method_in_any_case(method: str) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 425, 429])
-async def test_come_back_later_is_not_kept(status: int) -> None:
-    """A response that says to come back later is carried out anew when the client does."""
+async def test_try_again_later_is_not_stored(status: int) -> None:
+    """After a response such as 429, a repetition is executed."""
     answers = [status, 201]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -171,7 +171,7 @@ async def test_store_that_does_not_commit(database: Database, key: str) -> None:
     await engine.dispose()
 
 
-async def test_store_that_is_none() -> None:
+async def test_invalid_store_is_refused() -> None:
     """What gives no connection is refused when the middleware is made."""
     engine = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(TypeError, match=r"such as engine\.begin or pool\.connection, not AsyncEngine"):
@@ -179,7 +179,7 @@ async def test_store_that_is_none() -> None:
     await engine.dispose()
 
 
-async def test_body_in_crumbs() -> None:
+async def test_body_in_small_parts() -> None:
     """A body that comes byte by byte costs as many steps as it has bytes, not their square."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -208,6 +208,6 @@ async def test_response_too_large_to_store_is_sent_and_not_computed_again(key: s
         assert (await ask(safe, **keyed)).body == b"x" * 300_000
         again = await ask(safe, **keyed)
         assert again.status == 410
-        assert b"carried out before" in again.body
+        assert b"executed before" in again.body
         assert (await ask(safe, b"another body", **keyed)).status == 422
     assert calls == 1

@@ -141,7 +141,7 @@ def test_set_without_tombstones_is_the_set_with_them(script: Script) -> None:
         assert len(state) == len(expected)
 
 
-def test_elements_of_json_are_told_apart() -> None:
+def test_elements_are_compared_as_json() -> None:
     """1, 1.0 and True are three elements, though equal for Python; what JSON cannot carry is refused."""
     found = ORSet().add("a", 1).add("a", 1.0).add("a", True)
     assert len(found) == 3
@@ -167,7 +167,7 @@ def test_clock_follows_cause_and_effect() -> None:
     assert behind.tick() == Stamp(200_000, 0, "behind")
 
 
-def test_absurd_stamps_are_refused() -> None:
+def test_stamps_far_ahead_are_refused() -> None:
     """A stamp from next year is refused and leaves the clock as it was."""
     clock = HybridClock("a", now=lambda: 100.0)
     with pytest.raises(ClockAhead, match="'b' is 900 s ahead"):
@@ -195,12 +195,12 @@ def test_merge_with_another_kind() -> None:
     """Values of different kinds do not merge, and the error names both."""
     with pytest.raises(TypeError, match="'GCounter' and 'PNCounter'"):
         GCounter() | PNCounter()  # type: ignore[operator]
-    with pytest.raises(TypeError, match="ORSet merges with its like, not with GCounter"):
+    with pytest.raises(TypeError, match="ORSet merges with another one, not with GCounter"):
         ORSet().merge(GCounter())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1", True])
-def test_counts_are_counts(wrong: Any) -> None:
+def test_invalid_counts_are_refused(wrong: Any) -> None:
     """A counter that only grows takes no negative number, and nothing else that is no count."""
     with pytest.raises(ValueError, match="count"):
         GCounter().add("a", wrong)

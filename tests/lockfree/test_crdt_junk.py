@@ -34,7 +34,7 @@ JUNK = [(of, form) for of, forms in FORMS.items() for form in forms]
 
 
 @pytest.mark.parametrize(("of", "form"), JUNK, ids=str)
-def test_junk_is_refused(of: Any, form: Any) -> None:
+def test_malformed_json_is_refused(of: Any, form: Any) -> None:
     """Whatever is not of its form is a ValueError that names the kind."""
     with pytest.raises(ValueError, match=of.__name__):
         of.from_json(form)

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from fencelock import FencelockError, VersionConflict
-from fencelock.lockfree.idempotency import collect, idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey, prune
 from fencelock.lockfree.optimistic import SqlRow
 from fencelock.lockfree.outbox import Outbox
 from tests import django_app
@@ -39,8 +39,8 @@ def test_atomic(database: Database, connection: Any, on: str, key: str) -> None:
     """Keys, messages and versions are part of an `atomic` block, and refused outside of one where they need it."""
     outbox = Outbox(key)
     for repeated in (False, True):
-        with transaction.atomic(using=on), idempotent(connection, key) as run:
-            assert run.repeated is repeated
+        with transaction.atomic(using=on), IdempotencyKey(connection, key) as run:
+            assert run.replayed is repeated
             if not repeated:
                 outbox.append(connection, "a", 1)
                 run.result = [1]
@@ -50,9 +50,9 @@ def test_atomic(database: Database, connection: Any, on: str, key: str) -> None:
         raise ZeroDivisionError
     assert outbox.pending(connection) == 1
     with transaction.atomic(using=on):
-        assert collect(connection) == 0
+        assert prune(connection) == 0
     with pytest.raises(FencelockError, match="needs a transaction"):
-        with idempotent(connection, key):
+        with IdempotencyKey(connection, key):
             pass
     with pytest.raises(FencelockError, match="commits each"):
         outbox.append(connection, "a", 3)
@@ -64,12 +64,12 @@ def test_versions(database: Database, connection: Any, on: str, key: str) -> Non
     database.ask("CREATE TABLE IF NOT EXISTS account (id varchar(40) PRIMARY KEY, balance integer, version integer)")
     database.ask("INSERT INTO account VALUES (?, 100, 1)", key)
     row = SqlRow(connection, "account", {"id": key}, ["balance"])
-    assert row.modify(lambda now: {"balance": now["balance"] - 10}) == {"balance": 90}
+    assert row.update(lambda now: {"balance": now["balance"] - 10}) == {"balance": 90}
     with transaction.atomic(using=on):
         seen = row.read()
         row.write({"balance": 80}, seen.version)
         with pytest.raises(VersionConflict):
             row.write({"balance": 70}, seen.version)
-        with pytest.raises(FencelockError, match="has one that is open"):
-            row.modify(lambda now: now)
+        with pytest.raises(FencelockError, match="has an open one"):
+            row.update(lambda now: now)
     assert row.read() == ({"balance": 80}, 3)

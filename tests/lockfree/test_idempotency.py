@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, KeyInProgress, KeyReused
-from fencelock.lockfree.colour import settled
-from fencelock.lockfree.idempotency import collect, idempotent, idempotent_by
-from fencelock.sqlio import link
+from fencelock import FencelockError, InvalidType, KeyInProgress, KeyReused
+from fencelock.aio.lockfree import idempotency as aio_idempotency
+from fencelock.lockfree.idempotency import IdempotencyKey, idempotent, prune
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.halves import half_of, resolve
 
 Children = Callable[..., Child]
 
 CHARGE = """
 import json
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 key, stop = args
-with idempotent(connection, key, payload={"amount": 10}) as run:
-    if not run.repeated:
+with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
+    if not run.replayed:
         connection.cursor().execute(f"INSERT INTO charge VALUES ('{key}', 10)")
         run.result = {"charged": 10, "by": __import__("os").getpid()}
         if stop == "inside":
@@ -32,72 +32,64 @@ if stop == "before commit":
     print(json.dumps("before commit"), flush=True)
     sys.stdin.readline()
 connection.commit()
-print(json.dumps([run.repeated, run.result]), flush=True)
+print(json.dumps([run.replayed, run.result]), flush=True)
 """
 
 
 def pay(database: Database, key: str, amount: int = 10, **options: Any) -> tuple[bool, Any]:
     """Do it once; return whether it was a repetition, and the result."""
     with database.transaction() as connection:
-        with idempotent(connection, key, payload={"amount": amount}, **options) as run:
-            if not run.repeated:
+        with IdempotencyKey(connection, key, payload={"amount": amount}, **options) as run:
+            if not run.replayed:
                 database.charge(connection, key, amount)
                 run.result = {"charged": amount}
-    return run.repeated, run.result
+    return run.replayed, run.result
 
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
     """The first one does the work, a repetition gets its result, and another payload is refused, on any connection."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
-        sql = link(connection)
-        for repeated in (False, True):
-            block = idempotent(connection, key, payload={"n": 1})
-            if sql.awaited:
-                async with block as run:
-                    if not run.repeated:
-                        await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
-                        run.result = {"é": [1, None]}
-            else:
-                with block as run:
-                    if not run.repeated:
-                        await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
-                        run.result = {"é": [1, None]}
-            await settled(connection.commit())
-            assert (run.repeated, run.result) == (repeated, {"é": [1, None]})
+        half = half_of(connection)
+        for replayed in (False, True):
+            await half.sql.begin()
+            async with half.run(connection, key, payload={"n": 1}) as run:
+                if not run.replayed:
+                    await half.sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                    run.result = {"é": [1, None]}
+            await half.sql.commit()
+            assert (run.replayed, run.result) == (replayed, {"é": [1, None]})
+        await half.sql.begin()
         with pytest.raises(KeyReused, match="another payload"):
-            if sql.awaited:
-                async with idempotent(connection, key, payload={"n": 2}):
-                    pass
-            else:
-                with idempotent(connection, key, payload={"n": 2}):
-                    pass
-        await settled(connection.rollback())
-        assert await settled(collect(connection)) == 0
-        await settled(connection.rollback())
+            async with half.run(connection, key, payload={"n": 2}):
+                pass
+        await half.sql.rollback()
+        await half.sql.begin()
+        assert await resolve(half.idempotency.prune(connection)) == 0
+        await half.sql.rollback()
     assert database.charges(key) == 1
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-async def test_wrong_colour(database: Database, on: str, key: str) -> None:
-    """`with` on a connection that has to be awaited says `async with`, and the other way round."""
+async def test_the_other_half_refuses_the_connection(database: Database, on: str, key: str) -> None:
+    """A connection of asyncio in the blocking half, and the reverse, is an error that names the other module."""
     async with KINDS[on, "aiosqlite"](database) as connection:
-        with pytest.raises(TypeError, match="write `async with`"):
-            with idempotent(connection, key):
+        with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
+            with IdempotencyKey(connection, key):
                 pass
     with database.connected() as connection:
-        with pytest.raises(TypeError, match="would block the event loop: write `with`"):
-            async with idempotent(connection, key):
+        with pytest.raises(InvalidType, match=r"would block the event loop: use fencelock\.lockfree"):
+            async with aio_idempotency.IdempotencyKey(connection, key):
                 pass
     with pytest.raises(TypeError, match="a connection or a cursor is needed"):
-        with idempotent(object(), key):
+        with IdempotencyKey(object(), key):
             pass
 
 
 def test_rolled_back(database: Database, key: str) -> None:
     """An error in the block and a rollback leave nothing: the next one does the work, whatever its payload."""
     with pytest.raises(ZeroDivisionError), database.transaction() as connection:
-        with idempotent(connection, key, payload="first"):
+        with IdempotencyKey(connection, key, payload="first"):
             database.charge(connection, key)
             raise ZeroDivisionError
     assert database.charges(key) == 0
@@ -107,7 +99,7 @@ def test_rolled_back(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("stop", ["inside", "before commit"])
 def test_killed(database: Database, key: str, child: Children, stop: str) -> None:
-    """Killed between claim and commit: neither write nor result is there, and whoever waits does the work."""
+    """Killed between claim and commit: neither write nor result is stored, and a waiting run does the work."""
     other = child(database, CHARGE, key, stop)
     assert other.says() == stop
     with ThreadPoolExecutor(1) as pool:
@@ -125,10 +117,10 @@ def test_many_processes_at_once(database: Database, key: str, child: Children) -
     assert database.charges(key) == 1
 
 
-def test_first_one_gives_up_while_others_wait(database: Database, key: str) -> None:
+def test_first_run_fails_while_others_wait(database: Database, key: str) -> None:
     """When the first one rolls back, one of those who wait does the work, and none fails by a deadlock."""
     with database.connected() as connection, ThreadPoolExecutor(4) as pool:
-        with idempotent(connection, key, payload={"amount": 10}):
+        with IdempotencyKey(connection, key, payload={"amount": 10}):
             waiting = [pool.submit(pay, database, key) for _ in range(4)]
         connection.rollback()
         assert sorted(one.result(60)[0] for one in waiting) == [False, True, True, True]
@@ -136,44 +128,44 @@ def test_first_one_gives_up_while_others_wait(database: Database, key: str) -> N
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
-def test_told_instead_of_waiting(database: Database, key: str, wait: float | bool) -> None:
-    """Who does not want to wait is told, in time, and its transaction is still good for something else."""
+def test_key_in_progress_instead_of_waiting(database: Database, key: str, wait: float | bool) -> None:
+    """A run that does not wait gets KeyInProgress in time, and its transaction is still usable."""
     with database.connected() as connection, database.transaction() as impatient:
         if database.name == "sqlite":
             impatient.execute("PRAGMA busy_timeout = 50")
-        with idempotent(connection, key):
-            with pytest.raises(KeyInProgress, match="somebody else"):
-                with idempotent(impatient, key, wait=wait):
+        with IdempotencyKey(connection, key):
+            with pytest.raises(KeyInProgress, match="another run"):
+                with IdempotencyKey(impatient, key, wait=wait):
                     pytest.fail("both are at it")
             if database.name != "sqlite":  # which has one writer at a time, whatever the key
-                with idempotent(impatient, key + " other", wait=wait) as run:
-                    assert not run.repeated
+                with IdempotencyKey(impatient, key + " other", wait=wait) as run:
+                    assert not run.replayed
         connection.rollback()
-        with idempotent(impatient, key, wait=wait) as run:
-            assert not run.repeated
+        with IdempotencyKey(impatient, key, wait=wait) as run:
+            assert not run.replayed
         if database.name == "sqlite":
             assert impatient.execute("PRAGMA busy_timeout").fetchone() == (50,)
 
 
-def test_waited_for_long_enough(database: Database, key: str) -> None:
+def test_result_within_the_wait(database: Database, key: str) -> None:
     """Who waits for some seconds gets the result when the other one is done within them."""
     with database.connected() as connection, ThreadPoolExecutor(1) as pool:
-        with idempotent(connection, key, payload={"amount": 10}) as run:
+        with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
             waiting = pool.submit(pay, database, key, wait=60)
             run.result = "mine"
         connection.commit()
         assert waiting.result(60) == (True, "mine")
 
 
-def test_run_out_and_collected(database: Database, key: str) -> None:
-    """A result whose time is over is as good as none, and is removed by `collect`."""
+def test_expired_results_are_pruned(database: Database, key: str) -> None:
+    """A result whose time is over counts as none, and `prune` removes it."""
     keys = [f"{key}{number}" for number in range(3)]
     for each in keys:
         assert pay(database, each) == (False, {"charged": 10})
-    database.ask("UPDATE fencelock_idempotency SET ends = 1 WHERE name IN (?, ?)", *_names(database, keys[:2]))
+    database.ask("UPDATE fencelock_idempotency SET expires_at = 1 WHERE name IN (?, ?)", *_names(database, keys[:2]))
     assert pay(database, keys[0], amount=20) == (False, {"charged": 20})
     with database.transaction() as connection:
-        assert collect(connection) >= 1
+        assert prune(connection) >= 1
     left = database.ask("SELECT count(*) FROM fencelock_idempotency WHERE name IN (?, ?, ?)", *_names(database, keys))
     assert left == [(2,)]
     assert pay(database, keys[2]) == (True, {"charged": 10})
@@ -184,7 +176,7 @@ def _names(database: Database, keys: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_snapshot_from_before(database: Database, key: str, wait: bool) -> None:
+def test_snapshot_older_than_the_claim(database: Database, key: str, wait: bool) -> None:
     """A transaction that has read before the claim still does not do the work twice."""
     with database.connected() as connection:
         if database.name == "postgresql":
@@ -196,13 +188,13 @@ def test_snapshot_from_before(database: Database, key: str, wait: bool) -> None:
         cursor.fetchall()
         assert pay(database, key) == (False, {"charged": 10})
         if database.name == "mariadb":
-            with idempotent(connection, key, payload={"amount": 10}, wait=wait) as run:
-                assert run.repeated
+            with IdempotencyKey(connection, key, payload={"amount": 10}, wait=wait) as run:
+                assert run.replayed
                 assert run.result == {"charged": 10}
         else:
             # The database itself refuses; the transaction has to be done again, as ever at this level.
             with pytest.raises(Exception, match=r"could not serialize|SQLite cannot claim"):
-                with idempotent(connection, key, payload={"amount": 10}, wait=wait):
+                with IdempotencyKey(connection, key, payload={"amount": 10}, wait=wait):
                     pytest.fail("twice")
         connection.rollback()
     assert database.charges(key) == 1
@@ -218,20 +210,20 @@ def test_autocommit_is_refused(database: Database, key: str) -> None:
         else:
             connection.autocommit = True
         with pytest.raises(FencelockError, match="needs a transaction"):
-            with idempotent(connection, key):
+            with IdempotencyKey(connection, key):
                 pass
         connection.cursor().execute("BEGIN")
-        with idempotent(connection, key) as run:
-            assert not run.repeated
+        with IdempotencyKey(connection, key) as run:
+            assert not run.replayed
         connection.rollback()
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_forgot_to_ask(database: Database, key: str) -> None:
+def test_block_without_a_test_of_replayed_fails(database: Database, key: str) -> None:
     """A block that does the work without asking whether it was done fails, and so is rolled back."""
     pay(database, key)
-    with pytest.raises(FencelockError, match=r"if not run\.repeated"), database.transaction() as connection:
-        with idempotent(connection, key, payload={"amount": 10}) as run:
+    with pytest.raises(FencelockError, match=r"if not run\.replayed"), database.transaction() as connection:
+        with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
             database.charge(connection, key)
             run.result = "again"
     assert database.charges(key) == 1
@@ -241,7 +233,7 @@ def test_forgot_to_ask(database: Database, key: str) -> None:
 def test_decorator(database: Database, key: str) -> None:
     """A decorated function runs once for a key; other arguments under the same key are refused."""
 
-    @idempotent_by("{name}:{order.real}")
+    @idempotent("{name}:{order.real}")
     def charge(connection: Any, name: str, order: int, amount: int = 10) -> Any:
         database.charge(connection, f"{name}:{order}", amount)
         return (name, amount)
@@ -254,7 +246,7 @@ def test_decorator(database: Database, key: str) -> None:
     assert database.charges(f"{key}:7") == 1
     with pytest.raises(TypeError, match="no argument 'connection'"):
 
-        @idempotent_by("x")
+        @idempotent("x")
         def without(database: Any) -> None: ...
 
 
@@ -262,7 +254,7 @@ def test_decorator(database: Database, key: str) -> None:
 async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
     """The decorator works for `async def`, and an error of the function comes out."""
 
-    @idempotent_by("{name}", connection="where")
+    @aio_idempotency.idempotent("{name}", connection="where")
     async def charge(where: Any, name: str) -> int:
         await where.execute("INSERT INTO charge VALUES (?, 10)", (name,))
         if name.endswith("!"):
@@ -292,10 +284,10 @@ async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
         ({"payload": object()}, "JSON"),
     ],
 )
-def test_input(wrong: dict[str, Any], error: str) -> None:
+def test_invalid_arguments(wrong: dict[str, Any], error: str) -> None:
     """What is wrong with the arguments is said before anything is sent."""
     with pytest.raises((ValueError, TypeError), match=error):
-        idempotent(None, **{"key": "k", **wrong})
+        IdempotencyKey(None, **{"key": "k", **wrong})
 
 
 def test_keys_are_exact(database: Database, key: str) -> None:

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from fencelock import FencelockError, InvalidName, KeyInProgress, KeyReused
-from fencelock.lockfree.colour import settled
-from fencelock.lockfree.idempotency import Run, fingerprint, idempotent, idempotent_by
+from fencelock.lockfree.idempotency import IdempotencyKey, fingerprint, idempotent
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
-from fencelock.sqlio import link
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.halves import half_of
 
 COMMITS = """
 import json
-from fencelock.lockfree.idempotency import idempotent
-with idempotent(connection, args[0]) as run:
+from fencelock.lockfree.idempotency import IdempotencyKey
+with IdempotencyKey(connection, args[0]) as run:
     connection.cursor().execute(f"INSERT INTO charge VALUES ('{args[0]}', 10)")
     connection.commit()
     print(json.dumps("committed"), flush=True)
@@ -31,16 +30,16 @@ with idempotent(connection, args[0]) as run:
 
 
 @pytest.mark.parametrize("wait", [False, 0.2])
-def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str, wait: float | bool) -> None:
-    """Between the end of the first one's block and its commit, who does not want to wait is told, too, and goes on."""
+def test_key_in_progress_before_the_first_commit(database: Database, key: str, wait: float | bool) -> None:
+    """Between the end of the first block and its commit, a run that does not wait gets KeyInProgress, too."""
     with database.connected() as connection, database.transaction() as impatient, ThreadPoolExecutor(1) as pool:
         if database.name == "sqlite":
             impatient.execute("PRAGMA busy_timeout = 50")
-        with idempotent(connection, key) as run:
+        with IdempotencyKey(connection, key) as run:
             run.result = "mine"
 
         def ask() -> Any:
-            with idempotent(impatient, key, wait=wait) as second:
+            with IdempotencyKey(impatient, key, wait=wait) as second:
                 return second.result
 
         asked = pool.submit(ask)
@@ -52,29 +51,25 @@ def test_told_while_the_first_one_has_yet_to_commit(database: Database, key: str
         assert ask() == "mine"
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "commit and begin anew"])
-async def test_ended_inside(database: Database, on: str, kind: str, key: str, how: str) -> None:
-    """Who ends the transaction inside the block is told that the claim is gone, also if another one is open by then."""
+@pytest.mark.parametrize("how", ["commit", "rollback", "commit and begin again"])
+async def test_transaction_ended_inside_the_block(database: Database, on: str, kind: str, key: str, how: str) -> None:
+    """A transaction that ends inside the block is an error at its end, also if another one was begun."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
-        sql = link(connection)
-
-        async def body(run: Run) -> None:
-            await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
-            await settled(connection.rollback() if how == "rollback" else connection.commit())
-            if how == "commit and begin anew":
-                await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
-            run.result = 1
-
+        half = half_of(connection)
+        sql = half.sql
+        await sql.begin()
         with pytest.raises(FencelockError, match="was ended inside the block") as caught:
-            if sql.awaited:
-                async with idempotent(connection, key) as run:
-                    await body(run)
-            else:
-                with idempotent(connection, key) as run:
-                    await body(run)
+            async with half.run(connection, key) as run:
+                await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                await (sql.rollback() if how == "rollback" else sql.commit())
+                if how == "commit and begin again":
+                    await sql.begin()
+                    await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                run.result = 1
         assert caught.value.name == key
-        await settled(connection.rollback())
+        if not await sql.is_autocommit():  # asyncpg is, after the commit
+            await sql.rollback()
     assert database.charges(key) == (how != "rollback")
 
 
@@ -84,17 +79,17 @@ def test_savepoints_inside(database: Database, key: str) -> None:
         cursor = connection.cursor()
         database.charge(connection, key)
         cursor.execute("SAVEPOINT around")
-        with idempotent(connection, key) as run:
+        with IdempotencyKey(connection, key) as run:
             cursor.execute("SAVEPOINT inside")
             database.charge(connection, key)
             cursor.execute("ROLLBACK TO SAVEPOINT inside")
             cursor.execute("RELEASE SAVEPOINT inside")
             run.result = 1
-            with idempotent(connection, key + " inner") as inner:
+            with IdempotencyKey(connection, key + " inner") as inner:
                 inner.result = 2
         cursor.execute("RELEASE SAVEPOINT around")
     with database.transaction() as connection:
-        with idempotent(connection, key) as run, idempotent(connection, key + " inner") as inner:
+        with IdempotencyKey(connection, key) as run, IdempotencyKey(connection, key + " inner") as inner:
             assert (run.result, inner.result) == (1, 2)
     assert database.charges(key) == 1
 
@@ -103,12 +98,12 @@ def test_same_key_inside(database: Database, key: str) -> None:
     """A key that is used again inside its own block is refused before its work is done twice."""
     with database.connected() as connection:
         with pytest.raises(FencelockError, match="or this is inside that block"):
-            with idempotent(connection, key):
-                with idempotent(connection, key):
+            with IdempotencyKey(connection, key):
+                with IdempotencyKey(connection, key):
                     pytest.fail("twice")
         connection.rollback()
-        with idempotent(connection, key) as run:
-            assert not run.repeated
+        with IdempotencyKey(connection, key) as run:
+            assert not run.replayed
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -120,32 +115,32 @@ def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, 
         if dead:
             other.kill()
         with database.connected() as connection, pytest.raises(FencelockError, match="was begun and has no result"):
-            with idempotent(connection, key, wait=wait if dead else False):
+            with IdempotencyKey(connection, key, wait=wait if dead else False):
                 pytest.fail("twice")
     assert database.charges(key) == 1
     database.ask(
         "DELETE FROM fencelock_idempotency WHERE name = ?", key.encode() if database.name == "mariadb" else key
     )
-    with database.connected() as connection, idempotent(connection, key) as run:
-        assert not run.repeated
+    with database.connected() as connection, IdempotencyKey(connection, key) as run:
+        assert not run.replayed
 
 
 def test_committed_after_an_error(database: Database, key: str) -> None:
     """Who catches the error of its block and commits what else there is leaves no claim: the next one does the work."""
     for _ in range(2):
         with database.transaction() as connection:
-            with suppress(ZeroDivisionError), idempotent(connection, key) as run:
-                assert not run.repeated
+            with suppress(ZeroDivisionError), IdempotencyKey(connection, key) as run:
+                assert not run.replayed
                 raise ZeroDivisionError
             database.charge(connection, key)
     assert database.charges(key) == 2
     with database.connected() as connection:
-        with suppress(ZeroDivisionError), idempotent(connection, key) as run:
+        with suppress(ZeroDivisionError), IdempotencyKey(connection, key) as run:
             connection.commit()
             raise ZeroDivisionError
         connection.commit()
     with database.connected() as connection, pytest.raises(FencelockError, match="was begun and has no result"):
-        with idempotent(connection, key):
+        with IdempotencyKey(connection, key):
             pytest.fail("nobody knows how far the last one came")
 
 
@@ -156,14 +151,14 @@ class Till:
         self.name = name
         self.charged: list[int] = []
 
-    @idempotent_by("pay:{self.name}:{order}")
+    @idempotent("pay:{self.name}:{order}")
     def pay(self, connection: Any, order: int, amount: int) -> int:
         """Charge once."""
         self.charged.append(amount)
         return len(self.charged)
 
     @classmethod
-    @idempotent_by("count:{order}")
+    @idempotent("count:{order}")
     def count(cls, connection: Any, order: int) -> str:
         """Say whose it was."""
         return cls.__name__
@@ -183,12 +178,12 @@ def test_methods() -> None:
 class Shop:
     """A service whose arguments JSON cannot carry."""
 
-    @idempotent_by("shop:{order}", payload=lambda self, connection, order, amount, mailer=None: [order, str(amount)])
+    @idempotent("shop:{order}", payload=lambda self, connection, order, amount, mailer=None: [order, str(amount)])
     def pay(self, connection: Any, order: int, amount: Decimal, mailer: Any = None) -> list[str]:
         """Charge once."""
         return [str(amount)]
 
-    @idempotent_by("plain:{order}")
+    @idempotent("plain:{order}")
     def plain(self, connection: Any, order: int, amount: Decimal) -> None:
         """Have no payload of its own."""
 
@@ -201,33 +196,31 @@ def test_payload_of_a_decorated_function() -> None:
     assert [shop.pay(database, 7, Decimal("1.5"), mailer) for mailer in (None, object())] == [["1.5"], ["1.5"]]
     with pytest.raises(KeyReused):
         shop.pay(database, 7, Decimal("1.6"))
-    with pytest.raises(
-        TypeError, match=r"'plain:7' is what Shop\.plain was called with, and .*JSON.* by payload=lambda"
-    ):
+    with pytest.raises(TypeError, match=r"'plain:7' is the arguments of Shop\.plain, and .*JSON.* pass payload=lambda"):
         shop.plain(database, 7, Decimal("1.5"))
     database.close()
 
 
-def test_result_is_as_json_carries_it() -> None:
+def test_result_goes_through_json() -> None:
     """After the block the first one has what a repetition will get, to the letter."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
     for repeated in (False, True):
-        with database, idempotent(database, "k") as run:
-            if not run.repeated:
+        with database, IdempotencyKey(database, "k") as run:
+            if not run.replayed:
                 run.result = (1, {1: 2})
                 assert run.result == (1, {1: 2})
-        assert (run.repeated, run.result) == (repeated, [1, {"1": 2}])
+        assert (run.replayed, run.result) == (repeated, [1, {"1": 2}])
     database.close()
 
 
 @pytest.mark.parametrize("result", [Decimal(1), object(), float("nan"), {(1, 2): 3}])
-def test_result_that_json_cannot_carry(result: Any) -> None:
+def test_result_that_json_cannot_represent(result: Any) -> None:
     """The error says which key's result it is, whichever way it was given, and nothing is kept."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
 
-    @idempotent_by("k")
+    @idempotent("k")
     def give(connection: Any) -> Any:
         return result
 
@@ -239,10 +232,10 @@ def test_result_that_json_cannot_carry(result: Any) -> None:
     database.close()
 
 
-def test_too_long() -> None:
+def test_names_that_are_too_long() -> None:
     """A key and an outbox's name that are too long are invalid names, as all others that are wrong."""
     with pytest.raises(InvalidName, match="1000 bytes"):
-        idempotent(None, "k" * 1001)
+        IdempotencyKey(None, "k" * 1001)
     with pytest.raises(InvalidName, match="255 bytes"):
         Outbox("o" * 256)
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fencelock
-from fencelock import GuaranteeUnavailable, KeyInProgress, KeyReused, StaleToken, aio
-from fencelock.lockfree.idempotency import ResultTooLarge, idempotent, idempotent_by
+from fencelock import GuaranteeUnavailable, InvalidType, KeyInProgress, KeyReused, StaleToken, aio
+from fencelock.aio.lockfree import idempotency as aio_idempotency
+from fencelock.lockfree.idempotency import IdempotencyKey, ResultTooLarge
 from tests.lockfree.databases import children
 from tests.servers.redis import Redis
 
 CRASH = """
 import fencelock
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 with fencelock.connect(args[0], ttl=1) as locks:
-    with idempotent(locks, args[1], payload="pay"):
+    with IdempotencyKey(locks, args[1], payload="pay"):
         print(0, flush=True)
         sys.stdin.readline()
 """
@@ -26,30 +28,30 @@ with fencelock.connect(args[0], ttl=1) as locks:
 
 def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) -> tuple[bool, Any]:
     """Do it once."""
-    with idempotent(locks, key, payload=payload, **options) as run:
-        if not run.repeated:
+    with IdempotencyKey(locks, key, payload=payload, **options) as run:
+        if not run.replayed:
             run.result = {"charged": 10}
-    return run.repeated, run.result
+    return run.replayed, run.result
 
 
-def test_once(redis_node: Redis, key: str) -> None:
+def test_work_is_done_once(redis_node: Redis, key: str) -> None:
     """The first one does the work, a repetition gets its result, another payload is refused; all lets go of the lock."""
     with fencelock.connect(redis_node.url) as locks, fencelock.connect(redis_node.url) as others:
         assert pay(locks, key) == (False, {"charged": 10})
         assert pay(others, key) == (True, {"charged": 10})
         with pytest.raises(KeyReused):
             pay(others, key, "something else")
-        with pytest.raises(ZeroDivisionError), idempotent(locks, key + "!", payload=1):
+        with pytest.raises(ZeroDivisionError), IdempotencyKey(locks, key + "!", payload=1):
             raise ZeroDivisionError
         assert pay(others, key + "!", payload=1) == (False, {"charged": 10})
         assert list(locks.names(prefix="idempotency:")) == []
 
 
-async def test_once_awaited(redis_node: Redis, key: str) -> None:
+async def test_work_is_done_once_awaited(redis_node: Redis, key: str) -> None:
     """The same in asyncio, and by the decorator."""
     calls = 0
 
-    @idempotent_by("{name}", connection="locks")
+    @aio_idempotency.idempotent("{name}", connection="locks")
     async def charge(locks: aio.Locks, name: str) -> int:
         nonlocal calls
         calls += 1
@@ -57,21 +59,21 @@ async def test_once_awaited(redis_node: Redis, key: str) -> None:
 
     async with aio.connect(redis_node.url) as locks:
         assert [await charge(locks, key), await charge(locks, key)] == [10, 10]
-        with pytest.raises(TypeError, match="async with"):
-            with idempotent(locks, key):
+        with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
+            with IdempotencyKey(locks, key):
                 pass
     assert calls == 1
 
 
-def test_told_instead_of_waiting() -> None:
-    """Who does not want to wait is told."""
-    with fencelock.connect("memory://busy") as locks, idempotent(locks, "x"):
+def test_key_in_progress_instead_of_waiting() -> None:
+    """With wait=False a second run gets KeyInProgress."""
+    with fencelock.connect("memory://busy") as locks, IdempotencyKey(locks, "x"):
         for wait in (False, 0.01):
             with pytest.raises(KeyInProgress):
                 pay(locks, "x", wait=wait)
 
 
-def test_crashed_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
+def test_crashed_run_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
     """A run whose process was killed is taken over, by a higher token, once its lease is over, and not before."""
     with children() as make, fencelock.connect(redis_node.url) as locks:
         crashing = make(databases("sqlite"), CRASH, redis_node.url, key)
@@ -85,14 +87,19 @@ def test_crashed_is_taken_over(redis_node: Redis, databases: Any, key: str) -> N
 
 def test_late_result_is_refused() -> None:
     """A run that lost its lease to another does not write over its result."""
+
+    def finish(locks: fencelock.Locks) -> None:
+        with IdempotencyKey(locks, "x") as quick:
+            quick.result = "quick"
+
     with fencelock.connect("memory://late") as locks:
-        with pytest.raises(StaleToken, match="taken over by a holder with token"):
-            with idempotent(locks, "x") as slow:
+        with pytest.raises(StaleToken, match="another run with token"):
+            with IdempotencyKey(locks, "x") as slow:
                 locks.force_release("idempotency:x", reason="a test")
-                with idempotent(locks, "x") as quick:
-                    quick.result = "quick"
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(finish, locks).result()
                 slow.result = "slow"
-        with idempotent(locks, "x") as run:
+        with IdempotencyKey(locks, "x") as run:
             assert run.result == "quick"
 
 
@@ -106,7 +113,7 @@ def test_engine_without_records() -> None:
 def test_result_is_json() -> None:
     """What JSON cannot carry is refused at the end of the block, and the next one does the work."""
     with fencelock.connect("memory://json") as locks:
-        with pytest.raises(TypeError), idempotent(locks, "x") as run:
+        with pytest.raises(TypeError), IdempotencyKey(locks, "x") as run:
             run.result = object()
         assert pay(locks, "x", None) == (False, json.loads('{"charged": 10}'))
 
@@ -119,16 +126,16 @@ def test_result_too_large_to_store_is_not_computed_again(
     url = {"redis": redis_node.url, "sqlite": f"sqlite:{tmp_path}/locks.db"}.get(url, url)
     large = "x" * 256 * 1024
     with fencelock.connect(url) as locks:
-        with idempotent(locks, key, payload=1) as run:
+        with IdempotencyKey(locks, key, payload=1) as run:
             run.result = large
-        assert (run.repeated, run.result) == (False, large)
+        assert (run.replayed, run.result) == (False, large)
         assert f"the result of {key!r} has 262" in caplog.text
-        with idempotent(locks, key, payload=1, wait=False) as run:
-            assert run.repeated
+        with IdempotencyKey(locks, key, payload=1, wait=False) as run:
+            assert run.replayed
         with pytest.raises(ResultTooLarge, match="do not do it again") as caught:
             print(run.result)
         assert caught.value.name == key
-        with pytest.raises(KeyReused), idempotent(locks, key, payload=2):
+        with pytest.raises(KeyReused), IdempotencyKey(locks, key, payload=2):
             pytest.fail("this is another payload")
 
 
@@ -136,7 +143,7 @@ async def test_decorated_function_with_a_result_too_large_runs_once(key: str) ->
     """The first call returns the result, and the second one raises instead of running again."""
     calls = 0
 
-    @idempotent_by("{name}", connection="locks")
+    @aio_idempotency.idempotent("{name}", connection="locks")
     async def report(locks: aio.Locks, name: str) -> str:
         nonlocal calls
         calls += 1

@@ -1,4 +1,4 @@
-"""Processes with the same keys, killed wherever they are: every key is worked on exactly once, and told of exactly once."""
+"""Processes with the same keys, killed at random: every key is executed exactly once, with one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = 30
 WORK = """
 import random
 from fencelock import KeyInProgress
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 from fencelock.lockfree.outbox import Outbox
 
 prefix, seed, keys = args
@@ -24,8 +24,8 @@ print(0, flush=True)
 while left:
     key = chance.choice(left)
     try:
-        with idempotent(connection, key, wait=chance.choice([True, False, 0.05])) as run:
-            if not run.repeated:
+        with IdempotencyKey(connection, key, wait=chance.choice([True, False, 0.05])) as run:
+            if not run.replayed:
                 connection.cursor().execute(f"INSERT INTO charge VALUES ('{key}', 1)")
                 outbox.append(connection, key, 1)
                 if chance.random() < 0.3:
@@ -40,7 +40,7 @@ print(1, flush=True)
 """
 
 
-def test_every_key_once(database: Database, key: str, child: Callable[..., Child]) -> None:
+def test_every_key_is_executed_once(database: Database, key: str, child: Callable[..., Child]) -> None:
     """Not one is doubled and not one is missing, in the business's table and in the outbox."""
     chance = random.Random(key)
     workers = [child(database, WORK, key, str(seed), str(KEYS)) for seed in range(3)]

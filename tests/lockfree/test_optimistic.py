@@ -16,19 +16,20 @@ import requests
 
 import fencelock
 from fencelock import FencelockError, GuaranteeUnavailable, StaleToken, VersionConflict, aio
-from fencelock.lockfree.colour import settled
+from fencelock.aio.lockfree import optimistic as aio_optimistic
 from fencelock.lockfree.optimistic import (
-    Cell,
     EtcdKey,
     HttpResource,
     RecordKey,
     RedisKey,
-    Seen,
     SqlRow,
+    Versioned,
+    VersionedValue,
     check_if_match,
     etag,
 )
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.halves import half_of, resolve
 from tests.servers.etcd import Etcd
 from tests.servers.redis import Redis
 
@@ -38,7 +39,7 @@ SPEND = """
 from fencelock.lockfree.optimistic import SqlRow
 account = SqlRow(connection, "account", {"id": args[0]}, ["balance"])
 for _ in range(20):
-    account.modify(lambda row: {"balance": row["balance"] - 1})
+    account.update(lambda row: {"balance": row["balance"] - 1})
 print(0, flush=True)
 """
 
@@ -59,21 +60,23 @@ def balance(database: Database, account: str) -> tuple[Any, ...]:
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, account: str) -> None:
     """A row is modified, and a write of what is no longer there is refused, on any connection."""
     async with KINDS[on, kind](database) as connection:
-        row = SqlRow(connection, "account", {"id": account}, ["balance"])
-        assert await settled(row.modify(lambda now: {"balance": now["balance"] - 10})) == {"balance": 90}
-        assert await settled(row.modify(lambda now: None)) is None
-        seen = await settled(row.read())
+        half = half_of(connection)
+        row = half.optimistic.SqlRow(connection, "account", {"id": account}, ["balance"])
+        assert await resolve(row.update(lambda now: {"balance": now["balance"] - 10})) == {"balance": 90}
+        assert await resolve(row.update(lambda now: None)) is None
+        await half.sql.begin()
+        seen = await resolve(row.read())
         assert seen == ({"balance": 90}, 2)
-        await settled(row.write({"balance": 80}, seen.version))
+        await resolve(row.write({"balance": 80}, seen.version))
         with pytest.raises(VersionConflict, match=f"account id={account}"):
-            await settled(row.write({"balance": 70}, seen.version))
-        with pytest.raises(FencelockError, match="has one that is open"):
-            await settled(row.modify(lambda now: now))
-        await settled(connection.commit())
+            await resolve(row.write({"balance": 70}, seen.version))
+        with pytest.raises(FencelockError, match="has an open one"):
+            await resolve(row.update(lambda now: now))
+        await half.sql.commit()
     assert balance(database, account) == (80, 3)
 
 
-def test_words_of_sql(database: Database, key: str) -> None:
+def test_sql_keywords_as_names(database: Database, key: str) -> None:
     """Names that are words of SQL's own are no trouble, and upper case means what it means without quotes."""
     quote = '"' if database.name == "postgresql" else "`"
     columns = f"id varchar(40), {quote}order{quote} integer, {quote}check{quote} integer"
@@ -81,7 +84,7 @@ def test_words_of_sql(database: Database, key: str) -> None:
     database.ask(f"INSERT INTO {quote}select{quote} VALUES (?, 7, 1)", key)
     with database.connected() as connection:
         row = SqlRow(connection, "select", {"ID": key}, ["Order"], version="check")
-        assert row.modify(lambda now: {"Order": now["Order"] + 1}) == {"Order": 8}
+        assert row.update(lambda now: {"Order": now["Order"] + 1}) == {"Order": 8}
         assert row.read() == ({"Order": 8}, 2)
 
 
@@ -90,8 +93,8 @@ def test_no_version(database: Database, account: str) -> None:
     database.ask("UPDATE account SET version = NULL WHERE id = ?", account)
     with database.connected() as connection:
         row = SqlRow(connection, "account", {"id": account}, ["balance"])
-        with pytest.raises(FencelockError, match=r"its version is NULL \(column version\)") as caught:
-            row.modify(lambda now: {"balance": 0})
+        with pytest.raises(FencelockError, match=r"\(column version\) is NULL") as caught:
+            row.update(lambda now: {"balance": 0})
         assert not isinstance(caught.value, VersionConflict)
 
 
@@ -102,7 +105,7 @@ def test_processes_lose_nothing(database: Database, account: str, child: Callabl
     assert balance(database, account) == (40, 61)
 
 
-def test_changed_in_between(database: Database, account: str) -> None:
+def test_change_between_read_and_write(database: Database, account: str) -> None:
     """A change from elsewhere between read and write makes it begin again, in a new transaction that sees it."""
     seen: list[int] = []
 
@@ -114,13 +117,13 @@ def test_changed_in_between(database: Database, account: str) -> None:
 
     with database.connected() as connection:
         row = SqlRow(connection, "account", {"id": account}, ["balance"])
-        assert row.modify(change) == {"balance": 40}
+        assert row.update(change) == {"balance": 40}
     assert seen == [100, 50]
     assert balance(database, account) == (40, 3)
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_gives_up(database: Database, account: str) -> None:
+def test_update_gives_up(database: Database, account: str) -> None:
     """After so many attempts, or when the time is over, it gives up and says so; an error of `change` comes out at once."""
 
     def race(row: dict[str, int]) -> dict[str, int]:
@@ -129,28 +132,28 @@ def test_gives_up(database: Database, account: str) -> None:
 
     with database.connected() as connection:
         row = SqlRow(connection, "account", {"id": account}, ["balance"])
-        with pytest.raises(VersionConflict, match="each of the 3 times"):
-            row.modify(race, attempts=3)
-        with pytest.raises(VersionConflict, match="by others each"):
-            row.modify(race, timeout=0.05)
+        with pytest.raises(VersionConflict, match="each of 3 attempts"):
+            row.update(race, attempts=3)
+        with pytest.raises(VersionConflict, match="others changed"):
+            row.update(race, timeout=0.05)
         with pytest.raises(ZeroDivisionError):
-            row.modify(lambda now: {"balance": 1 // 0})
+            row.update(lambda now: {"balance": 1 // 0})
         assert not connection.in_transaction
     assert balance(database, account)[0] == 100
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_rows_that_cannot_be(database: Database, account: str) -> None:
+def test_invalid_rows(database: Database, account: str) -> None:
     """No row, unknown columns, and names that would be SQL are refused."""
     with database.connected() as connection:
         with pytest.raises(FencelockError, match="is 0 rows"):
             SqlRow(connection, "account", {"id": "nobody"}, ["balance"]).read()
-        with pytest.raises(ValueError, match="no column owner"):
-            SqlRow(connection, "account", {"id": account}, ["balance"]).modify(lambda row: {"owner": 1})
-        with pytest.raises(ValueError, match="which row"):
+        with pytest.raises(ValueError, match="without the column owner"):
+            SqlRow(connection, "account", {"id": account}, ["balance"]).update(lambda row: {"owner": 1})
+        with pytest.raises(ValueError, match="name the row"):
             SqlRow(connection, "account", {}, ["balance"])
         for wrong in ("account; DROP TABLE account", "1x", 'a"b', ""):
-            with pytest.raises(ValueError, match="cannot be the name"):
+            with pytest.raises(ValueError, match="does not support"):
                 SqlRow(connection, wrong, {"id": account}, ["balance"])
 
 
@@ -167,14 +170,14 @@ def test_redis(redis_node: Redis, key: str) -> None:
 
         def count(_: int) -> None:
             for _ in range(10):
-                RedisKey(client, key).modify(plus_one)
+                RedisKey(client, key).update(plus_one)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(count, range(4)))
         assert client.get(key) == b"40"
         assert client.ttl(key) == -1
-        RedisKey(client, key, ttl=60).modify(plus_one)
-        RedisKey(client, key).modify(plus_one)
+        RedisKey(client, key, ttl=60).update(plus_one)
+        RedisKey(client, key).update(plus_one)
         assert 0 < client.ttl(key) <= 60
         seen = RedisKey(client, key).read()
         assert seen.value == b"42"
@@ -187,7 +190,7 @@ def test_redis(redis_node: Redis, key: str) -> None:
         RedisKey(client, key).write(bytes(range(256)), b"")
     with redis.Redis.from_url(redis_node.url, decode_responses=True) as client:
         client.set(key, "ünï")
-        assert RedisKey(client, key).modify(lambda value: (value or b"") + b"!") == "ünï!".encode()
+        assert RedisKey(client, key).update(lambda value: (value or b"") + b"!") == "ünï!".encode()
 
 
 async def test_redis_awaited(redis_node: Redis, key: str) -> None:
@@ -199,7 +202,7 @@ async def test_redis_awaited(redis_node: Redis, key: str) -> None:
         return plus_one(value)
 
     async with redis.asyncio.Redis.from_url(redis_node.url) as client:
-        await asyncio.gather(*(RedisKey(client, key).modify(slowly) for _ in range(10)))
+        await asyncio.gather(*(aio_optimistic.RedisKey(client, key).update(slowly) for _ in range(10)))
         assert await client.get(key) == b"10"
 
 
@@ -208,58 +211,58 @@ def test_etcd(etcd1: Etcd, key: str) -> None:
     import etcd3gw
 
     client = etcd3gw.client(host=etcd1.host, port=etcd1.port)
-    cell = EtcdKey(client, key)
-    assert cell.read() == (None, 0)
+    value = EtcdKey(client, key)
+    assert value.read() == (None, 0)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: EtcdKey(client, key).modify(plus_one), range(6)))
-    seen = cell.read()
+        list(pool.map(lambda _: EtcdKey(client, key).update(plus_one), range(6)))
+    seen = value.read()
     assert seen.value == b"6"
-    cell.write(b"", seen.version)
+    value.write(b"", seen.version)
     with pytest.raises(VersionConflict):
-        cell.write(b"stale", seen.version)
+        value.write(b"stale", seen.version)
     with pytest.raises(VersionConflict):
-        cell.write(b"new", 0)
-    assert cell.read().value == b""
+        value.write(b"new", 0)
+    assert value.read().value == b""
     client.session.close()
 
 
 def test_records() -> None:
-    """Threads count in a record and lose nothing; a lease's token keeps out whoever had the lock before."""
+    """Threads count in a record and lose nothing; a lease's token excludes earlier holders of the lock."""
     with fencelock.connect("memory://optimistic") as locks:
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: RecordKey(locks, "n").modify(plus_one), range(20)))
+            list(pool.map(lambda _: RecordKey(locks, "n").update(plus_one), range(20)))
         assert RecordKey(locks, "n").read().value == b"20"
         with locks.lock("n") as old:
             pass
         with locks.lock("n") as new:
-            assert RecordKey(locks, "n", lease=new).modify(plus_one) == b"21"
+            assert RecordKey(locks, "n", lease=new).update(plus_one) == b"21"
         seen = RecordKey(locks, "n").read()
         with pytest.raises(VersionConflict):
             RecordKey(locks, "n", lease=new).write(b"not as it was read", seen.version - 1)
         stale = RecordKey(locks, "n", lease=old)
-        uses: list[Callable[[], Any]] = [lambda: stale.write(b"x", seen.version), lambda: stale.modify(plus_one)]
+        uses: list[Callable[[], Any]] = [lambda: stale.write(b"x", seen.version), lambda: stale.update(plus_one)]
         for use in uses:
-            with pytest.raises(StaleToken, match=f"token {new.token}, and this one has {old.token}") as caught:
+            with pytest.raises(StaleToken, match=f"token {new.token}, after token {old.token}") as caught:
                 use()
             assert (caught.value.name, caught.value.token, caught.value.seen) == ("n", old.token, new.token)
-        with pytest.raises(StaleToken, match="give lease="):
-            RecordKey(locks, "n").modify(plus_one)
+        with pytest.raises(StaleToken, match="pass lease="):
+            RecordKey(locks, "n").update(plus_one)
         assert RecordKey(locks, "n").read() == seen
         RecordKey(locks, "n", lease=new).write(None, seen.version)
         with pytest.raises(StaleToken, match="under a newer lease"):
-            stale.modify(lambda value: b"stale")
+            stale.update(lambda value: b"stale")
         assert RecordKey(locks, "n").read().value is None
 
 
 async def test_records_awaited(etcd1: Etcd, key: str) -> None:
     """The same in asyncio, in etcd."""
     async with aio.connect(etcd1.url) as locks:
-        await asyncio.gather(*(RecordKey(locks, key).modify(plus_one) for _ in range(5)))
-        assert (await RecordKey(locks, key).read()).value == b"5"
+        await asyncio.gather(*(aio_optimistic.RecordKey(locks, key).update(plus_one) for _ in range(5)))
+        assert (await aio_optimistic.RecordKey(locks, key).read()).value == b"5"
 
 
 def test_engine_without_records() -> None:
-    """An engine that keeps no records is refused when the cell is made."""
+    """An engine that keeps no records is refused when the value is made."""
     with fencelock.connect("redlock://localhost:1,localhost:2,localhost:3") as locks:
         with pytest.raises(GuaranteeUnavailable, match="keeps records"):
             RecordKey(locks, "n")
@@ -321,12 +324,12 @@ def page() -> Iterator[str]:
 
 
 async def test_http(page: str) -> None:
-    """A page behind HTTP is created and changed by httpx, in both colours, and by requests, and nothing is lost."""
+    """A page behind HTTP is created and changed by httpx, blocking and asyncio, and by requests, and nothing is lost."""
     with httpx.Client() as client:
-        assert HttpResource(client, page).modify(plus_one) == b"1"
+        assert HttpResource(client, page).update(plus_one) == b"1"
         seen = HttpResource(client, page).read()
     with requests.Session() as session:
-        assert HttpResource(session, page, headers={"X-By": "me"}).modify(plus_one) == b"2"
+        assert HttpResource(session, page, headers={"X-By": "me"}).update(plus_one) == b"2"
         with pytest.raises(VersionConflict):
             HttpResource(session, page).write(b"stale", seen.version)
         with pytest.raises(VersionConflict):
@@ -334,7 +337,7 @@ async def test_http(page: str) -> None:
         with pytest.raises(fencelock.EngineUnavailable, match="no ETag"):
             HttpResource(session, page.replace("page", "untagged")).read()
     async with httpx.AsyncClient() as client:
-        await asyncio.gather(*(HttpResource(client, page).modify(plus_one) for _ in range(5)))
+        await asyncio.gather(*(aio_optimistic.HttpResource(client, page).update(plus_one) for _ in range(5)))
     assert Page.body == b"7"
     with pytest.raises(TypeError, match="not object"):
         HttpResource(object(), page)
@@ -352,20 +355,20 @@ def test_if_match() -> None:
             etag(wrong)
 
 
-def test_cell_of_ones_own() -> None:
-    """Two methods make a cell of anything."""
+def test_own_versioned_value() -> None:
+    """Two methods make a versioned value of any store."""
 
-    class Box(Cell[int]):
+    class Box(VersionedValue[int]):
         name = "box"
         value, version = 1, 1
 
-        async def _read(self) -> Seen[int]:
-            return Seen(self.value, self.version)
+        async def _load(self) -> Versioned[int]:
+            return Versioned(self.value, self.version)
 
-        async def _write(self, value: int, version: int) -> bool:
+        async def _store(self, value: int, version: int) -> bool:
             if version != self.version:
                 return False
             self.value, self.version = value, version + 1
             return True
 
-    assert Box().modify(lambda value: value + 1) == 2
+    assert Box().update(lambda value: value + 1) == 2

@@ -28,7 +28,7 @@ def account() -> Iterator[SqlRow]:
 @pytest.mark.parametrize(
     "error", [KeyError(1213), LookupError(1205), OSError("the other database is locked")], ids=repr
 )
-def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception) -> None:
+def test_error_of_the_users_function(account: SqlRow, error: Exception) -> None:
     """What the caller's function raises comes out at once, even if it looks like what databases say of a collision."""
     calls = 0
 
@@ -38,7 +38,7 @@ def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception
         raise error
 
     with pytest.raises(type(error)) as caught:
-        account.modify(change, timeout=2)
+        account.update(change, timeout=2)
     assert caught.value is error
     assert calls == 1
     assert account.read().value == {"balance": 100}
@@ -47,8 +47,8 @@ def test_an_error_of_the_change_is_the_changes(account: SqlRow, error: Exception
 def test_no_version(account: SqlRow) -> None:
     """A row whose version is NULL could never be written: that is said, and not tried for half a minute."""
     row = SqlRow(account._connection, "account", {"id": 8}, ["balance"])
-    for work in (row.read, lambda: row.modify(lambda value: value)):
-        with pytest.raises(FencelockError, match="version is NULL"):
+    for work in (row.read, lambda: row.update(lambda value: value)):
+        with pytest.raises(FencelockError, match="is NULL"):
             work()
 
 
@@ -59,15 +59,15 @@ def test_attempts(account: SqlRow) -> None:
         account._connection.execute("UPDATE account SET version = version + 1 WHERE id = 7")
         return row
 
-    with pytest.raises(VersionConflict, match="each of the 1 times"):
-        account.modify(raced, attempts=1)
+    with pytest.raises(VersionConflict, match="each of 1 attempts"):
+        account.update(raced, attempts=1)
     for attempts in (0, -1):
         with pytest.raises(ValueError, match="attempts"):
-            account.modify(raced, attempts=attempts)
+            account.update(raced, attempts=attempts)
 
 
 def test_row_deleted_meanwhile(database: Database, key: str) -> None:
-    """A row that is deleted between read and write is missed, and not made anew."""
+    """A row that is deleted between read and write is reported, and not created again."""
     database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
     database.ask("INSERT INTO piece VALUES (?, 1, 1)", key)
     with database.connected() as connection:
@@ -82,10 +82,10 @@ def test_row_deleted_meanwhile(database: Database, key: str) -> None:
             return {"n": 2}
 
         with pytest.raises(FencelockError, match="is 0 rows"):
-            row.modify(change)
+            row.update(change)
 
 
-def test_the_first_error_comes_out(database: Database) -> None:
+def test_first_error_is_raised(database: Database) -> None:
     """When the connection is gone, what it was lost by comes out, and not what the rollback says of it."""
     error = RuntimeError("mine")
     database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
@@ -99,13 +99,13 @@ def test_the_first_error_comes_out(database: Database) -> None:
 
     try:
         with pytest.raises(RuntimeError, match="mine"):
-            row.modify(change)
+            row.update(change)
     finally:
         database.ask("DELETE FROM piece WHERE name = 'lost'")
 
 
-def test_a_record_under_an_old_lease() -> None:
-    """Whoever had the lock before, or has none where others have one, is told so at once, not after half a minute."""
+def test_record_under_an_old_lease() -> None:
+    """An earlier holder of the lock, or a writer without one, gets StaleToken at once, without retries."""
     calls = 0
 
     def plus_one(value: bytes | None) -> bytes:
@@ -117,11 +117,11 @@ def test_a_record_under_an_old_lease() -> None:
         old = locks.lock("counter").acquire()
         old.release()
         with locks.lock("counter") as new:
-            assert RecordKey(locks, "counter", lease=old).modify(plus_one) == b"1"
-            assert RecordKey(locks, "counter", lease=new).modify(plus_one) == b"2"
+            assert RecordKey(locks, "counter", lease=old).update(plus_one) == b"1"
+            assert RecordKey(locks, "counter", lease=new).update(plus_one) == b"2"
             for stale in (old, None):
                 with pytest.raises(StaleToken) as caught:
-                    RecordKey(locks, "counter", lease=stale).modify(plus_one)
+                    RecordKey(locks, "counter", lease=stale).update(plus_one)
                 assert caught.value.seen == new.token
             assert RecordKey(locks, "counter").read().value == b"2"
     assert calls == 4

@@ -1,4 +1,4 @@
-"""The outbox: told if and only if it is committed, at least once, in order for each key, by one relay at a time."""
+"""The outbox: delivered if and only if it is committed, at least once, in order for each key, by one relay at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, LockTimeout, StaleToken, aio
-from fencelock.lockfree.colour import settled
+from fencelock.aio.lockfree import outbox as aio_outbox
+from fencelock.aio.lockfree import relay as aio_relay
+from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.halves import half_of, resolve
 from tests.servers.waiting import eventually
 
 RELAY = """
@@ -67,24 +70,37 @@ def running(relay: Relay) -> Iterator[None]:
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
     """What is committed is delivered, and what is rolled back is not, from and over any connection."""
-    outbox = Outbox(key)
     make = KINDS[on, kind]
     async with make(database) as connection:
-        await settled(outbox.append(connection, "ä", {"n": 1}))
-        await settled(outbox.append(connection, "ä", {"n": 2}))
-        await settled(connection.commit())
-        await settled(outbox.append(connection, "ä", {"n": 3}))
-        await settled(connection.rollback())
-        assert await settled(outbox.pending(connection)) == 2
-        await settled(connection.rollback())
+        half = half_of(connection)
+        outbox = half.outbox.Outbox(key)
+        await half.sql.begin()
+        await resolve(outbox.append(connection, "ä", {"n": 1}))
+        await resolve(outbox.append(connection, "ä", {"n": 2}))
+        await half.sql.commit()
+        await half.sql.begin()
+        await resolve(outbox.append(connection, "ä", {"n": 3}))
+        await half.sql.rollback()
+        await half.sql.begin()
+        assert await resolve(outbox.pending(connection)) == 2
+        await half.sql.rollback()
     got: list[Message] = []
-    async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
 
-        async def connect() -> Any:
-            return connection
+    async def deliver(message: Message) -> None:
+        got.append(message)
 
-        assert await Relay(outbox, connect, got.append, locks).drain() == 2
-        assert await Relay(outbox, database.connect, got.append, locks).drain() == 0
+    if half.sql.awaited:
+        async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
+
+            async def connect() -> Any:
+                return connection
+
+            assert await half.relay.Relay(outbox, connect, deliver, locks).drain() == 2
+    else:
+        with fencelock.connect("memory://outbox-kinds-blocking") as blocking_locks:
+            async with make(database) as connection:
+                assert half.relay.Relay(outbox, lambda: connection, got.append, blocking_locks).drain() == 2
+    assert pending(database, Outbox(key)) == 0
     assert [(message.key, message.payload["n"]) for message in got] == [("ä", 1), ("ä", 2)]
 
 
@@ -142,7 +158,7 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
     assert eventually(lambda: pending(database, outbox) == 0)
 
 
-def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
+def test_replaced_relay_cannot_delete_messages(database: Database, key: str) -> None:
     """Even a relay that does not notice that its lease is over is refused by the fence when it wants to mark."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("a", 2))
@@ -150,10 +166,14 @@ def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
         relay = Relay(outbox, database.connect, lambda message: None, locks)
         name = f"outbox:{key}"
 
+        def replace() -> None:
+            with locks.lock(name) as newer, database.transaction() as connection:
+                SqlFence().check(connection, newer, name)
+
         def deliver(message: Message) -> None:
             locks.force_release(name, reason="a test")
-            with locks.lock(name) as newer, database.transaction() as connection:
-                fencelock.fences.sql.SqlFence().check(connection, newer, name)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(replace).result()
 
         with pytest.raises((StaleToken, fencelock.LeaseLost)):
             Relay(outbox, database.connect, deliver, locks).drain()
@@ -162,7 +182,7 @@ def test_replaced_relay_cannot_mark(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_failing_key_waits_and_others_go_on(database: Database, key: str) -> None:
+def test_failing_key_does_not_delay_other_keys(database: Database, key: str) -> None:
     """A message that cannot be delivered holds up its own key, in order, and no other."""
     outbox, got = Outbox(key), []
     put(database, outbox, ("bad", 1), ("good", 2), ("bad", 3), ("good", 4))
@@ -183,7 +203,7 @@ def test_failing_key_waits_and_others_go_on(database: Database, key: str) -> Non
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key: str) -> None:
+def test_drain_deletes_what_it_delivered_before_an_error(database: Database, key: str) -> None:
     """An error of the receiver comes out of `drain`, and what was delivered before it is marked."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("b", 2))
@@ -198,12 +218,14 @@ def test_drain_marks_what_it_delivered_before_it_failed(database: Database, key:
         with pytest.raises(ZeroDivisionError):
             relay.drain()
         assert pending(database, outbox) == 1
-        with locks.lock(f"outbox:{key}"), pytest.raises(LockTimeout):
+        lease = locks.lock(f"outbox:{key}").acquire()
+        with pytest.raises(LockTimeout):
             Relay(outbox, database.connect, deliver, locks).drain(timeout=0.01)
+        lease.release()
 
 
-def test_database_that_hangs_up(database: Database, key: str) -> None:
-    """A relay whose connection breaks starts anew with another one."""
+def test_relay_reconnects(database: Database, key: str) -> None:
+    """A relay whose connection breaks continues with another one."""
     outbox, got, made = Outbox(key), [], []
 
     def connect() -> Any:
@@ -225,7 +247,7 @@ def test_database_that_hangs_up(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_one_of_several(database: Database, key: str) -> None:
+def test_one_relay_of_several_delivers(database: Database, key: str) -> None:
     """Of several relays one delivers; when it is stopped, another goes on, and nothing is lost or doubled."""
     outbox = Outbox(key)
     got: list[tuple[str, int]] = []
@@ -272,7 +294,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
 
             return await aiosqlite.connect(database.path())
 
-        relay = Relay(outbox, connect, deliver, locks, poll=0.01, ttl=1)
+        relay = aio_relay.Relay(aio_outbox.Outbox(key), connect, deliver, locks, poll=0.01, ttl=1)
         task = asyncio.create_task(relay.run())
         await interrupted.wait()
         assert await asyncio.to_thread(eventually, lambda: pending(database, outbox) == 0)
@@ -282,7 +304,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
+def test_invalid_configuration_is_raised(database: Database, key: str, tmp_path: Path) -> None:
     """A connection in autocommit mode, missing tables and unfit names are said at once, also by a relay that runs."""
     import sqlite3
 
@@ -307,23 +329,23 @@ def test_wrong_setup(database: Database, key: str, tmp_path: Path) -> None:
 
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("on", ["mariadb"])
-def test_idle_keys_are_collected(database: Database, key: str) -> None:
+def test_idle_keys_are_pruned(database: Database, key: str) -> None:
     """On MariaDB the rows that keep the order are removed once nobody uses them, and those of other outboxes stay."""
     outbox, other = Outbox(key), Outbox(f"{key} other")
     put(database, outbox, ("old", 1), ("new", 2))
     put(database, other, ("old", 1))
-    database.ask("UPDATE fencelock_outbox_turn SET used = 1 WHERE name = ?", b"old")
+    database.ask("UPDATE fencelock_outbox_key SET used = 1 WHERE name = ?", b"old")
     with database.transaction() as connection:
-        assert outbox.collect(connection) == 1
+        assert outbox.prune(connection) == 1
     for each, names in ((outbox, [(b"new",)]), (other, [(b"old",)])):
-        rows = database.ask("SELECT name FROM fencelock_outbox_turn WHERE outbox = ?", each.name.encode())
+        rows = database.ask("SELECT name FROM fencelock_outbox_key WHERE outbox = ?", each.name.encode())
         assert rows == names
     assert pending(database, outbox) == 2
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_stop_is_prompt(database: Database, key: str) -> None:
-    """A relay that has nothing to do stops at once when it is told, however long its poll."""
+def test_idle_relay_stops_at_once(database: Database, key: str) -> None:
+    """A relay without messages stops at once, however long its poll."""
     with fencelock.connect("memory://stop") as locks:
         started = time.monotonic()
         with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
@@ -333,7 +355,7 @@ def test_stop_is_prompt(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", [pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 @pytest.mark.parametrize("how", ["connection", "getconn"])
-def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str) -> None:
+def test_relay_returns_connections_to_their_pool(database: Database, key: str, how: str) -> None:
     """A relay takes a connection of a pool's and gives it back, time and again."""
     from psycopg_pool import ConnectionPool
 
@@ -349,7 +371,7 @@ def test_a_pool_gets_its_connections_back(database: Database, key: str, how: str
             assert relay.drain() == 1
 
 
-def test_a_relay_without_a_way_to_connect() -> None:
+def test_relay_needs_a_function_that_connects() -> None:
     """A relay is not made with what gives no connection."""
-    with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that gives"):
+    with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that opens"):
         Relay(Outbox(), "postgresql://localhost/shop", lambda message: None, locks)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.engine("postgres")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks(
+def test_python_blocks_of_the_page_run(
     page: Path,
     redis_node: Redis,
     databases: Callable[[str], Database],

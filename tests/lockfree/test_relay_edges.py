@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from functools import partial
 from typing import Any
 
 import pytest
 
 import fencelock
-from fencelock import FencelockError, LeaseLost, StaleToken, aio
+from fencelock import FencelockError, InvalidType, LeaseLost, StaleToken, aio
+from fencelock.aio.lockfree import outbox as aio_outbox
+from fencelock.aio.lockfree import relay as aio_relay
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from tests.lockfree.databases import Database
@@ -18,7 +19,7 @@ from tests.lockfree.databases import Database
 
 @pytest.mark.parametrize("error", [StaleToken, LeaseLost])
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_a_receiver_with_locks_of_its_own(database: Database, key: str, error: type[FencelockError]) -> None:
+def test_receiver_that_loses_its_own_lock(database: Database, key: str, error: type[FencelockError]) -> None:
     """A delivery that loses a lock of its own, or is refused by a fence, fails like any other: other keys go on."""
     outbox, got = Outbox(key), []
     with database.transaction() as connection:
@@ -44,8 +45,8 @@ def test_a_receiver_with_locks_of_its_own(database: Database, key: str, error: t
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-def test_a_message_that_is_no_json(database: Database, key: str) -> None:
-    """A message that somebody else has written, and that cannot be read, holds up its own key and no other."""
+def test_message_that_is_no_json(database: Database, key: str) -> None:
+    """A malformed message of another program delays its own key and no other."""
     outbox = Outbox(key)
     got: list[Any] = []
     with database.transaction() as connection:
@@ -60,55 +61,10 @@ def test_a_message_that_is_no_json(database: Database, key: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
-async def test_a_blocking_delivery_does_not_stop_the_event_loop(database: Database, key: str) -> None:
-    """Under asyncio a plain function is called in a thread: tasks, and so the renewal of leases, go on meanwhile."""
-    outbox, started, go_on = Outbox(key), threading.Event(), threading.Event()
-    went_on: list[bool] = []
-    with database.transaction() as connection:
-        outbox.append(connection, "a", 1)
+async def test_every_kind_of_coroutine_function_delivers(database: Database, key: str) -> None:
+    """`async def`, a partial of it, and an object with an `async def __call__` are awaited on the event loop."""
+    import aiosqlite
 
-    def deliver(message: Message) -> None:
-        started.set()
-        went_on.append(go_on.wait(20))
-
-    async with aio.connect(f"memory://{key}") as locks:
-        draining = asyncio.create_task(Relay(outbox, database.connect, deliver, locks).drain())
-        await asyncio.to_thread(started.wait, 20)
-        go_on.set()
-        assert await draining == 1
-    assert went_on == [True]
-
-
-@pytest.mark.parametrize("on", ["sqlite"])
-async def test_a_blocking_delivery_is_waited_for_after_a_loss(database: Database, key: str) -> None:
-    """A relay that lost its lease does not end before the delivery that it cannot interrupt."""
-    outbox, started, go_on, lost = Outbox(key), threading.Event(), threading.Event(), asyncio.Event()
-    ended: list[str] = []
-    with database.transaction() as connection:
-        outbox.append(connection, "a", 1)
-
-    def deliver(message: Message) -> None:
-        started.set()
-        go_on.wait(20)
-        ended.append("delivery")
-
-    async with aio.connect(f"memory://{key}", on_lost=lambda lease, reason: lost.set()) as locks:
-        draining = asyncio.create_task(Relay(outbox, database.connect, deliver, locks, ttl=0.3).drain())
-        draining.add_done_callback(lambda task: ended.append("relay"))
-        await asyncio.to_thread(started.wait, 20)
-        await locks.force_release(f"outbox:{key}", reason="a test")
-        await lost.wait()
-        for _ in range(10):  # let the loss reach the relay's task
-            await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(LeaseLost):
-            await draining
-    assert ended == ["delivery", "relay"]
-
-
-@pytest.mark.parametrize("on", ["sqlite"])
-async def test_every_kind_of_awaited_delivery_runs_on_the_event_loop(database: Database, key: str) -> None:
-    """`async def`, a part of it, an object that is called like it, and a function that returns a coroutine are awaited."""
     outbox = Outbox(key)
     got: list[str] = []
 
@@ -121,10 +77,32 @@ async def test_every_kind_of_awaited_delivery_runs_on_the_event_loop(database: D
         await asyncio.sleep(0)
         got.append(how)
 
-    hows: list[Any] = [partial(deliver, "partial"), Sender(), lambda message: deliver("lambda", message)]
+    hows: list[Any] = [partial(deliver, "partial"), Sender()]
     async with aio.connect(f"memory://{key}") as locks:
         for how in hows:
             with database.transaction() as connection:
                 outbox.append(connection, "a", 1)
-            assert await Relay(outbox, database.connect, how, locks).drain() == 1
-    assert got == ["partial", "object", "lambda"]
+            relay = aio_relay.Relay(aio_outbox.Outbox(key), lambda: aiosqlite.connect(database.path()), how, locks)
+            assert await relay.drain() == 1
+    assert got == ["partial", "object"]
+
+
+@pytest.mark.parametrize("on", ["sqlite"])
+async def test_the_other_half_is_refused(database: Database, key: str) -> None:
+    """A relay refuses locks, an outbox, a connection and a `deliver` of the other half, and says what it needs."""
+
+    async def deliver(message: Message) -> None: ...
+
+    ours, theirs = Outbox(key), aio_outbox.Outbox(key)
+    async with aio.connect(f"memory://{key}") as locks:
+        with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
+            Relay(ours, database.connect, print, locks)
+        with pytest.raises(InvalidType, match=r"use fencelock\.lockfree"):
+            aio_relay.Relay(ours, database.connect, deliver, locks)
+        with pytest.raises(InvalidType, match="must be a coroutine function"):
+            aio_relay.Relay(theirs, database.connect, print, locks)
+        with pytest.raises(InvalidType, match=r"use fencelock\.lockfree"):
+            await aio_relay.Relay(theirs, database.connect, deliver, locks).drain()
+    with fencelock.connect(f"memory://{key}") as blocking_locks:
+        with pytest.raises(InvalidType, match="must be a plain function"):
+            Relay(ours, database.connect, deliver, blocking_locks)

@@ -1,4 +1,4 @@
-"""Replays of a finished key return its result at once: they do not wait for each other and are never told to come back."""
+"""Replays of a finished key return its result at once: they do not wait for each other and never get KeyInProgress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, KeyInProgress
-from fencelock.lockfree.idempotency import idempotent
+from fencelock.lockfree.idempotency import IdempotencyKey
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
 from tests.lockfree.databases import Database
@@ -24,14 +24,14 @@ THREADS, REPLAYS = 8, 20
 
 def finish(connection: Any, key: str) -> None:
     """Carry out a key whose result is "done"."""
-    with idempotent(connection, key) as run:
+    with IdempotencyKey(connection, key) as run:
         run.result = "done"
 
 
 def replay(connection: Any, key: str, wait: bool | float = False) -> Any:
     """Return the result of a key that is finished."""
-    with idempotent(connection, key, wait=wait) as run:
-        assert run.repeated
+    with IdempotencyKey(connection, key, wait=wait) as run:
+        assert run.replayed
     return run.result
 
 
@@ -46,7 +46,7 @@ def test_replay_does_not_wait_for_a_replay_that_has_not_committed(
         if database.name == "sqlite":
             second.execute("PRAGMA busy_timeout = 50")
         try:
-            with idempotent(first, key) as run:
+            with IdempotencyKey(first, key) as run:
                 inside = pool.submit(replay, second, key, wait).result(20)
             second.rollback()
             after = pool.submit(replay, second, key, wait).result(20)
@@ -56,7 +56,7 @@ def test_replay_does_not_wait_for_a_replay_that_has_not_committed(
 
 
 def test_many_replays_at_once_all_get_the_result(database: Database, key: str) -> None:
-    """Under load no replay is told that its key is in progress, although none of them wants to wait."""
+    """Under load no replay with wait=False gets KeyInProgress."""
     with database.transaction() as connection:
         finish(connection, key)
 
@@ -109,7 +109,7 @@ def test_sqlite_waits_longer_than_the_timeout_of_the_connection(tmp_path: Path, 
         second.execute("PRAGMA busy_timeout = 7")
         if begin:
             second.execute(begin)
-        with idempotent(first, "k") as run:
+        with IdempotencyKey(first, "k") as run:
             waiting = pool.submit(replay, second, "k", True)
             with pytest.raises(TimeoutError):
                 waiting.result(0.3)
@@ -128,7 +128,7 @@ def test_sqlite_refuses_to_wait_in_a_transaction_that_has_read(
     with shop(tmp_path, journal) as (first, second):
         second.execute("BEGIN")
         second.execute("SELECT count(*) FROM fencelock_idempotency").fetchall()
-        with idempotent(first, "k") as run:
+        with IdempotencyKey(first, "k") as run:
             run.result = "done"
             with pytest.raises(FencelockError, match=r"has read before .* roll it back") as caught:
                 replay(second, "k", wait)
@@ -197,9 +197,9 @@ SERVERS = [
 def test_same_key_in_another_database_or_schema_is_another_key(database: Database, key: str) -> None:
     """A key that is in progress in one of them is free in the other."""
     with elsewhere(database, key) as other, database.connected() as here:
-        with idempotent(here, key):
-            with idempotent(other, key, wait=False) as run:
-                assert not run.repeated
+        with IdempotencyKey(here, key):
+            with IdempotencyKey(other, key, wait=False) as run:
+                assert not run.replayed
             with pytest.raises(KeyInProgress), database.connected() as third:
                 replay(third, key)
         here.rollback()
@@ -210,13 +210,13 @@ def test_same_key_in_another_database_or_schema_is_another_key(database: Databas
 def test_use_inside_the_block_does_not_leave_the_key_locked(database: Database, key: str) -> None:
     """The block releases the lock that it took, also if the connection uses another database by then."""
     with elsewhere(database, key) as other, database.connected() as here:
-        with pytest.raises(ZeroDivisionError), idempotent(other, key):
+        with pytest.raises(ZeroDivisionError), IdempotencyKey(other, key):
             other.cursor().execute(f"USE {database.path().rpartition('/')[2]}")
             raise ZeroDivisionError
         other.rollback()
         here.cursor().execute(f"USE other_{key}")
-        with idempotent(here, key, wait=False) as run:
-            assert not run.repeated
+        with IdempotencyKey(here, key, wait=False) as run:
+            assert not run.replayed
         here.rollback()
 
 

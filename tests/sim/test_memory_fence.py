@@ -41,7 +41,7 @@ def test_an_older_token_is_refused() -> None:
     fence = MemoryFence()
     fence.enter(holder(34), "a")
     for step in (fence.enter, fence.check):
-        with pytest.raises(StaleToken, match=r"'a' refused token 33: a holder with token 34") as caught:
+        with pytest.raises(StaleToken, match=r"'a' refused token 33: it has accepted token 34") as caught:
             step(holder(33), "a")
         assert (caught.value.name, caught.value.token, caught.value.seen) == ("a", 33, 34)
     fence.check(holder(34), "a")
@@ -52,7 +52,7 @@ def test_an_equal_token_of_another_owner_is_refused() -> None:
     """Tokens that repeat after an engine lost its data are told apart by the claim's id."""
     fence = MemoryFence()
     fence.enter(holder(7, "one"), "a")
-    with pytest.raises(StaleToken, match="token 7 of another owner"):
+    with pytest.raises(StaleToken, match="token 7 of another claim"):
         fence.enter(holder(7, "other"), "a")
     fence.check(holder(7, "one"), "a")
 

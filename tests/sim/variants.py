@@ -160,7 +160,7 @@ def fence_after_read() -> Iterator[None]:
 @contextmanager
 def fence_takes_equal_tokens() -> Iterator[None]:
     """The fence compares tokens and forgets the owners."""
-    check = MemoryFence._pass
+    check = MemoryFence._advance
 
     def lenient(self: MemoryFence, lease: Fenced, resource: str) -> str:
         mark = self._marks.get(resource)
@@ -168,7 +168,7 @@ def fence_takes_equal_tokens() -> Iterator[None]:
             self._marks[resource] = mark._replace(id=lease.id)
         return check(self, lease, resource)
 
-    with patch.object(MemoryFence, "_pass", lenient):
+    with patch.object(MemoryFence, "_advance", lenient):
         yield
 
 

@@ -1,8 +1,9 @@
-"""Checked by mypy, never run: the types that users of the public API see, in both colours."""
+"""Checked by mypy, never run: the types that users of the public API see, blocking and asyncio."""
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, assert_type
 
 import aiosqlite
@@ -10,25 +11,33 @@ import etcd3gw
 import psycopg
 import redis
 import redis.asyncio
-from redis.client import Pipeline
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 import fencelock
 from fencelock import aio
+from fencelock.aio.fences import etcd as aio_etcd
+from fencelock.aio.fences import file as aio_file
+from fencelock.aio.fences import redis as aio_redis
+from fencelock.aio.fences import sql as aio_sql
+from fencelock.aio.lockfree import idempotency as aio_idempotency
+from fencelock.aio.lockfree import outbox as aio_outbox
+from fencelock.aio.lockfree import schema as aio_schema
+from fencelock.aio.lockfree.optimistic import RedisKey as AioRedisKey
 from fencelock.fences.etcd import EtcdFence
-from fencelock.fences.redis import RedisFence
+from fencelock.fences.redis import FencedPipeline, RedisFence
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.crdt import GCounter, HybridClock, LWWRegister, ORSet
-from fencelock.lockfree.idempotency import Run, collect, idempotent, idempotent_by
+from fencelock.lockfree.idempotency import IdempotencyKey, Run, idempotent, prune
+from fencelock.lockfree.optimistic import RedisKey, SqlRow, Versioned
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
 from fencelock.lockfree.schema import create_tables
 
 
 def blocking() -> None:
-    """The blocking colour."""
+    """The blocking API."""
     with fencelock.connect(
         "memory://x", namespace="app", ttl=5, owner="me", on_lost=lambda lease, reason: None
     ) as locks:
@@ -82,7 +91,7 @@ def blocking() -> None:
 
 
 async def awaited() -> None:
-    """The asyncio colour."""
+    """The asyncio API."""
     async with aio.connect("memory://x", namespace="app", ttl=5, owner="me") as locks:
         assert_type(locks, aio.Locks)
         assert_type(locks.traits, fencelock.Traits)
@@ -123,17 +132,99 @@ async def awaited() -> None:
             pass
 
 
+def primitives(locks: fencelock.Locks, stop: threading.Event) -> None:
+    """Reader-writer locks, semaphores, multi-locks, elections and watches that block."""
+    rw = locks.rwlock("x", ttl=5, timeout=None, renew=True, max_hold=3, stall_after=9, reentrant=True)
+    assert_type(rw, fencelock.RWLock)
+    assert_type(rw.read(), fencelock.Lock)
+    with rw.write() as lease:
+        assert_type(lease, fencelock.Lease)
+        assert_type(lease.mode, fencelock.Mode)
+        assert_type(lease.downgrade(), None)
+        assert_type(lease.progress(), None)
+    assert_type(locks.semaphore("x", 5, ttl=3, purpose="correctness"), fencelock.Lock)
+    locks.semaphore("x")  # type: ignore[call-arg]
+    locks.semaphore("x", "5")  # type: ignore[arg-type]
+    locks.semaphore("x", 5, reentrant=True)  # type: ignore[call-arg]
+    multi = locks.multi("a", "b", read=["c"], write=("d",), ttl=3, timeout=5)
+    assert_type(multi, fencelock.MultiLock)
+    assert_type(multi.names, tuple[str, ...])
+    assert_type(multi.acquire(timeout=5), fencelock.Group)
+    assert_type(multi.try_acquire(), fencelock.Group | None)
+    with multi as group:
+        assert_type(group, fencelock.Group)
+        assert_type(group["a"], fencelock.Lease)
+        assert_type(group.leases, Mapping[str, fencelock.Lease])
+        assert_type(group.remaining, float)
+        assert_type(group.reason, fencelock.LossReason | None)
+        assert_type(group.lost, fencelock.Lost)
+        assert_type(group.release(), bool)
+        group.check()
+    election = locks.election("x", value="http://web-7", ttl=15)
+    assert_type(election, fencelock.Election)
+    with election.campaign(timeout=None) as term:
+        assert_type(term, fencelock.Lease)
+    assert_type(election.leader(), fencelock.Leader | None)
+    assert_type(election.candidates(), list[fencelock.Candidate])
+    assert_type(election.observe(stop), Iterator[fencelock.Leader | None])
+    assert_type(election.resign(), bool)
+    assert_type(election.healthy(grace=3), bool)
+    election.run(lambda term: assert_type(term, fencelock.Lease), stop=stop)
+    election.run(lambda: None)  # type: ignore[arg-type, misc]
+    assert_type(locks.watch("x", stop=stop), Iterator[fencelock.Snapshot])
+    locks.watch("x", stop=3)  # type: ignore[arg-type]
+    locks.assert_held("x", mode="shared")
+    locks.assert_held("x", "write")  # type: ignore[arg-type]
+
+
+async def primitives_awaited(locks: aio.Locks, stop: asyncio.Event) -> None:
+    """The same, awaited."""
+    rw = locks.rwlock("x", ttl=5, reentrant=True)
+    assert_type(rw, aio.RWLock)
+    assert_type(rw.read(), aio.Lock)
+    async with rw.write() as lease:
+        assert_type(lease, aio.Lease)
+        await lease.downgrade()
+        lease.downgrade()  # type: ignore[unused-coroutine]
+        lease.progress()
+    assert_type(locks.semaphore("x", 5), aio.Lock)
+    multi = locks.multi("a", "b", read=["c"])
+    assert_type(multi, aio.MultiLock)
+    assert_type(await multi.acquire(timeout=5), aio.Group)
+    assert_type(await multi.try_acquire(), aio.Group | None)
+    async with multi as group:
+        assert_type(group["a"], aio.Lease)
+        assert_type(group.lost, aio.Lost)
+        assert_type(await group.release(), bool)
+    election = locks.election("x", value="http://web-7")
+    assert_type(election, aio.Election)
+    async with election.campaign() as term:
+        assert_type(term, aio.Lease)
+    assert_type(await election.leader(), fencelock.Leader | None)
+    assert_type(await election.candidates(), list[fencelock.Candidate])
+    assert_type(election.observe(), AsyncIterator[fencelock.Leader | None])
+    assert_type(await election.resign(), bool)
+
+    async def work(term: aio.Lease) -> int:
+        return term.token
+
+    await election.run(work, stop=stop)
+    await election.run(lambda term: term.token)  # type: ignore[arg-type, return-value]
+    assert_type(locks.watch("x", stop), AsyncIterator[fencelock.Snapshot])
+    locks.assert_held("x", "permit")
+
+
 def told(lease: fencelock.Lease, reason: fencelock.LossReason) -> None:
-    """A callback of the blocking colour."""
+    """A callback of the blocking API."""
 
 
 def told_awaited(lease: aio.Lease, reason: fencelock.LossReason) -> int:
-    """A callback of the asyncio colour; what it returns does not matter."""
+    """A callback of the asyncio API; what it returns does not matter."""
     return lease.token
 
 
 def callbacks() -> None:
-    """The `on_lost` of each colour gets a lease of that colour."""
+    """The `on_lost` of each API gets a lease of that API."""
     fencelock.connect(on_lost=told)
     aio.connect(on_lost=told_awaited)
     fencelock.connect(on_lost=lambda lease, reason: assert_type(lease, fencelock.Lease))
@@ -156,15 +247,16 @@ def errors() -> None:
 def without_a_lock(db: sqlite3.Connection, locks: fencelock.Locks) -> None:
     """What needs no lock, on a connection that blocks."""
     create_tables(db)
-    with idempotent(db, "key", payload={"amount": 10}, ttl=60, wait=False) as run:
+    with IdempotencyKey(db, "key", payload={"amount": 10}, ttl=60, wait=False) as run:
         assert_type(run, Run)
-        assert_type(run.repeated, bool)
-    assert_type(collect(db), int)
+        assert_type(run.replayed, bool)
+    assert_type(prune(db), int)
+    assert_type(SqlRow(db, "t", {"id": 7}, ["n"]).update(lambda row: row), dict[str, Any] | None)
     Outbox("x").append(db, "key", [1, 2])
     assert_type(Outbox("x").pending(db), int)
     Relay(Outbox("x"), lambda: db, lambda message: assert_type(message, Message), locks).stop()
 
-    @idempotent_by("pay:{order}")
+    @idempotent("pay:{order}")
     def pay(connection: sqlite3.Connection, order: int) -> str:
         return str(order)
 
@@ -175,15 +267,24 @@ def without_a_lock(db: sqlite3.Connection, locks: fencelock.Locks) -> None:
     GCounter() | ORSet()  # type: ignore[operator]
 
 
-async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]]) -> None:
+async def without_a_lock_awaited(connection: psycopg.AsyncConnection[tuple[int]], client: redis.asyncio.Redis) -> None:
     """The same, awaited."""
-    await create_tables(connection)
-    async with idempotent(connection, "key") as run:
+    await aio_schema.create_tables(connection)
+    async with aio_idempotency.IdempotencyKey(connection, "key") as run:
         assert_type(run, Run)
-    assert_type(await collect(connection), int)
-    await Outbox("x").append(connection, "key", None)
-    assert_type(await Outbox("x").pending(connection), int)
-    Outbox("x").append(connection.cursor(), "key", None)  # type: ignore[unused-coroutine]
+    assert_type(await aio_idempotency.prune(connection), int)
+    outbox = aio_outbox.Outbox("x")
+    await outbox.append(connection, "key", None)
+    assert_type(await outbox.pending(connection), int)
+    outbox.append(connection.cursor(), "key", None)  # type: ignore[unused-coroutine]
+    Outbox("x").append(connection, "key", None)  # type: ignore[arg-type]
+    assert_type(await AioRedisKey(client, "x").read(), Versioned[bytes | None])
+
+    @aio_idempotency.idempotent("pay:{order}")
+    async def pay(connection: psycopg.AsyncConnection[tuple[int]], order: int) -> str:
+        return str(order)
+
+    assert_type(await pay(connection, 42), str)
 
 
 def fenced(
@@ -200,17 +301,17 @@ def fenced(
     assert_type(SqlFence().token(server.cursor(), "x"), int | None)
     assert_type(SqlFence().token(bind, "x"), int | None)
     assert_type(SqlFence().token(session, "x"), int | None)
-    assert_type(SqlFence().collect(db, 5), int)
+    assert_type(SqlFence().prune(db, 5), int)
     SqlFence().check(db, lease)
     SqlFence().check(db, lease, "x")
     SqlFence().check(db, lease, resource="x")
-    SqlFence().check(db, "x", lease)  # type: ignore[call-overload]
-    SqlFence().check("app.db", lease, "x")  # type: ignore[call-overload]
+    SqlFence().check(db, "x", lease)  # type: ignore[arg-type]
+    SqlFence().check("app.db", lease, "x")  # type: ignore[arg-type]
 
 
 def fenced_with_an_engine(engine: Engine, lease: fencelock.Lease) -> None:
     """What has no transaction is no connection."""
-    SqlFence().check(engine, lease, "x")  # type: ignore[call-overload]
+    SqlFence().check(engine, lease, "x")  # type: ignore[arg-type]
 
 
 async def fenced_awaited(
@@ -220,53 +321,54 @@ async def fenced_awaited(
     lite: aiosqlite.Connection,
     lease: aio.Lease,
 ) -> None:
-    """The same, awaited; a forgotten `await` is seen."""
-    assert_type(await SqlFence().token(connection, "x"), int | None)
-    assert_type(await SqlFence().token(bind, "x"), int | None)
-    assert_type(await SqlFence().token(lite, "x"), int | None)
-    assert_type(await SqlFence().token(await lite.cursor(), "x"), int | None)
-    await SqlFence().check(connection, lease, "x")
-    SqlFence().check(connection, lease, "x")  # type: ignore[unused-coroutine]
-    SqlFence().check(connection.cursor(), lease, "x")  # type: ignore[unused-coroutine]
-    SqlFence().check(session, lease, "x")  # type: ignore[unused-coroutine]
-    SqlFence().rebase(connection, "x", 5, reason="why")  # type: ignore[unused-coroutine]
+    """The same, awaited; type checkers report a forgotten `await` and a connection of the other half."""
+    fence = aio_sql.SqlFence()
+    assert_type(await fence.token(connection, "x"), int | None)
+    assert_type(await fence.token(bind, "x"), int | None)
+    assert_type(await fence.token(lite, "x"), int | None)
+    assert_type(await fence.token(await lite.cursor(), "x"), int | None)
+    await fence.check(connection, lease, "x")
+    fence.check(connection, lease, "x")  # type: ignore[unused-coroutine]
+    fence.check(connection.cursor(), lease, "x")  # type: ignore[unused-coroutine]
+    fence.check(session, lease, "x")  # type: ignore[unused-coroutine]
+    fence.rebase(connection, "x", 5, reason="why")  # type: ignore[unused-coroutine]
+    SqlFence().check(connection, lease, "x")  # type: ignore[arg-type]
 
 
 def fenced_redis(client: redis.Redis, lease: fencelock.Lease) -> None:
-    """The fences that are made with a client have its colour."""
+    """The Redis fence, blocking."""
     fence = RedisFence(client)
-    assert_type(fence, RedisFence[redis.Redis])
-    assert_type(fence.enter(lease), None)
-    assert_type(fence.enter(lease, "x"), None)
     assert_type(fence.token("x"), int | None)
-    assert_type(fence.collect(5), int)
+    assert_type(fence.prune(5), int)
+    fence.enter(lease)
+    fence.enter(lease, "x")
     fence.rebase("x", 5, reason="why")
     with client.pipeline() as pipe:
-        assert_type(fence.enter(lease, "x", on=pipe), Pipeline)
-    fence.enter(lease, "x", on=client)  # type: ignore[call-overload]
+        assert_type(fence.pipeline(lease, pipe), FencedPipeline)
+    fence.enter("x")  # type: ignore[arg-type]
+    assert_type(RedisKey(client, "x").read(), Versioned[bytes | None])
 
 
 async def fenced_redis_awaited(client: redis.asyncio.Redis, lease: aio.Lease) -> None:
-    """A forgotten `await` is seen, but not in a pipeline, which is to be executed."""
-    fence = RedisFence(client)
+    """The Redis fence, awaited."""
+    fence = aio_redis.RedisFence(client)
     await fence.enter(lease, "x")
     fence.enter(lease, "x")  # type: ignore[unused-coroutine]
     fence.rebase("x", 5, reason="why")  # type: ignore[unused-coroutine]
     assert_type(await fence.token("x"), int | None)
-    assert_type(await fence.collect(5), int)
-    async with client.pipeline() as pipe:
-        fence.enter(lease, "x", on=pipe)
+    assert_type(await fence.prune(5), int)
+    assert_type(await aio_file.FileFence().token("path"), int | None)
 
 
 def fenced_etcd(client: etcd3gw.Etcd3Client, lease: fencelock.Lease) -> None:
-    """etcd's, on a client that blocks."""
+    """The etcd fence, blocking."""
     fence = EtcdFence(client)
     fence.enter(lease)
     fence.enter(lease, "x")
     fence.rebase("x", 5, reason="why")
-    assert_type(fence.transaction({}, lease, "x"), dict[str, Any])
+    assert_type(fence.transaction(lease, {}, "x"), dict[str, Any])
     assert_type(fence.token("x"), int | None)
-    assert_type(fence.collect(5), int)
+    assert_type(fence.prune(5), int)
 
 
 def jobs(locks: fencelock.Locks) -> None:
@@ -303,30 +405,11 @@ async def awaited_jobs(locks: aio.Locks) -> None:
     assert_type(await schedule(work)(), list[fencelock.Run])
 
 
-class AwaitedEtcd:
-    """A client of somebody's own."""
-
-    async def transaction(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send it."""
-        return request
-
-
-async def fenced_etcd_awaited(lease: aio.Lease) -> None:
-    """The same, awaited."""
-    fence = EtcdFence(AwaitedEtcd())
+async def fenced_etcd_awaited(client: Any, lease: aio.Lease) -> None:
+    """The etcd fence, awaited."""
+    fence = aio_etcd.EtcdFence(client)
     await fence.enter(lease, "x")
     fence.enter(lease, "x")  # type: ignore[unused-coroutine]
-    fence.transaction({}, lease, "x")  # type: ignore[unused-coroutine]
-    assert_type(await fence.transaction({}, lease, "x"), dict[str, Any])
+    fence.transaction(lease, {}, "x")  # type: ignore[unused-coroutine]
+    assert_type(await fence.transaction(lease, {}, "x"), dict[str, Any])
     assert_type(await fence.token("x"), int | None)
-    assert_type(await fence.collect(5), int)
-
-
-async def fenced_by_whatever(client: Any, on_redis: RedisFence, on_etcd: EtcdFence, lease: fencelock.Lease) -> None:
-    """Of a client whose type is not known, or not told, nothing is known: it may be of either colour."""
-    assert_type(RedisFence(client), RedisFence[Any])
-    assert_type(RedisFence(client).enter(lease, "x"), Any)
-    assert_type(EtcdFence(client).enter(lease, "x"), Any)
-    assert_type(on_redis.token("x"), Any)
-    assert_type(on_etcd.token("x"), Any)
-    on_redis.enter("x")  # type: ignore[call-overload]

@@ -541,7 +541,8 @@ def connect(
     `redis.asyncio.Redis`, a connection or pool of psycopg, a connection of PyMySQL, an engine of SQLAlchemy or a connection
     of Django: the client connects with the same arguments, and opens its own connections. `namespace` separates applications
     on one engine; `ttl` is the default of its locks; `owner` is a label for people (by default host and process id).
-    `on_lost(lease, reason)` is called once, on the event loop, for every lost lease, except those that close() ends.
+    `on_lost(lease, reason)` is called once, on the event loop, for every lost lease, and for a multi-lock once with its
+    group, except for those that close() ends.
 
     >>> async def main():
     ...     async with connect("memory://connect", owner="worker-1") as locks:

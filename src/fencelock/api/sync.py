@@ -525,8 +525,9 @@ def connect(
     connection or pool of psycopg, a connection of PyMySQL, an engine of SQLAlchemy or a connection of Django: the client
     connects with the same arguments, and opens its own connections. `namespace` separates applications on one engine; `ttl`
     is the default of its locks; `owner` is a label for people (by default host and process id). `on_lost(lease, reason)` is
-    called once for every lost lease, except those that close() ends: each call in a new thread, as soon as the system
-    schedules it, so calls for several leases have no order. `lease.lost` and `lease.check()` are always on time.
+    called once for every lost lease, and for a multi-lock once with its group, except for those that close() ends: each call
+    in a new thread, as soon as the system schedules it, so calls for several leases have no order. `lease.lost` and
+    `lease.check()` are always on time.
 
     >>> with connect("memory://connect", owner="worker-1") as locks:
     ...     with locks.lock("order:42") as lease:

@@ -16,6 +16,7 @@ COMMANDS = {
     "watch": "print a line for each change of a lock",
     "leader": "print the value of the leader of an election",
     "release": "take a lock away from its holder",
+    "rebase": "move the fences of an application to a token",
     "schema": "print or make what an engine or a fence needs in a database",
 }
 

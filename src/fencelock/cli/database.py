@@ -8,7 +8,7 @@ from typing import Any
 
 from fencelock.core.urls import module_of, redact
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL, MissingDependency
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, codes
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, error_codes
 
 DIALECTS = {
     "sqlite": SQLITE,
@@ -92,7 +92,7 @@ def next_step(error: Exception) -> str:
     >>> next_step(OSError("attempt to write a readonly database"))
     '. Make sure that its folder and file are there, and may be written'
     """
-    said, found = str(error), codes(error)
+    said, found = str(error), error_codes(error)
     for numbers, words, advice in _STEPS:
         if found & numbers or any(word in said for word in words):
             return f". {advice}"

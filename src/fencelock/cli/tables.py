@@ -10,7 +10,8 @@ from fencelock.cli.database import connect, dialect_of, next_step
 from fencelock.cli.errors import write_error, write_output
 from fencelock.core.urls import redact
 from fencelock.errors import EngineUnavailable
-from fencelock.sqlio import MYSQL, POSTGRESQL, codes, finish, link, misses_table
+from fencelock.runtime.blocking import run_sync
+from fencelock.sqlio import MYSQL, POSTGRESQL, adapt, error_codes, is_missing_table
 
 _TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+) \(\n(.*?)\n\)", re.DOTALL)
 _COLUMN = re.compile(r"^ {4}(?!PRIMARY|KEY)(\w+) ", re.MULTILINE)
@@ -91,9 +92,9 @@ def _shapes(text: str) -> Iterator[tuple[str, list[str]]]:
 def _has(connection: Any, columns: str, table: str) -> bool:
     """Return whether a table with these columns exists. The transaction is rolled back."""
     try:
-        finish(link(connection).execute(f"SELECT {columns} FROM {table} WHERE 1 = 0"))
+        run_sync(adapt(connection, "fences", awaited=False).execute(f"SELECT {columns} FROM {table} WHERE 1 = 0"))
     except Exception as error:
-        if not misses_table(error) and not codes(error) & NO_COLUMN and "no such column" not in str(error):
+        if not is_missing_table(error) and not error_codes(error) & NO_COLUMN and "no such column" not in str(error):
             raise
         return False
     finally:

@@ -59,7 +59,7 @@ async def acquire(
         except BaseException as error:
             if loop.on_engine and first in in_flight:
                 if isinstance(error, FencelockError):
-                    await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
+                    await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
                     await leftovers.clean_up(claim)
             attach_name(error, claim.name)
@@ -68,7 +68,7 @@ async def acquire(
         if first not in in_flight:
             raise Forked(FORKED, claim.name)
         if loop.on_engine:
-            await leftovers.discard(claim, answer_by.at_most(MIN_REPLY_TIMEOUT))
+            await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
         if time_is_over or deadline.passed:
             return None
         claim = claim.with_new_id()
@@ -178,7 +178,7 @@ class _Loop:
         if self._unanswered is None and not self._attempt_in_flight:
             return grant
         since = grant.since if self._unanswered is None else min(grant.since, self._unanswered)
-        return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight)
+        return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight or grant.attempt_in_flight)
 
 
 async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: Deadline) -> Grant | None:

@@ -49,7 +49,9 @@ class Blocks:
         self.open += 1
         self._tasks.append(task)
         for held in lease._leases():
-            lease._client.entered.setdefault((held.name, task), held)
+            current = lease._client.entered.get((held.name, task))
+            if current is None or current._over:
+                lease._client.entered[held.name, task] = held
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
             self._guards.append(guard)
@@ -69,8 +71,8 @@ class Blocks:
             await lease._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
-            token = lease._leases()[0].token
-            log("lease", WARNING, str(failure), lock=lease.name, token=token, owner=lease._client.owner)
+            failed = next((held for held in lease._leases() if held.name == failure.name), lease._leases()[0])
+            log("lease", WARNING, str(failure), lock=failed.name, token=failed.token, owner=failed.owner)
         if lease.reason is None:
             return
         own_error = isinstance(error, Exception | KeyboardInterrupt | SystemExit)

@@ -35,6 +35,11 @@ from fencelock.model import Claim, Grant, Holder, LossReason, Mode, Snapshot
 CLOSE_SECONDS = 5.0
 """How long close() goes on to release what is held, while the engine does not answer."""
 
+COMPARE_SECONDS = 1.0
+"""How often a client that waits for permits of a semaphore looks whether all contenders use the same limit."""
+MAX_COMPARED = 10_000
+"""How many names of semaphores a client remembers for that."""
+
 OnLost = Callable[[Any, LossReason], object]
 L = TypeVar("L", bound=BaseLease)
 
@@ -69,7 +74,8 @@ class Client(Generic[L]):
         """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
-        self._compared_limits: set[str] = set()
+        self._next_comparison: dict[str, float] = {}
+        """When to compare the limits of a semaphore again, by name."""
         self.flights: dict[str, Any] = {}
         """The builds of single flight that callers of this process share, by key."""
         self.in_flight: dict[str, Claim] = {}
@@ -101,7 +107,7 @@ class Client(Generic[L]):
                 leftovers,
                 self._connected,
                 should_stop,
-                self._compare_limits if claim.mode is Mode.PERMIT else None,
+                self._compare_limits if claim.mode is Mode.PERMIT and self._comparison_due(claim.name) else None,
             )
             self._connected = True
             lease: L | None = None
@@ -149,14 +155,18 @@ class Client(Generic[L]):
             how = f"only as a {held[0].value} lease" if held else "not"
             raise NotHeld(f"this client ({self.owner}) holds {name!r} {how}, and this code needs it {mode.value}", name)
 
+    def _comparison_due(self, name: str) -> bool:
+        return self.runtime.now() >= self._next_comparison.get(name, 0.0)
+
     async def _compare_limits(self, claim: Claim) -> None:
         """Log, once for each name, that others use a semaphore with another limit."""
-        if claim.name in self._compared_limits:
-            return
-        self._compared_limits.add(claim.name)
+        if len(self._next_comparison) >= MAX_COMPARED:
+            self._next_comparison.clear()
+        self._next_comparison[claim.name] = self.runtime.now() + COMPARE_SECONDS
         with suppress(FencelockError):
             limits = (await self.engine.inspect(claim.name)).limits
             if len(limits) > 1:
+                self._next_comparison[claim.name] = inf
                 message = (
                     f"the semaphore {claim.name!r} is used with the limits {', '.join(map(str, limits))}: each contender "
                     f"respects its own, this one {claim.limit}. That is normal during a deploy"
@@ -264,6 +274,7 @@ class Client(Generic[L]):
         self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
         leases = self.renewer.leases()
         self.renewer = LeaseRenewer(self)
+        self.watches.after_fork()
         self.reentrant.clear()
         self.entered.clear()
         self.flights.clear()

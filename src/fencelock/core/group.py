@@ -37,8 +37,9 @@ class BaseGroup:
 
     def _complete(self) -> bool:
         """End the acquisition; return False if a lease was lost meanwhile."""
-        self._reported = False
-        return not self.is_lost()
+        with self._client.mutex:  # a loss is noted under it: this either sees the loss or leaves its report to others
+            self._reported = self.is_lost()
+            return not self._reported
 
     @property
     def name(self) -> str:
@@ -103,6 +104,8 @@ class BaseGroup:
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()
+        if reason is LossReason.CLOSED:
+            return
         self._client.call_on_lost(self, reason)
         others = f"; with it the group of {self.name}" if len(self._members) > 1 else ""
         log(

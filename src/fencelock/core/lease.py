@@ -10,9 +10,9 @@ from fencelock.core.acquire import FIRST_PAUSE, naming
 from fencelock.core.block import Blocks
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
-from fencelock.core.validation import check_seconds
+from fencelock.core.validation import check_mode, check_seconds
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost, NotHeld, OutcomeUnknown, ReleaseFailed
-from fencelock.model import Grant, LossReason, Mode, Renewal, clock_margin
+from fencelock.model import Claim, Grant, LossReason, Mode, Renewal, clock_margin
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -72,7 +72,6 @@ class BaseLease:
         "_renews",
         "_stall_after",
         "_trouble",
-        "_trouble_since",
         "deadline",
         "reason",
     )
@@ -97,8 +96,6 @@ class BaseLease:
         self._pause = 0.0
         self._trouble: str | None = None
         """Why the last renewal failed, if it did. In words: the error would keep its frames, and the leases in them."""
-        self._trouble_since: float | None = None
-        """When the first renewal since the last success failed."""
         self._reentry: tuple[str, Mode, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
@@ -204,6 +201,10 @@ class BaseLease:
         """Return whether it is due."""
         return now >= self._due and not self._stalled(now)
 
+    def _unrenewed_for(self, now: float) -> float:
+        """Return for how many seconds a renewal has been due without success; negative if none is due yet."""
+        return now - (self._engine_end - (self.ttl * 2 / 3 if self._renews else 0.0))
+
     def _stalled(self, now: float) -> bool:
         """Return whether its holder has made no progress for too long."""
         return self._stall_after is not None and now - self._progressed >= self._stall_after
@@ -236,15 +237,14 @@ class BaseLease:
             now = self._client.runtime.now()
             if now < self.deadline:
                 if answer is Renewal.RENEWED:
-                    self._pause, self._trouble, self._trouble_since = 0.0, None, None
+                    self._pause, self._trouble = 0.0, None
                     self._extend(sent, self.ttl)
                     return
                 if answer is not Renewal.LOST:
                     self._trouble = why
-                    self._trouble_since = self._trouble_since or now
                     # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
-                    if self._due != inf:  # renewed by hand only, or about to reach max_hold
+                    if self._due != inf or self._downgrading:  # else renewed by hand only, or about to reach max_hold
                         self._due = now + self._pause * (0.5 + self._client.runtime.random() / 2)
                     return
         if now < self.deadline:
@@ -268,15 +268,16 @@ class BaseLease:
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()
-        if reason is not LossReason.CLOSED:
-            self._report_loss()
+        self._report_loss()
 
     def _report_loss(self) -> None:
-        """Log the loss and call the user's `on_lost`; a group does it for all its leases together."""
+        """Log the loss and call the user's `on_lost`, unless close() was the cause; a group does it for all its leases."""
         if self._group is not None:
             self._group._member_lost()
             return
         reason = self.reason or LossReason.EXPIRED
+        if reason is LossReason.CLOSED:
+            return
         self._client.call_on_lost(self, reason)
         log(
             "lease",
@@ -324,13 +325,22 @@ class BaseLease:
         if self.mode is not Mode.EXCLUSIVE or self._depth > 1:
             held = f"as a {self.mode.value} lease" if self.mode is not Mode.EXCLUSIVE else "by an outer block, too"
             raise NotHeld(f"the lease on {self.name!r} cannot be downgraded: it is held {held}", self.name)
+        check_mode(Mode.SHARED, self._client.engine.traits, self.name)
         writing, sent = self._grant, self._client.runtime.now()
         with self._client.mutex:
             self._grant = writing.downgraded(writing.since)
             self._downgrading = True
-            if self._reentry is not None:
-                self._client.reentrant.pop(self._reentry, None)  # a nested write() must not get this lease
-        self._renewed(await self._repeat_downgrade(), sent, self._trouble)
+            if self._reentry is not None:  # a nested write() must not get this lease, and a nested read() may
+                self._client.reentrant.pop(self._reentry, None)
+                self._reentry = (self.name, Mode.SHARED, self._reentry[2])
+                self._client.reentrant[self._reentry] = self
+        answer = Renewal.UNKNOWN
+        try:
+            answer = await self._repeat_downgrade()
+        finally:
+            self._renewed(answer, sent, self._trouble)
+            if self._downgrading and not self._over:
+                self._client.renewer.look_at(self._next_look())
         self.check()
 
     async def _repeat_downgrade(self) -> Renewal:
@@ -379,7 +389,7 @@ class BaseLease:
             if held:
                 return await self._send_release(self._grant)
             if self.reason in (LossReason.MAX_HOLD, LossReason.STALLED) and claim.id in leftovers:
-                await leftovers.discard(claim, MIN_REPLY_TIMEOUT)
+                await leftovers.discard(claim, seconds=MIN_REPLY_TIMEOUT)
             return False  # it was lost, or close() was faster
         except FencelockError:
             raise
@@ -390,6 +400,17 @@ class BaseLease:
         finally:
             if releasing:
                 client.in_flight.pop(claim.id, None)
+
+    def _withdraw(self) -> Claim | None:
+        """End a lease that its user never got; return its claim, which the caller abandons, or None if it is over."""
+        renewer = self._client.renewer
+        with self._client.mutex:
+            self._released = True
+            if self.id not in renewer:
+                return None
+            renewer.leftovers.add(self._grant.claim, self._client.runtime.now())
+            renewer.drop(self.id)
+            return self._grant.claim
 
     async def _send_release(self, grant: Grant) -> bool:
         """Send the release, again if its reply is lost; return whether the lock was still ours."""
@@ -415,7 +436,7 @@ class BaseLease:
                 self.name,
             ) from error
         if grant.attempt_in_flight:
-            await leftovers.discard(grant.claim, MIN_REPLY_TIMEOUT)
+            await leftovers.discard(grant.claim, seconds=MIN_REPLY_TIMEOUT)
         # After a repetition nobody can say whether the lock was lost, or only the reply to its release.
         if not ours and not repeated and not client.closed:  # close() in another thread may have released it before us
             self.reason = LossReason.GONE

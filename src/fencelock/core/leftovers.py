@@ -7,6 +7,7 @@ abandons them as soon as the engine can be reached, and `close` does so for all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,17 +66,19 @@ class Leftovers:
         """Forget a claim that was abandoned or released; return whether it was there."""
         return self._table.pop(id, None) is not None
 
-    async def discard(self, claim: Claim, seconds: float) -> None:
-        """Abandon the claim in the background; return when that is done, and after so many seconds in any case."""
-        self._add_in_flight(claim)
+    async def discard(self, *claims: Claim, seconds: float) -> None:
+        """Abandon the claims in the background; return when that is done, and after so many seconds in any case."""
+        if not claims:
+            return
+        self._add_in_flight(claims)
         with suppress(TimeoutError):
-            await self._client.runtime.in_background(self._abandon_soon(claim), seconds)
+            await self._client.runtime.in_background(self._abandon_soon(claims), seconds)
 
-    async def clean_up(self, claim: Claim) -> None:
-        """Abandon the claim of a caller that is being cancelled or interrupted, before the caller goes on."""
-        self._add_in_flight(claim)
+    async def clean_up(self, *claims: Claim) -> None:
+        """Abandon the claims of a caller that is being cancelled or interrupted, before the caller goes on."""
+        self._add_in_flight(claims)
         with suppress(TimeoutError):
-            await self._client.runtime.shield(self._abandon_soon(claim), CLEANUP_SECONDS)
+            await self._client.runtime.shield(self._abandon_soon(claims), CLEANUP_SECONDS)
 
     def next_due(self) -> float:
         """Return when the next leftover is due: never if there is none, or if a pass is running."""
@@ -117,19 +120,24 @@ class Leftovers:
         for claim in self.claims():
             await self._abandon(claim)
 
-    def _add_in_flight(self, claim: Claim) -> None:
-        """Add a claim that is being abandoned now: it is due only if that never ends."""
+    def _add_in_flight(self, claims: Sequence[Claim]) -> None:
+        """Add claims that are being abandoned now: they are due only if that never ends."""
         now = self._client.runtime.now()
-        self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
+        for claim in claims:
+            self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
 
-    async def _abandon_soon(self, claim: Claim) -> None:
-        """Abandon a claim that somebody waits for. If the engine fails quickly, try again; then the renewer goes on."""
-        until = self._client.runtime.now() + HANGING
-        while claim.id in self._table and not await self._abandon(claim):
-            if self._client.runtime.now() >= until:
-                self._client.renewer.look_at(self.next_due())
-                return
-            await self._client.runtime.sleep(self._pause)
+    async def _abandon_soon(self, claims: Sequence[Claim]) -> None:
+        """Abandon claims that somebody waits for. If the engine fails quickly, try again; then the renewer goes on."""
+        now = self._client.runtime.now
+        until = now() + HANGING
+        for at, claim in enumerate(claims):
+            while claim.id in self._table and not await self._abandon(claim):
+                if now() >= until:
+                    for left in claims[at + 1 :]:
+                        self.add(left, now())
+                    self._client.renewer.look_at(self.next_due())
+                    return
+                await self._client.runtime.sleep(self._pause)
 
     async def _abandon(self, claim: Claim) -> bool:
         """Abandon the claim; return whether the engine did it. If not, it is due again after a pause."""

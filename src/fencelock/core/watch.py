@@ -58,8 +58,9 @@ class Watches:
         A state that lasted less than the poll interval may be skipped. An outage is logged, and the watch goes on after it.
         """
         client = self._client
-        poll = self._polls.setdefault(name, _Poll())
-        poll.watchers += 1
+        with client.mutex:
+            poll = self._polls.setdefault(name, _Poll())
+            poll.watchers += 1
         seen: Hashable = None
         try:
             while not client.closed and not (stop is not None and stop.is_set()):
@@ -70,9 +71,15 @@ class Watches:
                 else:
                     await client.runtime.sleep(POLL_SECONDS)
         finally:
-            poll.watchers -= 1
-            if not poll.watchers:
-                self._polls.pop(name, None)
+            with client.mutex:
+                poll.watchers -= 1
+                if not poll.watchers and self._polls.get(name) is poll:
+                    del self._polls[name]
+
+    def after_fork(self) -> None:
+        """Forget the reads of the parent's threads, which do not exist in this child."""
+        for poll in self._polls.values():
+            poll.reading = False
 
     async def _read(self, name: str, poll: _Poll) -> None:
         """Read the name, unless another watch has done so just now or does it at this moment."""

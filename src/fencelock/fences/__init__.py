@@ -1,4 +1,7 @@
-"""Fences: what lets a resource refuse the holder of an old lease. They know tokens and owners, nothing of locks."""
+"""Fences let a resource refuse the holder of an old lease. They compare tokens and ids, and know nothing of locks.
+
+Everything in this package blocks; `fencelock.aio.fences` has the same classes, awaited.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from fencelock.errors import FencelockError
-from fencelock.fences.core import Credentials
+from fencelock.fences.core import TokenPair
 
-__all__ = ["Credentials", "Fenced", "from_environ"]
+__all__ = ["Fenced", "TokenPair", "from_environ"]
 
 
 class Fenced(Protocol):
-    """As much of a lease as a fence looks at: anything that has a token and an owner's id will do.
+    """The part of a lease that a fence reads: anything with a token and an id will do.
 
-    If it also has a `name` (str), that is the resource unless the caller names another.
+    If it also has a `name` (str), that is the resource unless the caller names another one.
 
     >>> from types import SimpleNamespace
     >>> other_service: Fenced = SimpleNamespace(token=34, id="worker-7")
@@ -27,13 +30,13 @@ class Fenced(Protocol):
     def id(self) -> str: ...
 
 
-def from_environ(environ: Mapping[str, str] | None = None, *, name: str | None = None) -> Credentials:
-    """Return what `fencelock run` gave to this command, to be handed to a fence in place of a lease.
+def from_environ(environ: Mapping[str, str] | None = None, *, name: str | None = None) -> TokenPair:
+    """Return the token and id that `fencelock run` gave to this command, to be passed to a fence in place of a lease.
 
     `name` selects one of several locks. A command under a read lock or a permit has no token.
 
     >>> from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "5f1d", "FENCELOCK_NAME": "report"})
-    Credentials(token=34, id='5f1d', name='report')
+    TokenPair(token=34, id='5f1d', name='report')
     """
     given = os.environ if environ is None else environ
     keys = ("FENCELOCK_NAME", "FENCELOCK_TOKEN", "FENCELOCK_ID")
@@ -55,4 +58,4 @@ def from_environ(environ: Mapping[str, str] | None = None, *, name: str | None =
         )
     if not (token.isascii() and token.isdigit()):
         raise FencelockError(f"FENCELOCK_TOKEN is {token!r:.40} and not a number; leave it as `fencelock run` sets it")
-    return Credentials(int(token), id_, given.get("FENCELOCK_NAME") or None)
+    return TokenPair(int(token), id_, given.get("FENCELOCK_NAME") or None)

@@ -1,24 +1,39 @@
-"""What every fence does: take a bearer's credentials, compare them with the mark, refuse, and tell of a move by hand.
+"""What every fence does: read a lease's token and id, compare them with the mark of the resource, and refuse old ones.
 
-A **mark** is what a fence remembers of a resource: the highest token that was let through, and whose it was. A resource
-without a mark is compared with the **floor**, where there is one; else it starts at the first token that it sees.
+A **high-water mark** is what a fence stores for a resource: the highest token that it has accepted, and the id of the
+claim that had it. A resource without a mark is compared with `min_token`, which `prune` sets; without that, it accepts
+any token.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fencelock.errors import InvalidArgument, InvalidType, StaleToken
+
+if TYPE_CHECKING:
+    import logging
 
 TOKEN_MAX = 2**53 - 1
 RESOURCE_MAX = 1024
 ID_MAX = 255
 
+SHARED_MODES = {
+    "shared": "a read lease does not exclude other readers; write under rwlock(…).write() or lock(…)",
+    "permit": "a permit of a semaphore does not exclude the other permits; write under lock(…)",
+}
+"""Modes of leases whose tokens do not order the writes, and what to do instead."""
 
-class Credentials(NamedTuple):
+HINT = (
+    "If new leases are refused, too, the locks have moved to an engine whose clock is behind: see "
+    "docs/moving-to-another-engine.md"
+)
+
+
+class TokenPair(NamedTuple):
     """What a fence needs of a lease: its token, its id, and the lock's name, which is the default for the resource.
 
-    >>> Credentials(34, "worker-7", "order:42").token
+    >>> TokenPair(34, "worker-7", "order:42").token
     34
     """
 
@@ -27,104 +42,114 @@ class Credentials(NamedTuple):
     name: str | None = None
 
 
-class Mark(NamedTuple):
-    """The highest token that was let through. An empty id is anybody's: the fence was moved there by hand."""
+class HighWaterMark(NamedTuple):
+    """The highest accepted token and its id. An empty id accepts the first claim with this token, as after a rebase."""
 
     token: int
     id: str
 
-    def admits(self, bearer: Credentials) -> bool:
-        """Return whether a bearer may pass: a newer one, the same one, or the first one where the fence was moved to.
+    def admits(self, pair: TokenPair) -> bool:
+        """Return whether a token is accepted: a higher one, the same claim again, or the first one after a rebase.
 
-        >>> Mark(34, "b").admits(Credentials(35, "c")), Mark(34, "b").admits(Credentials(34, "b"))
+        >>> HighWaterMark(34, "b").admits(TokenPair(35, "c")), HighWaterMark(34, "b").admits(TokenPair(34, "b"))
         (True, True)
-        >>> Mark(34, "b").admits(Credentials(34, "c")), Mark(34, "b").admits(Credentials(33, "a"))
+        >>> HighWaterMark(34, "b").admits(TokenPair(34, "c")), HighWaterMark(34, "b").admits(TokenPair(33, "a"))
         (False, False)
-        >>> Mark(34, "").admits(Credentials(34, "c"))
+        >>> HighWaterMark(34, "").admits(TokenPair(34, "c"))
         True
         """
-        return bearer.token > self.token or (bearer.token == self.token and self.id in (bearer.id, ""))
+        return pair.token > self.token or (pair.token == self.token and self.id in (pair.id, ""))
 
-    def is_of(self, bearer: Credentials) -> bool:
-        """Return whether this bearer was the last to pass."""
-        return (self.token, self.id) == (bearer.token, bearer.id)
+    def is_of(self, pair: TokenPair) -> bool:
+        """Return whether this claim has set the mark."""
+        return (self.token, self.id) == (pair.token, pair.id)
 
     @classmethod
-    def of(cls, bearer: Credentials) -> Mark:
-        """Return the mark that a bearer leaves when it passes."""
-        return cls(bearer.token, bearer.id)
+    def of(cls, pair: TokenPair) -> HighWaterMark:
+        """Return the mark that a claim sets."""
+        return cls(pair.token, pair.id)
 
     @property
     def text(self) -> str:
-        """How it is kept where there is nothing but text."""
+        """The mark as text."""
         return f"{self.token} {self.id}"
 
     @classmethod
-    def parse(cls, text: str) -> Mark:
+    def parse(cls, text: str) -> HighWaterMark:
         """Return the mark that a text stands for.
 
-        >>> Mark.parse(Mark(34, "worker 7").text)
-        Mark(token=34, id='worker 7')
+        >>> HighWaterMark.parse(HighWaterMark(34, "worker 7").text)
+        HighWaterMark(token=34, id='worker 7')
         """
         token, _, id_ = text.partition(" ")
         return cls(int(token), id_)
 
 
-def token_of(mark: Mark | None) -> int | None:
-    """Return the token of a mark, or None if there is no mark."""
+def token_of(mark: HighWaterMark | None) -> int | None:
+    """Return the token of a mark, or None without a mark."""
     return None if mark is None else mark.token
 
 
-def admit(resource: str, mine: Credentials, seen: Mark | None) -> None:
-    """Raise StaleToken unless a bearer may pass what it is compared with.
+def admit(resource: str, pair: TokenPair, mark: HighWaterMark | None) -> None:
+    """Raise StaleToken if the mark does not admit the token.
 
-    >>> admit("order:42", Credentials(33, "a"), None)
+    >>> admit("order:42", TokenPair(33, "a"), None)
     """
-    if seen is not None and not seen.admits(mine):
-        raise refusal(resource, mine, seen)
+    if mark is not None and not mark.admits(pair):
+        raise refusal(resource, pair, mark)
 
 
-def bearer(lease: object) -> Credentials:
-    """Return a lease's credentials, or those of anything else that has a token and an id.
+def credentials_of(lease: object) -> TokenPair:
+    """Return the token, id and name of a lease, or of anything else that has a token and an id.
+
+    Raise InvalidArgument for a read lease and for a permit: several holders have them at the same time.
 
     >>> from types import SimpleNamespace
-    >>> bearer(SimpleNamespace(token=34, id="worker-7"))
-    Credentials(token=34, id='worker-7', name=None)
+    >>> credentials_of(SimpleNamespace(token=34, id="worker-7"))
+    TokenPair(token=34, id='worker-7', name=None)
     """
     token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
     if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
-        kind = type(lease).__name__
-        what, do = (
-            f"not {kind}",
-            "give it what acquire() or the `with` block returned, or fencelock.fences.from_environ()",
-        )
-        if isinstance(lease, str):
-            do = "the lease comes before the resource"
-        elif token is not None and id_ is not None:
-            what, do = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
-        raise InvalidType(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {do}")
+        raise _not_a_lease(lease, token, id_)
+    why_not = SHARED_MODES.get(str(getattr(lease, "mode", "")))
+    if why_not is not None:
+        raise InvalidArgument(f"a fence needs an exclusive lease: {why_not}")
     _check_range(token)
     if not id_ or "\0" in id_ or len(id_.encode()) > ID_MAX:
-        raise InvalidArgument(f"an owner's id is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
+        raise InvalidArgument(f"the id of a claim is 1 to {ID_MAX} bytes of UTF-8 without NUL, not {id_!r:.60}")
     name = getattr(lease, "name", None)
-    return Credentials(token, id_, name if isinstance(name, str) else None)
+    return TokenPair(token, id_, name if isinstance(name, str) else None)
 
 
-def resource_of(mine: Credentials, resource: object) -> str:
+def _not_a_lease(lease: object, token: object, id_: object) -> InvalidType:
+    kind = type(lease).__name__
+    what, advice = f"not {kind}", "pass what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
+    if isinstance(lease, str):
+        advice = "the lease comes before the resource"
+    elif token is not None and id_ is not None:
+        what, advice = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
+    return InvalidType(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {advice}")
+
+
+def resource_of(pair: TokenPair, resource: object) -> str:
     """Return the resource that a caller named, or else the name of its lease; raise InvalidType if there is neither.
 
-    >>> resource_of(Credentials(34, "worker-7", "order:42"), None)
+    >>> resource_of(TokenPair(34, "worker-7", "order:42"), None)
     'order:42'
     """
-    if resource is None and mine.name is None:
-        raise InvalidType(
-            "a fence's resource must be given, as in resource='order:42': this lease has no name to take in its place"
-        )
-    return check_resource(mine.name if resource is None else resource)
+    if resource is None and pair.name is None:
+        raise InvalidType("a fence's resource must be given, as in resource='order:42': this lease has no name")
+    return check_resource(pair.name if resource is None else resource)
+
+
+def named_credentials(lease: object, resource: object) -> tuple[TokenPair, str]:
+    """Return the credentials of a lease and the resource: the one that the caller named, or the name of the lease."""
+    pair = credentials_of(lease)
+    return pair, resource_of(pair, resource)
 
 
 def check_resource(resource: object) -> str:
-    """Return the name of a resource; raise InvalidArgument unless it can be one.
+    """Return the name of a resource; raise InvalidArgument unless it is valid.
 
     >>> check_resource("order:42")
     'order:42'
@@ -141,7 +166,7 @@ def check_resource(resource: object) -> str:
 
 
 def check_token(token: object) -> int:
-    """Return where a fence may be moved to, or a floor be put; raise InvalidArgument unless it is a token.
+    """Return a token that a caller named; raise InvalidArgument unless it is valid.
 
     >>> check_token("3")
     Traceback (most recent call last):
@@ -155,60 +180,65 @@ def check_token(token: object) -> int:
 def _check_range(token: int) -> int:
     if not 0 <= token <= TOKEN_MAX:
         raise InvalidArgument(
-            f"a token is a number from 0 to 2^53 - 1, so that it stays exact everywhere; not {token}. Clocks in microseconds "
-            "fit; those in nanoseconds, and ids of 64 bits, do not"
+            f"a token is a number from 0 to 2^53 - 1, so that every system stores it exactly; not {token}. Clocks in "
+            "microseconds fit; clocks in nanoseconds and ids of 64 bits do not"
         )
     return token
 
 
-def check_reason(resource: str, reason: object) -> str:
-    """Return why a fence is moved; raise InvalidArgument unless others can read it later."""
+def check_reason(reason: object) -> str:
+    """Return the reason for a rebase; raise InvalidArgument if it is empty."""
     if not isinstance(reason, str) or not reason.strip():
-        raise InvalidArgument(f"moving the fence of {resource!r} needs a reason that others can read later")
+        raise InvalidArgument("moving a fence needs a reason that others can read in the log later")
     return reason
 
 
-def refusal(resource: str, mine: Credentials, seen: Mark | None) -> StaleToken:
-    """Return the error for a bearer that a fence does not let in; `seen` is what it was compared with, as far as known.
+def refusal(resource: str, pair: TokenPair, mark: HighWaterMark | None) -> StaleToken:
+    """Return the error for a refused token; `mark` is what it was compared with, if that is known.
 
-    >>> print(refusal("order:42", Credentials(33, "a"), Mark(34, "b")))
-    'order:42' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
+    >>> print(refusal("order:42", TokenPair(33, "a"), HighWaterMark(34, "b")))  # doctest: +ELLIPSIS
+    'order:42' refused token 33: it has accepted token 34. Stop, and acquire the lock again. If new leases are refused, ...
     """
-    if seen is None:
-        said = "a newer holder has been here"
-    elif not seen.id:
-        said = f"the fence was put at token {seen.token}"  # a floor, or moved by hand
-    elif seen.token == mine.token:
-        said = f"token {seen.token} of another owner has been here, as after the engine lost its data and its clock went back"
+    if mark is None:
+        cause = "it has accepted a newer one"
+    elif not mark.id:
+        cause = f"its fence was set to token {mark.token}"  # by prune or rebase
+    elif mark.token == pair.token:
+        cause = f"it has accepted token {mark.token} of another claim, as if an engine had lost its data"
     else:
-        said = f"a holder with token {seen.token} has been here"
-    message = f"{resource!r} refused token {mine.token}: {said}. Stop, and acquire anew"
-    return StaleToken(message, resource, token=mine.token, seen=token_of(seen))
+        cause = f"it has accepted token {mark.token}"
+    message = f"{resource!r} refused token {pair.token}: {cause}. Stop, and acquire the lock again. {HINT}"
+    return StaleToken(message, resource, token=pair.token, seen=token_of(mark))
 
 
-def not_entered(resource: str, mine: Credentials) -> StaleToken:
-    """Return the error for a bearer that would be let in, but has not entered, or whose entry was undone since.
+def not_entered(resource: str, pair: TokenPair) -> StaleToken:
+    """Return the error for a token that is high enough, but has not entered, or was removed by rebase or prune since.
 
-    >>> print(not_entered("order:42", Credentials(33, "a")))
-    'order:42' has not let token 33 in: call enter() before the first read, again after a rebase or collect
+    >>> print(not_entered("order:42", TokenPair(33, "a")))
+    'order:42' has no entry of token 33: call enter() before the first read, and again after rebase or prune
     """
-    what = f"{resource!r} has not let token {mine.token} in"
-    message = f"{what}: call enter() before the first read, again after a rebase or collect"
-    return StaleToken(message, resource, token=mine.token)
+    what = f"{resource!r} has no entry of token {pair.token}"
+    message = f"{what}: call enter() before the first read, and again after rebase or prune"
+    return StaleToken(message, resource, token=pair.token)
 
 
-def tell_moved(resource: str, before: int | None, to: int, reason: str) -> None:
+def log_rebase(resource: str, before: int | None, to: int, reason: str) -> None:
     """Log that a fence was moved on purpose."""
-    import logging  # not for those who only take credentials from the environment
-
-    where = "nowhere" if before is None else f"token {before}"
-    log = logging.getLogger("fencelock.fences")
-    log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
+    where = "no token" if before is None else f"token {before}"
+    _log().warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
 
 
-def tell_collected(count: int, floor: int) -> None:
-    """Log that marks were forgotten behind a floor: the one in force, which may be higher than the one that was asked for."""
-    import logging
+def log_rebase_all(count: int, to: int, reason: str) -> None:
+    """Log that all marks of a fence were moved on purpose."""
+    _log().warning("the fences of %d resources were moved to token %d: %s", count, to, reason)
 
-    log = logging.getLogger("fencelock.fences")
-    log.info("the marks of %d resources were collected; tokens below %d are refused from now on", count, floor)
+
+def log_prune(count: int, min_token: int) -> None:
+    """Log that marks were removed; `min_token` is the one in force, which may be higher than the one asked for."""
+    _log().info("the marks of %d resources were removed; tokens below %d are refused from now on", count, min_token)
+
+
+def _log() -> logging.Logger:
+    import logging  # not for those who only read tokens from the environment
+
+    return logging.getLogger("fencelock.fences")

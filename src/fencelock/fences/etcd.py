@@ -1,117 +1,50 @@
-"""The etcd fence: one more compare in the caller's own transaction, and so no extra round trip for a write.
+"""The etcd fence: one more compare in the caller's own transaction, so a fenced write needs no extra round trip.
 
-`enter` raises the mark before the first read; from then on each transaction compares that the mark is still one's own.
-Requests and answers have the shape of etcd's JSON gateway, as etcd3gw takes it.
+`enter` sets the mark before the first read; from then on each transaction compares that the mark is still the caller's own.
+Requests and replies have the form of etcd's JSON gateway, as etcd3gw uses it.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from inspect import iscoroutinefunction
-from typing import Any, Generic, Never, Protocol, overload
+from typing import Any
 
 from fencelock.errors import InvalidArgument
-from fencelock.fences import Fenced
-from fencelock.fences.client import ClientT
-from fencelock.fences.core import (
-    Credentials,
-    Mark,
-    admit,
-    bearer,
-    check_reason,
-    check_resource,
-    check_token,
-    not_entered,
-    resource_of,
-    tell_collected,
-    tell_moved,
-    token_of,
-)
-from fencelock.sqlio import finish, settled
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
+from fencelock.runtime.half import BLOCKING, Half, blocking
+from fencelock.sqlio import other_half
 
 Json = dict[str, Any]
 
 
-class Blocking(Protocol):
-    """A client that blocks, for type checkers."""
+class BaseEtcdFence:
+    """The coroutines of both halves."""
 
-    def transaction(self, request: Any, /) -> Mapping[str, Any]: ...
+    half: Half = BLOCKING
 
-
-class Awaited(Protocol):
-    """A client of asyncio's, for type checkers."""
-
-    def transaction(self, request: Any, /) -> Coroutine[Any, Any, Mapping[str, Any]]: ...
-
-
-class EtcdFence(Generic[ClientT]):
-    """Puts a compare into transactions that fails once somebody newer has entered.
-
-    `client` has `transaction(request)`, as etcd3gw's has; if that is a coroutine function, every method that asks the server
-    is to be awaited. With another driver, compare that the value of `key(resource)` equals `value(lease)`.
-
-    >>> def sell(client: Etcd3Client, lease: fencelock.Lease) -> None:
-    ...     fence = EtcdFence(client)
-    ...     fence.enter(lease)                                               # first, then read
-    ...     left = int(client.get("apples")[0]) - 5
-    ...     put = {"request_put": {"key": coded("apples"), "value": coded(str(left))}}
-    ...     fence.transaction({"success": [put]}, lease)                     # StaleToken if somebody newer has entered
-    """
-
-    def __init__(self, client: ClientT, *, prefix: str = "fencelock-fence/") -> None:
+    def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
         if not prefix.endswith("/"):
             raise InvalidArgument(
                 f"the prefix of the marks must end with a slash, as in 'fencelock-fence/', not {prefix!r:.60}"
             )
-        self._client: Any = client
+        if iscoroutinefunction(client.transaction) is not self.half.awaited:
+            raise other_half(client, "fences", awaited=self.half.awaited)
+        self._client = client
         self._prefix = prefix
-        self._awaited = _is_awaited(client)
-
-    # ------------------------------------------------------------------ what holders do
-
-    @overload
-    def enter(self: EtcdFence[Never], lease: Fenced, resource: str | None = None) -> Any: ...
-    @overload
-    def enter(self: EtcdFence[Blocking], lease: Fenced, resource: str | None = None) -> None: ...
-    @overload
-    def enter(self: EtcdFence[Awaited], lease: Fenced, resource: str | None = None) -> Coroutine[Any, Any, None]: ...
-
-    def enter(self, lease: Fenced, resource: str | None = None) -> Any:
-        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        mine = bearer(lease)
-        return self._run(self._enter(resource_of(mine, resource), mine))
 
     def compare(self, lease: Fenced, resource: str | None = None) -> Json:
-        """Return the compare for a transaction of your own: that nobody newer has entered since you did.
+        """Return the compare for a transaction of your own: no newer holder has entered since you did.
 
         >>> from types import SimpleNamespace
         >>> compare = EtcdFence(SimpleNamespace(transaction=None)).compare(SimpleNamespace(token=34, id="b"), "stock")
         >>> compare["target"], compare["result"]
         ('VALUE', 'EQUAL')
         """
-        return _is(self.key(resource_of(bearer(lease), resource)), "VALUE", value=coded(self.value(lease)))
-
-    @overload
-    def transaction(
-        self: EtcdFence[Never], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
-    ) -> Any: ...
-    @overload
-    def transaction(
-        self: EtcdFence[Blocking], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
-    ) -> Json: ...
-    @overload
-    def transaction(
-        self: EtcdFence[Awaited], request: Mapping[str, Any], lease: Fenced, resource: str | None = None
-    ) -> Coroutine[Any, Any, Json]: ...
-
-    def transaction(self, request: Mapping[str, Any], lease: Fenced, resource: str | None = None) -> Any:
-        """Send a transaction with the compare in it; return its answer, or raise StaleToken.
-
-        An answer with `succeeded` missing or False is about compares of your own.
-        """
-        mine = bearer(lease)
-        return self._run(self._transaction(request, mine, resource_of(mine, resource)))
+        pair, name = core.named_credentials(lease, resource)
+        return _compare_mark(self.key(name), pair)
 
     def key(self, resource: str) -> str:
         """Return the key of a resource's mark.
@@ -120,138 +53,145 @@ class EtcdFence(Generic[ClientT]):
         >>> EtcdFence(SimpleNamespace(transaction=None)).key("stock/apples")
         'fencelock-fence/stock%2Fapples'
         """
-        # No slash after the prefix: a key with one belongs to a fence whose prefix begins with ours.
-        return self._prefix + check_resource(resource).replace("%", "%25").replace("/", "%2F")
+        # No slash after the prefix: a key with one belongs to a fence whose prefix begins with this one.
+        return self._prefix + core.check_resource(resource).replace("%", "%25").replace("/", "%2F")
 
     def value(self, lease: Fenced) -> str:
-        """Return what the mark must be for this lease to pass.
+        """Return the value that the mark must have for this lease to be accepted.
 
         >>> from types import SimpleNamespace
         >>> EtcdFence(SimpleNamespace(transaction=None)).value(SimpleNamespace(token=34, id="b"))
         '34 b'
         """
-        return Mark.of(bearer(lease)).text
+        return HighWaterMark.of(core.credentials_of(lease)).text
 
-    # ------------------------------------------------------------------ what keepers of the fence do
-
-    @overload
-    def token(self: EtcdFence[Never], resource: str) -> Any: ...
-    @overload
-    def token(self: EtcdFence[Blocking], resource: str) -> int | None: ...
-    @overload
-    def token(self: EtcdFence[Awaited], resource: str) -> Coroutine[Any, Any, int | None]: ...
-
-    def token(self, resource: str) -> Any:
-        """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
-        return self._run(self._token(check_resource(resource)))
-
-    @overload
-    def rebase(self: EtcdFence[Never], resource: str, token: int, *, reason: str) -> Any: ...
-    @overload
-    def rebase(self: EtcdFence[Blocking], resource: str, token: int, *, reason: str) -> None: ...
-    @overload
-    def rebase(self: EtcdFence[Awaited], resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
-
-    def rebase(self, resource: str, token: int, *, reason: str) -> Any:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
-        check_reason(check_resource(resource), reason)
-        return self._run(self._rebase(resource, check_token(token), reason))
-
-    @overload
-    def collect(self: EtcdFence[Never], floor: int) -> Any: ...
-    @overload
-    def collect(self: EtcdFence[Blocking], floor: int) -> int: ...
-    @overload
-    def collect(self: EtcdFence[Awaited], floor: int) -> Coroutine[Any, Any, int]: ...
-
-    def collect(self, floor: int) -> Any:
-        """Forget every resource whose token is below the floor; return how many there were.
-
-        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
-        """
-        return self._run(self._collect(check_token(floor)))
-
-    # ------------------------------------------------------------------ how
-
-    async def _enter(self, resource: str, mine: Credentials) -> None:
-        key = self.key(resource)
+    async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
+        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        pair, name = core.named_credentials(lease, resource)
+        key = self.key(name)
         while True:
-            (mark, revision), (floor, floor_revision) = await self._look(key, self._prefix)
-            admit(resource, mine, mark or floor)
-            if mark is not None and mark.is_of(mine):
+            (mark, revision), (minimum, min_revision) = await self._get(key, self._prefix)
+            core.admit(name, pair, mark or minimum)
+            if mark is not None and mark.is_of(pair):
                 return
-            unchanged = [_at(key, revision), _at(self._prefix, floor_revision)]
-            if await self._put(unchanged, key, Mark.of(mine)):
+            unchanged = [_compare_revision(key, revision), _compare_revision(self._prefix, min_revision)]
+            if await self._put(unchanged, key, HighWaterMark.of(pair)):
                 return
 
-    async def _transaction(self, request: Mapping[str, Any], mine: Credentials, resource: str) -> Json:
-        key, looks = self.key(resource), [_range(self.key(resource)), _range(self._prefix)]
+    async def _transaction(self, lease: Fenced, request: Mapping[str, Any], resource: str | None = None) -> Json:
+        """Send a transaction with the compare added; return its reply, or raise StaleToken.
+
+        If `succeeded` is missing or False in the reply, one of your own compares failed.
+        """
+        pair, name = core.named_credentials(lease, resource)
+        key = self.key(name)
         fenced = {
-            "compare": [*request.get("compare", ()), _is(key, "VALUE", value=coded(Mark.of(mine).text))],
+            "compare": [*request.get("compare", ()), _compare_mark(key, pair)],
             "success": list(request.get("success", ())),
-            "failure": [*request.get("failure", ()), *looks],
+            "failure": [*request.get("failure", ()), _range(key), _range(self._prefix)],
         }
-        answer = await self._ask(fenced)
-        if answer.get("succeeded"):
-            return answer
-        (mark, _), (floor, _) = (_mark(one) for one in answer["responses"][-2:])
-        if mark is None or not mark.is_of(mine):
-            admit(resource, mine, mark or floor)
-            raise not_entered(resource, mine)
-        return {**answer, "responses": answer["responses"][:-2]}
+        reply = await self._send(fenced)
+        if reply.get("succeeded"):
+            return reply
+        (mark, _), (minimum, _) = (_mark_in(response) for response in reply["responses"][-2:])
+        if mark is None or not mark.is_of(pair):
+            core.admit(name, pair, mark or minimum)
+            raise core.not_entered(name, pair)
+        return {**reply, "responses": reply["responses"][:-2]}
 
     async def _token(self, resource: str) -> int | None:
-        (mark, _), (floor, _) = await self._look(self.key(resource), self._prefix)
-        return token_of(mark or floor)
+        """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
+        (mark, _), (minimum, _) = await self._get(self.key(resource), self._prefix)
+        return core.token_of(mark or minimum)
 
-    async def _rebase(self, resource: str, token: int, reason: str) -> None:
-        ((before, _),) = await self._look(self.key(resource))
-        await self._put([], self.key(resource), Mark(token, ""))
-        tell_moved(resource, token_of(before), token, reason)
+    async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
+        """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
+        to, why, key = core.check_token(token), core.check_reason(reason), self.key(resource)
+        ((before, _),) = await self._get(key)
+        await self._put([], key, HighWaterMark(to, ""))
+        core.log_rebase(resource, core.token_of(before), to, why)
 
-    async def _collect(self, floor: int) -> int:
-        in_force = floor
+    async def _rebase_all(self, token: int, *, reason: str) -> int:
+        """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
+        to, why = core.check_token(token), core.check_reason(reason)
+        ((minimum, _),) = await self._get(self._prefix)
+        if minimum is not None:
+            await self._put([], self._prefix, HighWaterMark(to, ""))
+        marks = await self._marks()
+        for key, _, _ in marks:
+            await self._put([], key, HighWaterMark(to, ""))
+        core.log_rebase_all(len(marks), to, why)
+        return len(marks)
+
+    async def _prune(self, min_token: int) -> int:
+        """Remove the marks below `min_token`; return their number.
+
+        From then on, a resource without a mark refuses tokens below `min_token`.
+        """
+        in_force = core.check_token(min_token)
         while True:
-            ((before, revision),) = await self._look(self._prefix)
-            if before is not None and before.token >= floor:
+            ((before, revision),) = await self._get(self._prefix)
+            if before is not None and before.token >= min_token:
                 in_force = before.token
                 break
-            if await self._put([_at(self._prefix, revision)], self._prefix, Mark(floor, "")):
+            if await self._put([_compare_revision(self._prefix, revision)], self._prefix, HighWaterMark(min_token, "")):
                 break
-        end = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
-        everything = {"request_range": {"key": coded(self._prefix), "range_end": coded(end)}}
-        answer = await self._ask({"success": [everything]})
         count = 0
-        for pair in answer["responses"][0]["response_range"].get("kvs", ()):
-            name = b64decode(pair["key"]).decode()
-            is_mark = name != self._prefix and "/" not in name.removeprefix(self._prefix)
-            if is_mark and _parse(pair["value"]).token < floor:
-                gone = {"request_delete_range": {"key": pair["key"]}}
-                request = {"compare": [_at(name, int(pair["mod_revision"]))], "success": [gone]}
-                count += bool((await self._ask(request)).get("succeeded"))
-        tell_collected(count, in_force)
+        for key, mark, revision in await self._marks():
+            if mark.token < min_token:
+                delete = {"request_delete_range": {"key": coded(key)}}
+                request = {"compare": [_compare_revision(key, revision)], "success": [delete]}
+                count += bool((await self._send(request)).get("succeeded"))
+        core.log_prune(count, in_force)
         return count
 
-    async def _look(self, *keys: str) -> list[tuple[Mark | None, int]]:
-        """Return the marks at these keys, at one moment, with their revisions."""
-        answer = await self._ask({"success": [_range(key) for key in keys]})
-        return [_mark(one) for one in answer["responses"]]
+    async def _marks(self) -> list[tuple[str, HighWaterMark, int]]:
+        """Return the keys, marks and revisions of all resources."""
+        end = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
+        request = {"request_range": {"key": coded(self._prefix), "range_end": coded(end)}}
+        reply = await self._send({"success": [request]})
+        pairs = reply["responses"][0]["response_range"].get("kvs", ())
+        found = [(b64decode(it["key"]).decode(), _parse(it["value"]), int(it["mod_revision"])) for it in pairs]
+        return [it for it in found if it[0] != self._prefix and "/" not in it[0].removeprefix(self._prefix)]
 
-    async def _put(self, unchanged: list[Json], key: str, mark: Mark) -> bool:
+    async def _get(self, *keys: str) -> list[tuple[HighWaterMark | None, int]]:
+        """Return the marks at these keys with their revisions, all from one moment."""
+        reply = await self._send({"success": [_range(key) for key in keys]})
+        return [_mark_in(response) for response in reply["responses"]]
+
+    async def _put(self, compares: list[Json], key: str, mark: HighWaterMark) -> bool:
         put = {"request_put": {"key": coded(key), "value": coded(mark.text)}}
-        return bool((await self._ask({"compare": unchanged, "success": [put]})).get("succeeded"))
+        return bool((await self._send({"compare": compares, "success": [put]})).get("succeeded"))
 
-    async def _ask(self, request: Json) -> Json:
-        return dict(await settled(self._client.transaction(request)))
+    async def _send(self, request: Json) -> Json:
+        return dict(await self.half.call(self._client.transaction, request))
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        if self._awaited:
-            return work
-        return finish(work, "the client's transaction() is to be awaited, but is no coroutine function")
+
+class EtcdFence(BaseEtcdFence):
+    """Adds a compare to transactions that fails once a newer holder has entered.
+
+    `client` has `transaction(request)`, as etcd3gw's client has; `fencelock.aio.fences.etcd` has the same class for a client
+    whose `transaction` is a coroutine function. With another driver, compare that the value of `key(resource)` equals
+    `value(lease)`.
+
+    >>> def sell(client: Etcd3Client, lease: fencelock.Lease) -> None:
+    ...     fence = EtcdFence(client)
+    ...     fence.enter(lease)                                               # before the first read
+    ...     left = int(client.get("apples")[0]) - 5
+    ...     put = {"request_put": {"key": coded("apples"), "value": coded(str(left))}}
+    ...     fence.transaction(lease, {"success": [put]})                     # StaleToken if a newer holder has entered
+    """
+
+    enter = blocking(BaseEtcdFence._enter)
+    transaction = blocking(BaseEtcdFence._transaction)
+    token = blocking(BaseEtcdFence._token)
+    rebase = blocking(BaseEtcdFence._rebase)
+    rebase_all = blocking(BaseEtcdFence._rebase_all)
+    prune = blocking(BaseEtcdFence._prune)
 
 
 def coded(text: str | bytes) -> str:
-    """Return a key or a value as the JSON gateway wants it.
+    """Return a key or a value in the base64 that the JSON gateway expects.
 
     >>> coded("apples")
     'YXBwbGVz'
@@ -259,27 +199,27 @@ def coded(text: str | bytes) -> str:
     return b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-def _is_awaited(client: Any) -> bool:
-    return iscoroutinefunction(client.transaction)
-
-
-def _is(key: str, target: str, **what: Any) -> Json:
+def _compare(key: str, target: str, **what: Any) -> Json:
     return {"key": coded(key), "target": target, "result": "EQUAL", **what}
 
 
-def _at(key: str, revision: int) -> Json:
-    """Compare that a key has not changed since this revision; 0 is that of a key that is not there."""
-    return _is(key, "MOD", mod_revision=str(revision))
+def _compare_mark(key: str, pair: TokenPair) -> Json:
+    return _compare(key, "VALUE", value=coded(HighWaterMark.of(pair).text))
+
+
+def _compare_revision(key: str, revision: int) -> Json:
+    """Compare that a key has not changed since this revision; the revision of a missing key is 0."""
+    return _compare(key, "MOD", mod_revision=str(revision))
 
 
 def _range(key: str) -> Json:
     return {"request_range": {"key": coded(key)}}
 
 
-def _mark(response: Json) -> tuple[Mark | None, int]:
+def _mark_in(response: Json) -> tuple[HighWaterMark | None, int]:
     pairs = response["response_range"].get("kvs", ())
     return (_parse(pairs[0]["value"]), int(pairs[0]["mod_revision"])) if pairs else (None, 0)
 
 
-def _parse(value: str) -> Mark:
-    return Mark.parse(b64decode(value).decode())
+def _parse(value: str) -> HighWaterMark:
+    return HighWaterMark.parse(b64decode(value).decode())

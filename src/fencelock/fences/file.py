@@ -1,8 +1,9 @@
-"""The file fence: a new version is written beside the file, compared under the file's own lock, and put in its place.
+"""The file fence: writes a new version beside the file, compares tokens under the file's own lock, and renames the new
+version.
 
-Beside `report.json` there are `.report.json.fence`, the mark, and `.report.json.fence-lock`, which is only ever locked. The
-mark is on disk before the file changes, so that a crash between the two leaves the old file behind the new mark: safe.
-`.fence` is the floor of a folder whose marks have been collected.
+Beside `report.json` there are `.report.json.fence`, the mark, and `.report.json.fence-lock`, which is only ever locked.
+The mark is on disk before the file changes, so that a crash between the two leaves the old file with the new mark, which
+is safe. `.fence` has the `min_token` of a folder that was pruned.
 """
 
 from __future__ import annotations
@@ -14,28 +15,18 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from fencelock.errors import FencelockError
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    Credentials,
-    Mark,
-    admit,
-    bearer,
-    check_reason,
-    check_token,
-    tell_collected,
-    tell_moved,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 Path = str | os.PathLike[str]
-MARK = ".fence"
+SUFFIX = ".fence"
 
 
 class FileFence:
-    """Replaces files, and refuses whoever comes with an older token than somebody before; the resource is the path.
+    """Replaces files, and refuses old tokens; the resource is the path.
 
-    `enter` comes before the first read that a write depends on. For processes of one machine, or of several on a file system
-    whose `flock` they share. Readers need nothing: they see the old file or the new one, whole.
+    Call `enter` before the first read that a write depends on. For processes of one machine, or of several on a file system
+    whose `flock` they share. Readers need no fence: they see the old file or the new one, complete.
 
     >>> import tempfile, types
     >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
@@ -48,91 +39,104 @@ class FileFence:
     >>> fence.write(new, path, str(left).encode())
     >>> fence.write(old, path, b"90")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fencelock.errors.StaleToken: ...stock' refused token 33: a holder with token 34 has been here. Stop, and acquire anew
+    fencelock.errors.StaleToken: ...stock' refused token 33: it has accepted token 34. Stop, and acquire the lock again...
     """
 
     def enter(self, lease: Fenced, path: Path) -> None:
-        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        mine, place = bearer(lease), _Place.of(path)
-        with place.locked():
-            place.raise_mark(mine)
+        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        pair, file = core.credentials_of(lease), _FencedFile.at(path)
+        with file.locked():
+            file.advance(pair)
 
     def write(self, lease: Fenced, path: Path, data: bytes) -> None:
-        """Replace the file by one with this content, unless the token is old. It is on disk when this returns."""
+        """Replace the file's content, or raise StaleToken. The new content is on disk when this returns."""
         with self.replace(lease, path) as file:
             file.write(data)
 
     @contextmanager
     def replace(self, lease: Fenced, path: Path) -> Iterator[IO[bytes]]:
-        """Give a file to write to, which takes the place of the other at the end of the block, unless the token is old.
+        """Open a new file, which replaces the old one at the end of the block; then raise StaleToken if the token is old.
 
         >>> import tempfile, types
         >>> path = os.path.join(tempfile.mkdtemp(), "report")
         >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
         ...     _ = file.write(b"done")
         """
-        mine, place = bearer(lease), _Place.of(path)
-        with place.fresh() as (file, temporary):
+        pair, fenced = core.credentials_of(lease), _FencedFile.at(path)
+        with fenced.temporary() as (file, temporary):
             yield file
-            _to_disk(file)
-            with place.locked():
-                place.raise_mark(mine)
-                place.put(temporary, place.path)
+            _sync(file)
+            with fenced.locked():
+                fenced.advance(pair)
+                fenced.rename(temporary, fenced.path)
 
     def token(self, path: Path) -> int | None:
-        """Return the highest token that was let through, or None.
+        """Return the lowest token that the file accepts: the highest one so far, or the folder's `min_token`, or None.
 
         >>> FileFence().token("/no/such/file")
         """
-        return token_of(_Place.of(path).mark())
+        return core.token_of(_FencedFile.at(path).mark())
 
     def rebase(self, path: Path, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
-        place, to = _Place.of(path), check_token(token)
-        check_reason(place.path, reason)
-        with place.locked():
-            before = place.mark()
-            place.set_mark(Mark(to, ""))
-        tell_moved(place.path, token_of(before), to, reason)
+        """Move the fence of a file on purpose, down or up: it accepts every token from this one on. Logs the reason."""
+        to, why, file = core.check_token(token), core.check_reason(reason), _FencedFile.at(path)
+        with file.locked():
+            before = file.mark()
+            file.set_mark(HighWaterMark(to, ""))
+        core.log_rebase(file.path, core.token_of(before), to, why)
 
-    def collect(self, folder: Path, floor: int) -> int:
-        """Forget the marks below the floor of the files in a folder, also of files that are gone; return how many.
+    def rebase_all(self, folder: Path, token: int, *, reason: str) -> int:
+        """Move the fences of all files in a folder, and its `min_token`, to one token; return the number of files.
 
-        A file without a mark in this folder refuses tokens below the floor from then on. Choose one that is below every token
-        that may still be at work: one of a day ago is `int((time.time() - 86400) * 1e6)`.
+        Logs the reason.
+        """
+        to, why, real = core.check_token(token), core.check_reason(reason), os.path.realpath(os.fspath(folder))
+        names = _marked_files(real)
+        minimum = _FencedFile(real, "")
+        for file in (minimum, *(_FencedFile(real, name) for name in names)):
+            with file.locked():
+                if file.own_mark() is not None:
+                    file.set_mark(HighWaterMark(to, ""))
+        core.log_rebase_all(len(names), to, why)
+        return len(names)
+
+    def prune(self, folder: Path, min_token: int) -> int:
+        """Remove the marks below `min_token` of the files in a folder, also of deleted files; return their number.
+
+        From then on, a file without a mark in this folder refuses tokens below `min_token`. Choose one below every token that
+        may still be in use: the token of a day ago is `int((time.time() - 86400) * 1e6)`.
 
         >>> import tempfile, types
         >>> folder, fence = tempfile.mkdtemp(), FileFence()
         >>> fence.write(types.SimpleNamespace(token=7, id="me"), os.path.join(folder, "report"), b"done")
-        >>> fence.collect(folder, floor=1000), fence.token(os.path.join(folder, "report"))
+        >>> fence.prune(folder, 1000), fence.token(os.path.join(folder, "report"))
         (1, 1000)
         """
         real = os.path.realpath(os.fspath(folder))
-        # The floor first: whoever finds no mark from then on finds the floor.
-        with (least := _Place(real, "")).locked():
-            before = least.own_mark()
-            in_force = max(check_token(floor), 0 if before is None else before.token)
-            least.set_mark(Mark(in_force, ""))
-        count = sum(_Place(real, name).forget(floor) for name in _marked(real))
-        tell_collected(count, in_force)
+        # First min_token, then the marks: a holder that finds no mark from then on finds min_token.
+        with (minimum := _FencedFile(real, "")).locked():
+            in_force = max(core.check_token(min_token), core.token_of(minimum.own_mark()) or 0)
+            minimum.set_mark(HighWaterMark(in_force, ""))
+        count = sum(_FencedFile(real, name).remove_mark(min_token) for name in _marked_files(real))
+        core.log_prune(count, in_force)
         return count
 
 
-class _Place:
-    """A file, its mark and its lock; without a name it is its folder's floor."""
+class _FencedFile:
+    """A file, its mark and its lock. With an empty name it is the `min_token` of its folder."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.path = os.path.join(folder, name)
         self._folder = folder
-        self._mark = os.path.join(folder, f".{name}{MARK}" if name else MARK)
+        self._mark = os.path.join(folder, f".{name}{SUFFIX}" if name else SUFFIX)
         self._lock = f"{self._mark}-lock"
 
     @classmethod
-    def of(cls, path: Path) -> _Place:
-        # What a link leads to is fenced and replaced, not the link.
+    def at(cls, path: Path) -> _FencedFile:
+        # The target of a symbolic link is fenced and replaced, not the link.
         real = os.path.realpath(os.fspath(path))
         if os.path.exists(real) and not os.path.isfile(real):
-            raise FencelockError(f"{real} is no regular file, and is not to be replaced by one", real)
+            raise FencelockError(f"{real} is not a regular file, so it cannot be replaced by one", real)
         return cls(*os.path.split(real))
 
     @contextmanager
@@ -143,24 +147,26 @@ class _Place:
             try:
                 descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except PermissionError:
-                descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # another user made it; NFS wants to write
+                descriptor = os.open(
+                    self._lock, os.O_RDONLY | os.O_CLOEXEC
+                )  # another user's file; NFS needs write access
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if not _is_at(descriptor, self._lock):
-                    continue  # collected while we waited: what others lock is a new one
+                    continue  # pruned while we waited: others lock a new file
                 yield
                 return
             finally:
-                # A child that was forked meanwhile has the descriptor, too: closing ours would leave the lock to it.
+                # Unlock before closing: a forked child may have the descriptor, too, and would keep the lock.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
-    def mark(self) -> Mark | None:
-        """Return what a bearer is compared with: the file's own mark, or the floor, or None."""
+    def mark(self) -> HighWaterMark | None:
+        """Return what a token is compared with: the file's own mark, or the folder's `min_token`, or None."""
         own = self.own_mark()
-        return _Place(self._folder, "").own_mark() if own is None else own
+        return _FencedFile(self._folder, "").own_mark() if own is None else own
 
-    def own_mark(self) -> Mark | None:
+    def own_mark(self) -> HighWaterMark | None:
         try:
             with open(self._mark, encoding="utf-8", newline="") as file:
                 text = file.read().removesuffix("\n")
@@ -168,53 +174,51 @@ class _Place:
             return None
         if not text.partition(" ")[0].isdigit():
             raise FencelockError(f"{self._mark} is not the mark of a fence; find out what wrote to it", self.path)
-        return Mark.parse(text)
+        return HighWaterMark.parse(text)
 
-    def forget(self, floor: int) -> bool:
-        """Remove a mark below the floor, and the lock with it; return whether it was."""
+    def remove_mark(self, min_token: int) -> bool:
+        """Remove a mark below `min_token`, and its lock file; return whether it did."""
         with self.locked():
             mark = self.own_mark()
-            if mark is None or mark.token >= floor:
+            if mark is None or mark.token >= min_token:
                 return False
             os.unlink(self._mark)
             os.unlink(self._lock)
         return True
 
-    def raise_mark(self, mine: Credentials) -> None:
-        """Let a bearer pass; the lock is held."""
+    def advance(self, pair: TokenPair) -> None:
+        """Set the mark to this claim, or raise StaleToken. The caller holds the lock."""
         mark = self.mark()
-        admit(self.path, mine, mark)
-        if mark is None or not mark.is_of(mine):
-            self.set_mark(Mark.of(mine))
+        core.admit(self.path, pair, mark)
+        if mark is None or not mark.is_of(pair):
+            self.set_mark(HighWaterMark.of(pair))
 
-    def set_mark(self, mark: Mark) -> None:
-        with self.fresh(at_least=stat.S_IRUSR | stat.S_IWUSR) as (file, temporary):
+    def set_mark(self, mark: HighWaterMark) -> None:
+        with self.temporary(at_least=stat.S_IRUSR | stat.S_IWUSR) as (file, temporary):
             file.write(f"{mark.text}\n".encode())
-            _to_disk(file)
-            self.put(temporary, self._mark)
+            _sync(file)
+            self.rename(temporary, self._mark)
 
     @contextmanager
-    def fresh(self, at_least: int = 0) -> Iterator[tuple[IO[bytes], str]]:
-        """Give a new file in the same folder, with owner and mode of the one to be replaced; gone at the end if not used."""
+    def temporary(self, at_least: int = 0) -> Iterator[tuple[IO[bytes], str]]:
+        """Open a new file in the same folder, with the owner and mode of the old one. It is removed unless it is renamed."""
         temporary = f"{self._mark}-{os.urandom(8).hex()}"
         replaced = os.stat(self.path) if os.path.isfile(self.path) else None
-        # Only its owner may open it until it has the mode of the file that it replaces.
+        # Only the owner may open it until it has the mode of the file that it replaces.
         mode = 0o666 if replaced is None else 0o600
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with open(descriptor, "wb") as file:
                 if replaced is not None:
-                    _make_like(temporary, replaced, at_least)
+                    _copy_owner_and_mode(temporary, replaced, at_least)
                 yield file, temporary
         finally:
-            try:
+            with suppress(FileNotFoundError):  # it was renamed
                 os.unlink(temporary)
-            except FileNotFoundError:
-                pass  # it has taken its place
 
-    def put(self, temporary: str, place: str) -> None:
-        """Put a file in its place, for good: the folder is on disk, too, when this returns."""
-        os.replace(temporary, place)
+    def rename(self, temporary: str, path: str) -> None:
+        """Rename a file, and wait until the folder is on disk, too."""
+        os.replace(temporary, path)
         folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -222,21 +226,21 @@ class _Place:
             os.close(folder)
 
 
-def _make_like(path: str, other: os.stat_result, at_least: int) -> None:
-    """Give a file the owner of another, as far as we may, and its mode."""
+def _copy_owner_and_mode(path: str, other: os.stat_result, at_least: int) -> None:
+    """Give a file the owner of another, as far as permissions allow, and its mode."""
     mode = stat.S_IMODE(other.st_mode) | at_least
     mine = os.stat(path)
     if (mine.st_uid, mine.st_gid) != (other.st_uid, other.st_gid):
         try:
             os.chown(path, other.st_uid, other.st_gid)
         except PermissionError:
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would be about somebody else now
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # they would grant the rights of another user
             with suppress(PermissionError):
                 os.chown(path, -1, other.st_gid)
-    os.chmod(path, mode)  # after that, as a change of the owner takes bits away
+    os.chmod(path, mode)  # last, as a change of the owner clears bits
 
 
-def _to_disk(file: IO[bytes]) -> None:
+def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
@@ -248,7 +252,7 @@ def _is_at(descriptor: int, path: str) -> bool:
         return False
 
 
-def _marked(folder: str) -> list[str]:
-    """Return the names of the files in a folder that have marks, whether they are still there or not."""
-    marks = (name for name in os.listdir(folder) if name.startswith(".") and name.endswith(MARK))
-    return [name[1 : -len(MARK)] for name in marks if name != MARK]
+def _marked_files(folder: str) -> list[str]:
+    """Return the names of the files in a folder that have marks, also of deleted files."""
+    marks = (name for name in os.listdir(folder) if name.startswith(".") and name.endswith(SUFFIX))
+    return [name[1 : -len(SUFFIX)] for name in marks if name != SUFFIX]

@@ -7,36 +7,25 @@ from contextlib import contextmanager
 from threading import RLock
 
 from fencelock.errors import FencelockError
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    Mark,
-    admit,
-    bearer,
-    check_reason,
-    check_resource,
-    check_token,
-    resource_of,
-    tell_collected,
-    tell_moved,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark
 
 
 class MemoryFence:
-    """Refuses whoever comes with an older token than somebody before, resource by resource. Safe to share by threads.
+    """Refuses old tokens, for each resource in this process. Threads may share it.
 
-    `enter` comes before the first read that a write depends on; every write is checked again.
+    Call `enter` before the first read that a write depends on; every write checks again.
 
     >>> import fencelock
     >>> from fencelock.fences.memory import MemoryFence
     >>> fence, stock = MemoryFence(), {"apples": 100}
     >>> with fencelock.connect("memory://fence") as locks:
     ...     slow = locks.lock("apples", ttl=0.1, renew=False).acquire()
-    ...     fence.enter(slow)                                  # first, then read
+    ...     fence.enter(slow)                                  # before the first read
     ...     seen_by_slow = stock["apples"]
-    ...     with locks.lock("apples") as lease:                # the slow one was stopped for longer than its ttl
+    ...     with locks.lock("apples") as lease:                # after the ttl of the slow holder
     ...         fence.enter(lease)
-    ...         with fence.write(lease):                       # nobody gets in between check and write
+    ...         with fence.write(lease):                       # check and write in one step
     ...             stock["apples"] -= 10
     ...     try:
     ...         with fence.write(slow):
@@ -50,28 +39,28 @@ class MemoryFence:
 
     def __init__(self) -> None:
         self._mutex = RLock()
-        self._marks: dict[str, Mark] = {}
-        self._floor: Mark | None = None
-        self._open: dict[str, list[Mark]] = {}
+        self._marks: dict[str, HighWaterMark] = {}
+        self._min: HighWaterMark | None = None
+        self._writing: dict[str, list[HighWaterMark]] = {}
 
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
         with self._mutex:
-            self._pass(lease, resource)
+            self._advance(lease, resource)
 
     def check(self, lease: Fenced, resource: str | None = None) -> None:
-        """Raise StaleToken if a newer token, or an equal one of another owner, was here.
+        """Raise StaleToken if the resource has accepted a newer token, or an equal one of another claim.
 
-        Between this and a write that follows it another thread may enter: use `write` where that can be.
+        Another thread may enter between this and a write that follows: `write` excludes that.
         """
         with self._mutex:
-            self._pass(lease, resource)
+            self._advance(lease, resource)
 
     @contextmanager
     def write(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
-        """Check, and let nobody else enter until the block ends. Keep it short: it holds up every resource.
+        """Check, and let no other thread enter until the block ends. Keep the block short: it delays every resource.
 
-        In asyncio it must not await: tasks share a thread, and one that came amid the block gets an error.
+        The block must not await: another task of the same thread that enters meanwhile gets an error.
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
@@ -79,29 +68,29 @@ class MemoryFence:
         ...     report = "done"
         """
         with self._mutex:
-            name = self._pass(lease, resource)
-            mine, open_ = self._marks[name], self._open.setdefault(name, [])
-            open_.append(mine)
+            name = self._advance(lease, resource)
+            mark, writing = self._marks[name], self._writing.setdefault(name, [])
+            writing.append(mark)
             try:
                 yield
             finally:
-                open_.remove(mine)
-                if not open_:
-                    self._open.pop(name, None)
+                writing.remove(mark)
+                if not writing:
+                    self._writing.pop(name, None)
 
     def token(self, resource: str) -> int | None:
-        """Return the lowest token that would be let in: the highest that was, or the floor, or None.
+        """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None.
 
         >>> MemoryFence().token("report")
         """
         with self._mutex:
-            return token_of(self._marks.get(resource, self._floor))
+            return core.token_of(self._marks.get(resource, self._min))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
+        """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason.
 
-        For when tokens start anew, as after a move to an engine whose clock is behind. Whoever still holds an older lease
-        could get in as well: make sure that nobody does.
+        For locks that moved to an engine whose clock is behind. A holder of an older lease is accepted, too: make sure that
+        there is none.
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
@@ -109,43 +98,61 @@ class MemoryFence:
         >>> fence.rebase("report", 5, reason="another engine")
         >>> fence.enter(SimpleNamespace(token=5, id="new"), "report")
         """
-        mark = Mark(check_token(token), "")
-        check_reason(check_resource(resource), reason)
+        mark = HighWaterMark(core.check_token(token), "")
+        core.check_resource(resource), core.check_reason(reason)
         with self._mutex:
             before = self._marks.get(resource)
             self._marks[resource] = mark
-        tell_moved(resource, token_of(before), token, reason)
+        core.log_rebase(resource, core.token_of(before), token, reason)
 
-    def collect(self, floor: int) -> int:
-        """Forget every resource whose token is below the floor; return how many there were.
+    def rebase_all(self, token: int, *, reason: str) -> int:
+        """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
 
-        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
+        >>> from types import SimpleNamespace
+        >>> fence = MemoryFence()
+        >>> fence.enter(SimpleNamespace(token=1000, id="old"), "report")
+        >>> fence.rebase_all(5, reason="another engine"), fence.token("report")
+        (1, 5)
+        """
+        mark = HighWaterMark(core.check_token(token), "")
+        core.check_reason(reason)
+        with self._mutex:
+            self._marks = dict.fromkeys(self._marks, mark)
+            self._min = self._min and mark
+            count = len(self._marks)
+        core.log_rebase_all(count, token, reason)
+        return count
+
+    def prune(self, min_token: int) -> int:
+        """Remove the marks below `min_token`; return their number.
+
+        From then on, a resource without a mark refuses tokens below `min_token`.
 
         >>> from types import SimpleNamespace
         >>> fence = MemoryFence()
         >>> fence.enter(SimpleNamespace(token=7, id="me"), "report")
-        >>> fence.collect(1000), fence.token("report")
+        >>> fence.prune(1000), fence.token("report")
         (1, 1000)
         """
         with self._mutex:
-            self._floor = Mark(max(check_token(floor), 0 if self._floor is None else self._floor.token), "")
-            old = [resource for resource, mark in self._marks.items() if mark.token < floor]
+            in_force = max(core.check_token(min_token), core.token_of(self._min) or 0)
+            self._min = HighWaterMark(in_force, "")
+            old = [resource for resource, mark in self._marks.items() if mark.token < min_token]
             for resource in old:
                 del self._marks[resource]
-            in_force = self._floor.token
-        tell_collected(len(old), in_force)
+        core.log_prune(len(old), in_force)
         return len(old)
 
-    def _pass(self, lease: Fenced, resource: str | None) -> str:
-        mine = bearer(lease)
-        name = resource_of(mine, resource)
-        admit(name, mine, self._marks.get(name, self._floor))
-        writing = self._open.get(name)
-        if writing and not writing[0].is_of(mine):
+    def _advance(self, lease: Fenced, resource: str | None) -> str:
+        """Set the mark of a resource to this lease, or raise StaleToken; return the resource."""
+        pair, name = core.named_credentials(lease, resource)
+        core.admit(name, pair, self._marks.get(name, self._min))
+        writing = self._writing.get(name)
+        if writing and not writing[0].is_of(pair):
             raise FencelockError(
-                f"{name!r} is being written under token {writing[0].token} by another task of this thread: a block of "
-                "MemoryFence.write must not await",
+                f"another task of this thread writes {name!r} under token {writing[0].token}: a block of MemoryFence.write "
+                "must not await",
                 name,
             )
-        self._marks[name] = Mark.of(mine)
+        self._marks[name] = HighWaterMark.of(pair)
         return name

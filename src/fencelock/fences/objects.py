@@ -1,8 +1,8 @@
-"""The object-store fence: a put that names the version it was made from, as S3 and its like take it (`If-Match`).
+"""The object-store fence: a conditional put (`If-Match`), as S3 and compatible stores have it.
 
-The mark is kept with the object, in its metadata. What is written is bound to what was read, by its ETag: so nothing is
-entered beforehand. If somebody older has written between read and put, the change is made anew from what that left; if
-somebody newer, it is refused.
+The mark is in the object's metadata. A put names the ETag of the version that was read, so nothing has to be entered
+beforehand. If an older holder has written in between, the change is made again from that version; if a newer one has, it
+is refused.
 """
 
 from __future__ import annotations
@@ -15,53 +15,43 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fencelock.errors import FencelockError, GuaranteeUnavailable, VersionConflict
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    Credentials,
-    Mark,
-    admit,
-    bearer,
-    check_reason,
-    check_resource,
-    check_token,
-    tell_moved,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 METADATA = "fencelock"
 PUT_ID = "fencelock-put"
-"""Which put it was, in the metadata: a reply can be lost, and the driver's own repetition then finds the condition unmet."""
+"""The metadata that identifies a put: if a reply is lost, the driver's own retry finds the condition unmet."""
 
 ATTEMPTS = 20
-LONGEST_PAUSE = 0.5
+MAX_PAUSE = 0.5
 PROBE = ".fencelock-probe"
 CONFLICTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404"}
-"""What a store says when a condition is not met. 409: another conditional put was under way; 404: the object is gone."""
+"""Error codes for an unmet condition. 409: another conditional put was in flight; 404: the object was deleted."""
 
 
-class Stored(NamedTuple):
-    """An object as it was read. If there is none, it has no ETag (None) and an empty body."""
+class StoredObject(NamedTuple):
+    """An object as it was read. A missing object has no ETag (None) and an empty body."""
 
     body: bytes
     etag: str | None
-    mark: Mark | None
-    more: dict[str, Any]
-    put: str = ""
+    mark: HighWaterMark | None
+    options: dict[str, Any]
+    put_id: str = ""
 
 
 class ObjectFence:
-    """Changes objects of a bucket, and refuses whoever comes with an older token than somebody before.
+    """Changes objects of a bucket, and refuses old tokens.
 
-    `client` is a boto3 S3 client, or whatever else has its `get_object` and `put_object` and obeys `IfMatch` and
+    `client` is a boto3 S3 client, or anything else with its `get_object` and `put_object` that obeys `IfMatch` and
     `IfNoneMatch`.
 
-    S3's ETag is the digest of the content: after a newer holder has put back exactly what an older one had read, the older
-    one's put goes through. Nothing is lost by it, as it was made from what is there; but if that must not be, have the mark
-    made part of the content: `stamp(body, mark)` returns the body to be stored.
+    S3's ETag is the digest of the content: if a newer holder has put back exactly what an older one had read, the older
+    one's put succeeds. It loses nothing, as it was made from the current content. To exclude that, make the mark part of
+    the content: `stamp(body, mark)` returns the body to store.
 
-    A store that ignores conditions does not say so. Therefore the first write is preceded by a put, beside the object, whose
-    condition cannot be met, and the first object that is made is made a second time: one that lets either through is refused
-    (GuaranteeUnavailable). `probe=False` leaves that out, for those who may write nowhere else and know their store.
+    A store that ignores conditions does not report it. Therefore the first write is preceded by a put, beside the object,
+    whose condition cannot be met, and the first new object is put twice: a store that accepts either is refused
+    (GuaranteeUnavailable). `probe=False` skips that, for callers that may write nowhere else and know their store.
 
     >>> def sell(client: S3Client, lease: fencelock.Lease) -> None:
     ...     fence = ObjectFence(client, "shop")
@@ -76,111 +66,109 @@ class ObjectFence:
         self._stamp = stamp
         self._obeyed = set[str]() if probe else {"IfMatch", "IfNoneMatch"}
 
-    def update(self, lease: Fenced, key: str, change: Callable[[bytes | None], bytes]) -> bytes:
-        """Read an object, have it changed, and put it back; return what was put, or raise StaleToken.
+    def update(self, lease: Fenced, key: str, fn: Callable[[bytes | None], bytes]) -> bytes:
+        """Read an object, change it with `fn`, and put it back; return the new content, or raise StaleToken.
 
-        `change` takes the content, or None if there is none, and may be called more than once.
+        `fn` gets the content, or None if there is no object, and may be called several times.
         """
         tried = 0
         while True:
             seen = self.read(lease, key)
-            body = change(None if seen.etag is None else seen.body)
-            if self._put(key, bearer(lease), body, seen):
+            body = fn(None if seen.etag is None else seen.body)
+            if self._put(key, core.credentials_of(lease), body, seen):
                 return body
-            tried = _reenter(key, tried)
+            tried = _pause(key, tried)
 
-    def read(self, lease: Fenced, key: str) -> Stored:
-        """Return an object as it is, or raise StaleToken if somebody newer has written it. No ETag: there is none."""
-        mine, seen = bearer(lease), self._get(check_resource(key))
-        admit(key, mine, seen.mark)
+    def read(self, lease: Fenced, key: str) -> StoredObject:
+        """Return an object, or raise StaleToken if a newer holder has written it. A missing object has no ETag."""
+        pair, seen = core.credentials_of(lease), self._get(core.check_resource(key))
+        core.admit(key, pair, seen.mark)
         return seen
 
-    def write(self, lease: Fenced, key: str, body: bytes, seen: Stored | None = None) -> bool:
-        """Put an object in place of the one that was read; return False if somebody older has changed it since: read again.
+    def write(self, lease: Fenced, key: str, body: bytes, seen: StoredObject | None = None) -> bool:
+        """Replace the object that was read; return False if an older holder has changed it since: then read again.
 
-        Without `seen`, whatever an older one has written is replaced.
+        Without `seen`, it replaces whatever an older holder has written.
         """
         if seen is None:
             self.update(lease, key, lambda _: body)
             return True
-        if self._put(key, bearer(lease), body, seen):
+        if self._put(key, core.credentials_of(lease), body, seen):
             return True
         self.read(lease, key)
         return False
 
     def token(self, key: str) -> int | None:
-        """Return the highest token that was let through, or None."""
-        return token_of(self._get(check_resource(key)).mark)
+        """Return the highest token that has written the object, or None."""
+        return core.token_of(self._get(core.check_resource(key)).mark)
 
     def rebase(self, key: str, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason.
+        """Move the fence of an object on purpose, down or up: it accepts every token from this one on. Logs the reason.
 
-        The mark goes with the object: where there is none, there is nothing to move, and any token is let in.
+        The mark is stored with the object: a missing object has no fence, and accepts any token.
         """
-        check_reason(check_resource(key), reason)
-        to = Credentials(check_token(token), "")
+        to, why = TokenPair(core.check_token(token), ""), core.check_reason(reason)
         tried = 0
         while True:
-            seen = self._get(key)
+            seen = self._get(core.check_resource(key))
             if seen.etag is None:
                 raise FencelockError(
-                    f"there is no object {key!r} in {self._bucket!r}, and so no fence that could be moved: its first token "
-                    "is let in, whichever it is",
+                    f"there is no object {key!r} in {self._bucket!r}, so there is no fence to move: any token is accepted",
                     key,
                 )
             if self._put(key, to, seen.body, seen):
                 break
-            tried = _reenter(key, tried)
-        tell_moved(key, token_of(seen.mark), token, reason)
+            tried = _pause(key, tried)
+        core.log_rebase(key, core.token_of(seen.mark), token, why)
 
-    def _get(self, key: str) -> Stored:
+    def _get(self, key: str) -> StoredObject:
         try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=key)
+            reply = self._client.get_object(Bucket=self._bucket, Key=key)
         except Exception as error:
             if _code(error) not in ("NoSuchKey", "404"):
                 raise
-            return Stored(b"", None, None, {})
-        metadata = dict(answer.get("Metadata") or {})
+            return StoredObject(b"", None, None, {})
+        metadata = dict(reply.get("Metadata") or {})
         token, _, id_ = metadata.pop(METADATA, "").partition(" ")
-        put = metadata.pop(PUT_ID, "")
-        more = {"Metadata": metadata}
-        more |= {name: answer[name] for name in ("ContentType", "CacheControl", "ContentEncoding") if answer.get(name)}
-        mark = Mark(int(token), unquote(id_)) if token else None
-        return Stored(answer["Body"].read(), answer["ETag"], mark, more, put)
+        put_id = metadata.pop(PUT_ID, "")
+        options = {"Metadata": metadata}
+        options |= {name: reply[name] for name in ("ContentType", "CacheControl", "ContentEncoding") if reply.get(name)}
+        mark = HighWaterMark(int(token), unquote(id_)) if token else None
+        return StoredObject(reply["Body"].read(), reply["ETag"], mark, options, put_id)
 
-    def _put(self, key: str, mine: Credentials, body: bytes, seen: Stored) -> bool:
+    def _put(self, key: str, pair: TokenPair, body: bytes, seen: StoredObject) -> bool:
         self._probe(key)
-        mark, put = f"{mine.token} {quote(mine.id, safe='')}", os.urandom(8).hex()
+        mark, put_id = f"{pair.token} {quote(pair.id, safe='')}", os.urandom(8).hex()
         condition = {"IfNoneMatch": "*"} if seen.etag is None else {"IfMatch": seen.etag}
-        metadata = {**seen.more.get("Metadata", {}), METADATA: mark, PUT_ID: put}
+        metadata = {**seen.options.get("Metadata", {}), METADATA: mark, PUT_ID: put_id}
         stamped = body if self._stamp is None else self._stamp(body, mark)
-        options = {**seen.more, "Metadata": metadata, "Body": stamped, **condition}
-        if not self._try(key, options):
-            return self._get(key).put == put
+        options = {**seen.options, "Metadata": metadata, "Body": stamped, **condition}
+        if not self._put_if(key, options):
+            return self._get(key).put_id == put_id
         if "IfNoneMatch" in condition and "IfNoneMatch" not in self._obeyed:
-            if self._try(key, options):
+            if self._put_if(key, options):
                 raise self._ignores("If-None-Match", key)
             self._obeyed.add("IfNoneMatch")
         return True
 
     def _probe(self, key: str) -> None:
-        """Raise GuaranteeUnavailable if the store puts an object although the condition is not met."""
+        """Raise GuaranteeUnavailable if the store accepts a put whose condition is not met."""
         if "IfMatch" in self._obeyed:
             return
-        place = key.encode()[: 1000 - len(PROBE)].decode(errors="ignore") + PROBE
+        probe = key.encode()[: 1000 - len(PROBE)].decode(errors="ignore") + PROBE
         try:
-            ignored = self._try(place, {"Body": b"", "IfMatch": '"fencelock"'})
+            ignored = self._put_if(probe, {"Body": b"", "IfMatch": '"fencelock"'})
         except Exception as error:
             error.add_note(
-                f"fencelock tried at {place!r} whether the store obeys conditions; probe=False leaves that out"
+                f"fencelock tried at {probe!r} whether the store obeys conditions; probe=False skips this test"
             )
             raise
         if ignored:
-            self._client.delete_object(Bucket=self._bucket, Key=place)
+            self._client.delete_object(Bucket=self._bucket, Key=probe)
             raise self._ignores("If-Match", key)
         self._obeyed.add("IfMatch")
 
-    def _try(self, key: str, options: dict[str, Any]) -> bool:
+    def _put_if(self, key: str, options: dict[str, Any]) -> bool:
         """Put, and return whether the condition was met."""
         try:
             self._client.put_object(Bucket=self._bucket, Key=key, **options)
@@ -192,25 +180,21 @@ class ObjectFence:
 
     def _ignores(self, header: str, key: str) -> GuaranteeUnavailable:
         return GuaranteeUnavailable(
-            f"the store of bucket {self._bucket!r} ignores {header}: a stale holder's write would go through. Use a store "
-            "that obeys it, or keep what must be fenced elsewhere",
+            f"the store of bucket {self._bucket!r} ignores {header}, so it would accept a stale holder's write. Use a store "
+            "that obeys it, or keep fenced data elsewhere",
             key,
         )
 
 
-def _reenter(key: str, tried: int) -> int:
-    """Pause before another attempt, and return how many there were; raise VersionConflict after the last."""
+def _pause(key: str, tried: int) -> int:
+    """Pause before another attempt, and return the number of attempts; raise VersionConflict after the last one."""
     if tried + 1 == ATTEMPTS:
-        raise VersionConflict(
-            f"{key!r} was changed by others, or the store said so, each of the {ATTEMPTS} times that it was tried: try "
-            "again later",
-            key,
-        )
-    time.sleep(min(0.01 * 2**tried, LONGEST_PAUSE) * random.random())
+        raise VersionConflict(f"others changed {key!r} during each of {ATTEMPTS} attempts: try again later", key)
+    time.sleep(min(0.01 * 2**tried, MAX_PAUSE) * random.random())
     return tried + 1
 
 
 def _code(error: Exception) -> str | None:
-    """Return what the store calls an error, as botocore's ClientError has it."""
+    """Return the store's error code, from botocore's ClientError."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code")) if isinstance(response, dict) else None

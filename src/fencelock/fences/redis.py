@@ -1,135 +1,63 @@
 """The Redis fence: every write compares tokens in the same script that writes, in one round trip.
 
-Redis has no transaction that a holder could read in, so `enter` raises the mark before the first read; from then on nothing
-older is written. A client of redis-py's is handed in, of either colour, or a pipeline.
+Redis has no transaction that a holder could read in, so `enter` sets the mark before the first read; from then on Redis
+refuses every older write. It works with the clients and the pipelines of redis-py.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Generic, Never, Protocol, TypeVar, overload
+from typing import Any, NamedTuple
 
-from fencelock.errors import InvalidArgument, StaleToken
-from fencelock.fences import Fenced
-from fencelock.fences.client import ClientT
-from fencelock.fences.core import (
-    Credentials,
-    Mark,
-    bearer,
-    check_reason,
-    check_resource,
-    check_token,
-    refusal,
-    resource_of,
-    tell_collected,
-    tell_moved,
-)
-from fencelock.sqlio import finish, settled
+from fencelock.errors import InvalidArgument
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
+from fencelock.runtime.half import BLOCKING, Half, blocking
+from fencelock.sqlio import other_half
 
 REFUSED = "FENCED"
-"""What comes in the script's error before the mark that it saw."""
+"""What the script's error has before the mark that refused the token."""
 
 SCAN_COUNT = 500
 
 
-class Blocking(Protocol):
-    """A client that blocks, for type checkers."""
+class BaseRedisFence:
+    """The coroutines of both halves."""
 
-    def close(self) -> None: ...
+    half: Half = BLOCKING
 
-
-class Awaited(Protocol):
-    """A client of asyncio's, for type checkers."""
-
-    def aclose(self) -> Coroutine[Any, Any, None]: ...
-
-
-class Pipeline(Protocol):
-    """A pipeline of either colour, for type checkers."""
-
-    def execute(self, raise_on_error: bool = ...) -> Any: ...
-
-
-PipelineT = TypeVar("PipelineT", bound=Pipeline)
-
-
-class RedisFence(Generic[ClientT]):
-    """Fenced SET, HSET and DEL, and scripts of your own, run fenced.
-
-    `client` is a `redis.Redis`, or a `redis.asyncio.Redis`, and then every method is to be awaited. The marks are fields of
-    one hash, at `key`, which never expires; `collect` forgets old ones. With `on=pipeline` a write joins a pipeline instead.
-
-    >>> import redis, types
-    >>> fence = RedisFence(redis.Redis())
-    >>> def sell(client: redis.Redis, lease: fencelock.Lease) -> None:
-    ...     fence = RedisFence(client)
-    ...     fence.enter(lease)                                        # first, then read
-    ...     left = int(client.get("apples") or 0) - 5
-    ...     fence.set(lease, "apples", left)                          # StaleToken if somebody newer has entered
-    """
-
-    def __init__(self, client: ClientT, *, key: str = "fencelock:fence") -> None:
+    def __init__(self, client: Any, *, key: str = "fencelock:fence") -> None:
         if not key:
             raise InvalidArgument("the marks need a key of their own in Redis, as in key='fencelock:fence'")
-        self._client: Any = client
+        check_redis_client(client, "fences", self.half)
+        self._client = client
         self._key = key
-        self._awaited = is_awaited(client)
 
-    # ------------------------------------------------------------------ what holders do
+    async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
+        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        await self._run(lease, "return 1", resource=resource)
 
-    @overload
-    def enter(self: RedisFence[Never], lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any: ...
-    @overload
-    def enter(
-        self: RedisFence[Awaited], lease: Fenced, resource: str | None = None, *, on: None = None
-    ) -> Coroutine[Any, Any, None]: ...
-    @overload
-    def enter(self: RedisFence[Blocking], lease: Fenced, resource: str | None = None, *, on: None = None) -> None: ...
-    @overload
-    def enter(self, lease: Fenced, resource: str | None = None, *, on: PipelineT) -> PipelineT: ...
-
-    def enter(self, lease: Fenced, resource: str | None = None, *, on: Any = None) -> Any:
-        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        return self.run(lease, "return 1", resource=resource, on=on)  # a 1 that tells nothing: the types say None
-
-    # What is written has the server's own answer, which may be anything, in a pipeline, too: not told by types.
-
-    def set(
-        self,
-        lease: Fenced,
-        key: str | bytes,
-        value: Any,
-        *,
-        resource: str | None = None,
-        px: int | None = None,
-        on: Any = None,
+    async def _set(
+        self, lease: Fenced, key: str | bytes, value: Any, *, resource: str | None = None, px: int | None = None
     ) -> Any:
         """SET a key, fenced; `px` is its time to live in ms."""
-        more = () if px is None else ("PX", px)
-        return self.run(lease, _script("call").text, [key], ["SET", value, *more], resource=resource, on=on)
+        return await self._run(lease, *_set_command(key, value, px), resource=resource)
 
-    def hset(
-        self,
-        lease: Fenced,
-        key: str | bytes,
-        mapping: Mapping[Any, Any],
-        *,
-        resource: str | None = None,
-        on: Any = None,
+    async def _hset(
+        self, lease: Fenced, key: str | bytes, mapping: Mapping[Any, Any], *, resource: str | None = None
     ) -> Any:
-        """HSET fields of a hash, fenced; return how many are new."""
-        words = [word for pair in mapping.items() for word in pair]
-        return self.run(lease, _script("call").text, [key], ["HSET", *words], resource=resource, on=on)
+        """HSET fields of a hash, fenced; return the number of new fields."""
+        return await self._run(lease, *_hset_command(key, mapping), resource=resource)
 
-    def delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None, on: Any = None) -> Any:
-        """DEL keys, fenced; return how many there were."""
-        return self.run(lease, _script("call").text, keys, ["DEL"], resource=resource, on=on)
+    async def _delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None) -> Any:
+        """DEL keys, fenced; return the number of keys that were there."""
+        return await self._run(lease, *_delete_command(keys), resource=resource)
 
-    def run(
+    async def _run(
         self,
         lease: Fenced,
         script: str,
@@ -137,179 +65,205 @@ class RedisFence(Generic[ClientT]):
         args: Iterable[Any] = (),
         *,
         resource: str | None = None,
-        on: Any = None,
     ) -> Any:
-        """Run a Lua script of your own unless the token is old; it sees its own KEYS and ARGV and nothing of the fence.
+        """Run your own Lua script unless the token is old. The script sees only its own KEYS and ARGV."""
+        pair, name = core.named_credentials(lease, resource)
+        with _refusals(pair, name):
+            return await self._eval(_fenced(script), [*keys, self._key], [*args, name, pair.token, pair.id])
 
-        >>> more = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
-        >>> def restock(fence: RedisFence, lease: fencelock.Lease) -> int:
-        ...     return fence.run(lease, more, keys=["apples"], args=[10])
+    def pipeline(self, lease: Fenced, pipeline: Any, resource: str | None = None) -> FencedPipeline:
+        """Return fenced writes that join a pipeline of redis-py instead of being sent at once.
+
+        A pipeline is no transaction: Redis executes its other commands even if it refuses a fenced one. Fence every write.
+        Execute it in a block of `refusals`, which turns the error of a refused write into StaleToken.
         """
-        mine = bearer(lease)
-        name = resource_of(mine, resource)
-        places = [*keys, self._key]
-        words = [*args, name, mine.token, mine.id]
-        if on is not None:
-            # By its text: redis-py would ask the server first which digests it knows, in a round trip of its own.
-            return on.eval(_fenced(script).text, len(places), *places, *words)
-        return self._run(self._write(_fenced(script), places, words, _Refusal(name, mine)))
-
-    @contextmanager
-    def refusals(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
-        """Turn the error of a pipeline whose fenced write was refused into StaleToken.
-
-        A pipeline is no transaction: what is not fenced in it is carried out all the same. Fence every write of it. With
-        `execute(raise_on_error=False)` nothing is raised that could be turned: a refusal is then one of the results.
-
-        >>> def sell(fence: RedisFence, client: redis.Redis, lease: fencelock.Lease) -> None:
-        ...     with client.pipeline() as pipe, fence.refusals(lease):
-        ...         fence.set(lease, "apples", 95, on=pipe)
-        ...         fence.hset(lease, "sold", {"apples": 5}, on=pipe)
-        ...         pipe.execute()
-        """
-        mine = bearer(lease)
-        refused = _Refusal(resource_of(mine, resource), mine)
-        try:
-            yield
-        except Exception as error:
-            refused.raise_for(error)
-            raise
-
-    # ------------------------------------------------------------------ what keepers of the fence do
-
-    @overload
-    def token(self: RedisFence[Never], resource: str) -> Any: ...
-    @overload
-    def token(self: RedisFence[Awaited], resource: str) -> Coroutine[Any, Any, int | None]: ...
-    @overload
-    def token(self: RedisFence[Blocking], resource: str) -> int | None: ...
-
-    def token(self, resource: str) -> Any:
-        """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
-        return self._run(self._token(check_resource(resource)))
-
-    @overload
-    def rebase(self: RedisFence[Never], resource: str, token: int, *, reason: str) -> Any: ...
-    @overload
-    def rebase(self: RedisFence[Awaited], resource: str, token: int, *, reason: str) -> Coroutine[Any, Any, None]: ...
-    @overload
-    def rebase(self: RedisFence[Blocking], resource: str, token: int, *, reason: str) -> None: ...
-
-    def rebase(self, resource: str, token: int, *, reason: str) -> Any:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
-        to, why = check_token(token), check_reason(check_resource(resource), reason)
-        return self._run(self._rebase(resource, to, why))
-
-    @overload
-    def collect(self: RedisFence[Never], floor: int) -> Any: ...
-    @overload
-    def collect(self: RedisFence[Awaited], floor: int) -> Coroutine[Any, Any, int]: ...
-    @overload
-    def collect(self: RedisFence[Blocking], floor: int) -> int: ...
-
-    def collect(self, floor: int) -> Any:
-        """Forget every resource whose token is below the floor; return how many there were.
-
-        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
-        """
-        return self._run(self._collect(check_token(floor)))
-
-    # ------------------------------------------------------------------ how
+        pair, name = core.named_credentials(lease, resource)
+        return FencedPipeline(pipeline, pair, name, self._key)
 
     async def _token(self, resource: str) -> int | None:
-        return _token_of(await self._ask(_script("seen"), [self._key], [resource]))
+        """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
+        return _token_in(await self._eval(_script("get_mark"), [self._key], [core.check_resource(resource)]))
 
-    async def _rebase(self, resource: str, to: int, why: str) -> None:
-        before = await self._ask(_script("move"), [self._key], [resource, to])
-        tell_moved(resource, _token_of(before), to, why)
+    async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
+        """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
+        to, why = core.check_token(token), core.check_reason(reason)
+        before = await self._eval(_script("set_mark"), [self._key], [core.check_resource(resource), to])
+        core.log_rebase(resource, _token_in(before), to, why)
 
-    async def _collect(self, floor: int) -> int:
-        in_force = _token_of(await self._ask(_script("raise"), [self._key], [floor]))
-        count = 0
-        async for resource, mark in _each(self._client.hscan_iter(self._key, count=SCAN_COUNT)):
-            if int(mark.split()[0]) < floor:  # never the floor's own field: it has been raised
-                count += await self._ask(_script("forget"), [self._key], [resource, floor])
-        tell_collected(count, floor if in_force is None else in_force)
+    async def _rebase_all(self, token: int, *, reason: str) -> int:
+        """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
+
+        Resources that are entered for the first time meanwhile keep their marks.
+        """
+        to, why = core.check_token(token), core.check_reason(reason)
+        fields = [field for field, _ in await self._marks()]
+        for field in fields:
+            await self._eval(_script("set_mark"), [self._key], [field, to])
+        count = sum(1 for field in fields if field)  # the empty field is min_token
+        core.log_rebase_all(count, to, why)
         return count
 
-    async def _write(self, script: _Script, keys: list[Any], args: list[Any], refused: _Refusal) -> Any:
-        try:
-            return await self._ask(script, keys, args)
-        except Exception as error:
-            refused.raise_for(error)
-            raise
+    async def _prune(self, min_token: int) -> int:
+        """Remove the marks below `min_token`; return their number.
 
-    async def _ask(self, script: _Script, keys: list[Any], args: Iterable[Any] = ()) -> Any:
+        From then on, a resource without a mark refuses tokens below `min_token`.
+        """
+        in_force = _token_in(await self._eval(_script("raise_min_token"), [self._key], [core.check_token(min_token)]))
+        count = 0
+        for resource, mark in await self._marks():
+            if int(mark.split()[0]) < min_token:  # never min_token's own field, which has just been raised
+                count += await self._eval(_script("delete_mark"), [self._key], [resource, min_token])
+        core.log_prune(count, in_force or min_token)
+        return count
+
+    async def _marks(self) -> list[tuple[Any, Any]]:
+        marks: dict[Any, Any] = {}
+        cursor: Any = None
+        while cursor != 0:
+            cursor, found = await self.half.call(self._client.hscan, self._key, cursor or 0, count=SCAN_COUNT)
+            marks |= found
+        return list(marks.items())
+
+    async def _eval(self, script: _Script, keys: list[Any], args: list[Any]) -> Any:
         words = (len(keys), *keys, *args)
         try:
-            return await settled(self._client.evalsha(script.digest, *words))
+            return await self.half.call(self._client.evalsha, script.digest, *words)
         except Exception as error:
             if type(error).__name__ != "NoScriptError":
                 raise
-        return await settled(self._client.eval(script.text, *words))
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return work if self._awaited else finish(work, "the client is to be awaited, but is none of redis.asyncio's")
+        return await self.half.call(self._client.eval, script.text, *words)
 
 
-def is_awaited(client: object) -> bool:
-    """Return whether a client of redis-py's is one of asyncio's."""
-    return any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__)
+class RedisFence(BaseRedisFence):
+    """Fenced SET, HSET and DEL, and your own scripts, fenced.
+
+    `client` is a `redis.Redis`; `fencelock.aio.fences.redis` has the same class for `redis.asyncio`. The marks are fields
+    of one hash, at `key`, which never expires; `prune` removes old ones.
+
+    >>> import redis
+    >>> def sell(client: redis.Redis, lease: fencelock.Lease) -> None:
+    ...     fence = RedisFence(client)
+    ...     fence.enter(lease)                                        # before the first read
+    ...     left = int(client.get("apples") or 0) - 5
+    ...     fence.set(lease, "apples", left)                          # StaleToken if a newer holder has entered
+    >>> more = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+    >>> def restock(fence: RedisFence, lease: fencelock.Lease) -> int:
+    ...     return fence.run(lease, more, keys=["apples"], args=[10])
+    """
+
+    enter = blocking(BaseRedisFence._enter)
+    set = blocking(BaseRedisFence._set)
+    hset = blocking(BaseRedisFence._hset)
+    delete = blocking(BaseRedisFence._delete)
+    run = blocking(BaseRedisFence._run)
+    token = blocking(BaseRedisFence._token)
+    rebase = blocking(BaseRedisFence._rebase)
+    rebase_all = blocking(BaseRedisFence._rebase_all)
+    prune = blocking(BaseRedisFence._prune)
 
 
-class _Script:
-    __slots__ = ("digest", "text")
+class FencedPipeline:
+    """Fenced writes of one lease that join a pipeline; `RedisFence.pipeline` makes it. Nothing is sent, so nothing is
+    awaited.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    >>> import redis
+    >>> def sell(fence: RedisFence, client: redis.Redis, lease: fencelock.Lease) -> None:
+    ...     with client.pipeline() as pipe:
+    ...         fenced = fence.pipeline(lease, pipe)
+    ...         fenced.set("apples", 95)
+    ...         fenced.hset("sold", {"apples": 5})
+    ...         with fenced.refusals():
+    ...             pipe.execute()
+    """
 
-
-class _Refusal:
-    """Whom a refusal would be about."""
-
-    __slots__ = ("_mine", "_resource")
-
-    def __init__(self, resource: str, mine: Credentials) -> None:
+    def __init__(self, pipeline: Any, pair: TokenPair, resource: str, key: str) -> None:
+        self._pipeline = pipeline
+        self._pair = pair
         self._resource = resource
-        self._mine = mine
+        self._key = key
 
-    def raise_for(self, error: Exception) -> None:
-        """Raise StaleToken if that is what an error of redis-py's says."""
-        stale = self._of(error)
-        if stale is not None:
-            raise stale from error
+    def enter(self) -> None:
+        """Refuse older tokens from now on."""
+        self.run("return 1")
 
-    def _of(self, error: Exception) -> StaleToken | None:
-        """Return the refusal that an error of redis-py's is, or None; a pipeline puts words of its own before it."""
-        if type(error).__module__.partition(".")[0] != "redis":
-            return None
-        _, found, rest = str(error).partition(f"{REFUSED} ")
-        token, _, id_ = rest.partition(" ")
-        return refusal(self._resource, self._mine, Mark(int(token), id_)) if found and token.isdigit() else None
+    def set(self, key: str | bytes, value: Any, *, px: int | None = None) -> None:
+        """SET a key; `px` is its time to live in ms."""
+        self.run(*_set_command(key, value, px))
+
+    def hset(self, key: str | bytes, mapping: Mapping[Any, Any]) -> None:
+        """HSET fields of a hash."""
+        self.run(*_hset_command(key, mapping))
+
+    def delete(self, *keys: str | bytes) -> None:
+        """DEL keys."""
+        self.run(*_delete_command(keys))
+
+    def run(self, script: str, keys: Iterable[str | bytes] = (), args: Iterable[Any] = ()) -> None:
+        """Run your own Lua script."""
+        all_keys = [*keys, self._key]
+        words = [*args, self._resource, self._pair.token, self._pair.id]
+        # With the whole text: for a digest redis-py would first ask the server, in an extra round trip.
+        self._pipeline.eval(_fenced(script).text, len(all_keys), *all_keys, *words)
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Turn the error of a refused write into StaleToken. `execute(raise_on_error=False)` raises none."""
+        with _refusals(self._pair, self._resource):
+            yield
+
+
+def check_redis_client(client: object, package: str, half: Half) -> None:
+    """Raise InvalidType for a client of redis-py that belongs to the other half."""
+    if any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__) is not half.awaited:
+        raise other_half(client, package, awaited=half.awaited)
+
+
+class _Script(NamedTuple):
+    text: str
+    digest: str
+
+
+def _new_script(text: str) -> _Script:
+    return _Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @cache
 def _script(name: str) -> _Script:
-    return _Script((Path(__file__).parent / "lua" / f"{name}.lua").read_text("utf-8"))
+    return _new_script((Path(__file__).parent / "lua" / f"{name}.lua").read_text("utf-8"))
 
 
 @lru_cache(maxsize=256)
 def _fenced(script: str) -> _Script:
-    # Redis 7 takes flags in a first line that must stay the first.
+    # The line of flags of a Redis 7 script must stay the first one.
     flags, rest = script.split("\n", 1) if script.startswith("#!") and "\n" in script else ("", script)
-    return _Script((f"{flags}\n" if flags else "") + _script("check").text + rest)
+    return _new_script((f"{flags}\n" if flags else "") + _script("check").text + rest)
 
 
-async def _each(found: Any) -> AsyncIterator[Any]:
-    """Yield what an iterator of either colour gives."""
-    if hasattr(found, "__aiter__"):
-        async for one in found:
-            yield one
-    else:
-        for one in found:
-            yield one
+def _set_command(key: str | bytes, value: Any, px: int | None) -> tuple[str, list[Any], list[Any]]:
+    return _script("call").text, [key], ["SET", value, *(() if px is None else ("PX", px))]
 
 
-def _token_of(mark: Any) -> int | None:
+def _hset_command(key: str | bytes, mapping: Mapping[Any, Any]) -> tuple[str, list[Any], list[Any]]:
+    return _script("call").text, [key], ["HSET", *(word for pair in mapping.items() for word in pair)]
+
+
+def _delete_command(keys: Iterable[str | bytes]) -> tuple[str, list[Any], list[Any]]:
+    return _script("call").text, list(keys), ["DEL"]
+
+
+@contextmanager
+def _refusals(pair: TokenPair, resource: str) -> Iterator[None]:
+    """Turn the script's error into StaleToken. A pipeline adds its own words before the script's."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "redis":
+            _, found, rest = str(error).partition(f"{REFUSED} ")
+            token, _, id_ = rest.partition(" ")
+            if found and token.isdigit():
+                raise core.refusal(resource, pair, HighWaterMark(int(token), id_)) from error
+        raise
+
+
+def _token_in(mark: Any) -> int | None:
     return None if mark is None else int(mark.split()[0])

@@ -1,8 +1,8 @@
-"""The ZooKeeper fence: one more check in the caller's own transaction, and so no extra round trip for a write.
+"""The ZooKeeper fence: one more check in the caller's own transaction, so a fenced write needs no extra round trip.
 
-Below the root each resource has a node that holds its mark, and that has one child: the permit of whoever entered last.
-Entering replaces the permit, in one transaction. A permit's name is its bearer's token and id, so that it never comes back
-once it is gone: a version number would, with a node that was collected and made anew.
+Below the root, each resource has a node with its mark, and that node has one child: the entry of the claim that entered last.
+Entering replaces the entry, in one transaction. An entry's name is the claim's token and id, so it never returns once it is
+deleted. A version number would: a node that was pruned and created again counts from 0.
 """
 
 from __future__ import annotations
@@ -10,187 +10,185 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from fencelock.fences import Fenced
-from fencelock.fences.core import (
-    Credentials,
-    Mark,
-    admit,
-    bearer,
-    check_reason,
-    check_resource,
-    check_token,
-    not_entered,
-    resource_of,
-    tell_collected,
-    tell_moved,
-    token_of,
-)
+from fencelock.fences import Fenced, core
+from fencelock.fences.core import HighWaterMark, TokenPair
 
 RESOURCE = "="
-"""What a resource's node begins with: a child of the root without it is not ours, such as the root of another fence."""
+"""The first character of a resource's node. Other children of the root are not marks."""
 
 
 class ZooKeeperFence:
-    """Puts a check into kazoo's transactions that fails once somebody newer has entered.
+    """Adds a check to kazoo's transactions that fails once a newer holder has entered.
 
     `client` is a started `KazooClient`.
 
     >>> def sell(client: KazooClient, lease: fencelock.Lease) -> None:
     ...     fence = ZooKeeperFence(client)
-    ...     fence.enter(lease)                                     # first, then read
+    ...     fence.enter(lease)                                     # before the first read
     ...     left = int(client.get("/apples")[0]) - 5
     ...     transaction = client.transaction()
     ...     transaction.set_data("/apples", str(left).encode())
-    ...     fence.commit(transaction, lease)                       # StaleToken if somebody newer has entered
+    ...     fence.commit(lease, transaction)                       # StaleToken if a newer holder has entered
     """
 
     def __init__(self, client: Any, *, root: str = "/fencelock-fence") -> None:
         self._client = client
         self._root = root
 
-    # ------------------------------------------------------------------ what holders do
-
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Keep older tokens out from now on, or raise StaleToken. Call it before the first read."""
-        mine = bearer(lease)
-        name = resource_of(mine, resource)
+        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        pair, name = core.named_credentials(lease, resource)
+        entry = self._entry_path(name, pair)
         while True:
             self._client.ensure_path(self._root)
-            floor, floor_version = self._mark(self._root)
-            mark, version = self._mark(self._place(name))
-            admit(name, mine, mark or floor)
-            if mark is not None and mark.is_of(mine) and self._client.exists(self._permit(name, mine)) is not None:
+            minimum, min_version = self._get(self._root)
+            mark, version = self._get(self._path(name))
+            core.admit(name, pair, mark or minimum)
+            if mark is not None and mark.is_of(pair) and self._client.exists(entry) is not None:
                 return
-            if self._replace(name, Mark.of(mine), version, floor_version, permit=self._permit(name, mine)):
+            if self._replace(self._path(name), HighWaterMark.of(pair), version, min_version, entry):
                 return
 
-    def check(self, transaction: Any, lease: Fenced, resource: str | None = None) -> None:
-        """Add the check to a transaction of your own: that nobody newer has entered since you did."""
-        mine = bearer(lease)
-        transaction.check(self._permit(resource_of(mine, resource), mine), -1)
+    def check(self, lease: Fenced, transaction: Any, resource: str | None = None) -> None:
+        """Add the check to a transaction of your own: no newer holder has entered since you did."""
+        pair, name = core.named_credentials(lease, resource)
+        transaction.check(self._entry_path(name, pair), -1)
 
-    def commit(self, transaction: Any, lease: Fenced, resource: str | None = None) -> list[Any]:
+    def commit(self, lease: Fenced, transaction: Any, resource: str | None = None) -> list[Any]:
         """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
         from kazoo.exceptions import NoNodeError
 
-        mine = bearer(lease)
-        name = resource_of(mine, resource)
-        self.check(transaction, mine, name)
-        # First, so that a stale holder is told so, and not that something else is not as it expects.
+        pair, name = core.named_credentials(lease, resource)
+        self.check(pair, transaction, name)
+        # As the first operation: a stale holder gets StaleToken, and not the error of another operation.
         transaction.operations.insert(0, transaction.operations.pop())
         checked, *results = transaction.commit()
         if isinstance(checked, NoNodeError):
-            admit(name, mine, self._seen(name))
-            raise not_entered(name, mine)
+            core.admit(name, pair, self._mark(name))
+            raise core.not_entered(name, pair)
         for result in (checked, *results):
             if isinstance(result, Exception) and not _is_consequence(result):
                 raise result
         return list(results)
 
-    # ------------------------------------------------------------------ what keepers of the fence do
-
     def token(self, resource: str) -> int | None:
-        """Return the lowest token that would be let in: the highest that was, or the floor, or None."""
-        return token_of(self._seen(check_resource(resource)))
+        """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
+        return core.token_of(self._mark(core.check_resource(resource)))
 
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
-        """Move the fence on purpose, down or up: every token from this one on is let in. Logged, with the reason."""
-        to = check_token(token)
-        check_reason(check_resource(resource), reason)
-        while True:
-            self._client.ensure_path(self._root)
-            before, version = self._mark(self._place(resource))
-            if self._replace(resource, Mark(to, ""), version, None, permit=None):
-                break
-        tell_moved(resource, token_of(before), to, reason)
+        """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
+        to, why, path = core.check_token(token), core.check_reason(reason), self._path(core.check_resource(resource))
+        core.log_rebase(resource, core.token_of(self._set_mark(path, to)), to, why)
 
-    def collect(self, floor: int) -> int:
-        """Forget every resource whose token is below the floor; return how many there were.
-
-        A resource that is forgotten, or that was never seen, refuses tokens below the floor from then on.
-        """
-        from kazoo.exceptions import BadVersionError
-
-        in_force = check_token(floor)
+    def rebase_all(self, token: int, *, reason: str) -> int:
+        """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
+        to, why = core.check_token(token), core.check_reason(reason)
         self._client.ensure_path(self._root)
-        while True:
-            before, version = self._mark(self._root)
-            if before is not None and before.token >= floor:
-                in_force = before.token
-                break
-            try:
-                self._client.set(self._root, Mark(floor, "").text.encode(), version)
-                break
-            except BadVersionError:
-                continue
+        if self._get(self._root)[0] is not None:
+            self._client.set(self._root, HighWaterMark(to, "").text.encode())
+        paths = self._mark_paths()
+        for path in paths:
+            self._set_mark(path, to)
+        core.log_rebase_all(len(paths), to, why)
+        return len(paths)
+
+    def prune(self, min_token: int) -> int:
+        """Remove the marks below `min_token`; return their number.
+
+        From then on, a resource without a mark refuses tokens below `min_token`.
+        """
+        in_force = self._raise_min_token(core.check_token(min_token))
         count = 0
-        for child in self._client.get_children(self._root):
-            if not child.startswith(RESOURCE):
-                continue
-            place = f"{self._root}/{child}"
-            mark, version = self._mark(place)
-            if mark is not None and version is not None and mark.token < floor:
-                top, top_version = self._mark(self._root)
+        for path in self._mark_paths():
+            mark, version = self._get(path)
+            if mark is not None and version is not None and mark.token < min_token:
+                minimum, min_version = self._get(self._root)
                 transaction = self._client.transaction()
-                # Who has looked at this mark has to look again: its version would come back with a node that is made anew.
-                transaction.set_data(self._root, (top or Mark(floor, "")).text.encode(), top_version)
-                for permit in self._children(place):
-                    transaction.delete(f"{place}/{permit}")
-                transaction.delete(place, version)
-                count += _unchanged(transaction.commit())
-        tell_collected(count, in_force)
+                # Change the root's version: a client that has read this mark must read it again, as the version of a node
+                # that is deleted and created again repeats.
+                data = (minimum or HighWaterMark(min_token, "")).text.encode()
+                transaction.set_data(self._root, data, min_version)
+                for entry in self._children(path):
+                    transaction.delete(f"{path}/{entry}")
+                transaction.delete(path, version)
+                count += _is_committed(transaction.commit())
+        core.log_prune(count, in_force)
         return count
 
-    # ------------------------------------------------------------------ how
+    def _raise_min_token(self, min_token: int) -> int:
+        from kazoo.exceptions import BadVersionError
 
-    def _place(self, resource: str) -> str:
+        self._client.ensure_path(self._root)
+        while True:
+            before, version = self._get(self._root)
+            if before is not None and before.token >= min_token:
+                return before.token
+            try:
+                self._client.set(self._root, HighWaterMark(min_token, "").text.encode(), version)
+                return min_token
+            except BadVersionError:
+                continue
+
+    def _path(self, resource: str) -> str:
         return f"{self._root}/{RESOURCE}{_escape(resource)}"
 
-    def _permit(self, resource: str, mine: Credentials) -> str:
-        return f"{self._place(resource)}/{mine.token}-{_escape(mine.id)}"
+    def _entry_path(self, resource: str, pair: TokenPair) -> str:
+        return f"{self._path(resource)}/{pair.token}-{_escape(pair.id)}"
 
-    def _mark(self, path: str) -> tuple[Mark | None, int | None]:
-        """Return the mark in a node and the node's version; no version if there is no node."""
+    def _mark_paths(self) -> list[str]:
+        children = self._client.get_children(self._root)
+        return [f"{self._root}/{child}" for child in children if child.startswith(RESOURCE)]
+
+    def _get(self, path: str) -> tuple[HighWaterMark | None, int | None]:
+        """Return the mark in a node and the node's version; the version of a missing node is None."""
         from kazoo.exceptions import NoNodeError
 
         try:
             data, stat = self._client.get(path)
         except NoNodeError:
             return None, None
-        return (Mark.parse(data.decode()) if data else None), stat.version
+        return (HighWaterMark.parse(data.decode()) if data else None), stat.version
 
-    def _seen(self, resource: str) -> Mark | None:
-        return self._mark(self._place(resource))[0] or self._mark(self._root)[0]
+    def _mark(self, resource: str) -> HighWaterMark | None:
+        return self._get(self._path(resource))[0] or self._get(self._root)[0]
 
-    def _children(self, place: str) -> list[str]:
+    def _children(self, path: str) -> list[str]:
         from kazoo.exceptions import NoNodeError
 
         try:
-            return list(self._client.get_children(place))
+            return list(self._client.get_children(path))
         except NoNodeError:
             return []
 
+    def _set_mark(self, path: str, token: int) -> HighWaterMark | None:
+        """Set a mark for any claim with this token or a higher one, and return the mark before."""
+        while True:
+            self._client.ensure_path(self._root)
+            before, version = self._get(path)
+            if self._replace(path, HighWaterMark(token, ""), version, None, None):
+                return before
+
     def _replace(
-        self, resource: str, mark: Mark, version: int | None, floor_version: int | None, permit: str | None
+        self, path: str, mark: HighWaterMark, version: int | None, min_version: int | None, entry: str | None
     ) -> bool:
-        """Set the mark and put the permit in place of the others, if nothing has changed since it was looked at."""
-        place, data = self._place(resource), mark.text.encode()
+        """Set the mark and replace the entry, unless mark or min_token have changed since they were read."""
+        data = mark.text.encode()
         transaction = self._client.transaction()
-        if floor_version is not None:
-            transaction.check(self._root, floor_version)
+        if min_version is not None:
+            transaction.check(self._root, min_version)
         if version is None:
-            transaction.create(place, data)
+            transaction.create(path, data)
         else:
-            transaction.set_data(place, data, version)
-            for other in self._children(place):
-                transaction.delete(f"{place}/{other}")
-        if permit is not None:
-            transaction.create(permit)
-        return _unchanged(transaction.commit())
+            transaction.set_data(path, data, version)
+            for other in self._children(path):
+                transaction.delete(f"{path}/{other}")
+        if entry is not None:
+            transaction.create(entry)
+        return _is_committed(transaction.commit())
 
 
-def _unchanged(results: list[Any]) -> bool:
-    """Return whether a transaction went through; raise what was wrong, unless it is that something has changed meanwhile."""
+def _is_committed(results: list[Any]) -> bool:
+    """Return whether a transaction was committed; raise its error, unless a node has changed since it was read."""
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
     causes = [result for result in results if isinstance(result, Exception) and not _is_consequence(result)]
@@ -201,10 +199,10 @@ def _unchanged(results: list[Any]) -> bool:
 
 
 def _is_consequence(result: Exception) -> bool:
-    """Return whether an operation was only rolled back, or never tried, because of another one."""
+    """Return whether an operation failed only because of another one of its transaction."""
     return type(result).__name__ in ("RolledBackError", "RuntimeInconsistency")
 
 
 def _escape(name: str) -> str:
-    """Return a name as a node's: no slash, and neither `.` nor `..`."""
+    """Return a name for a node: without a slash, and neither `.` nor `..`."""
     return quote(name, safe="").replace(".", "%2E")

@@ -1,4 +1,4 @@
-"""One text for one JSON value, whoever writes it: what fingerprints and merges compare."""
+"""One text for equal JSON values, for fingerprints and merges."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 from fencelock.errors import InvalidType
 
 Json: TypeAlias = Any
-"""What `json` can write: None, bool, int, float, str, and lists and dicts of these."""
+"""A value that `json` can write: None, bool, int, float, str, and lists and dicts of these."""
 
 
 def canonical(value: Json) -> str:
-    """Return the value as JSON: keys in order, no spaces, nothing that JSON does not have.
+    """Return the value as JSON: keys sorted, no spaces, no NaN or infinity.
 
     >>> canonical({"b": 1, "a": [True, None]})
     '{"a":[true,null],"b":1}'
@@ -23,10 +23,10 @@ def canonical(value: Json) -> str:
         raise InvalidType(f"{value!r:.80} cannot be written as JSON: {error}") from error
 
 
-def written(value: Json, what: str) -> str:
-    """Return the value as JSON in ASCII, so that no connection's character set has a say in it; an error says what it was.
+def to_json(value: Json, what: str) -> str:
+    """Return the value as JSON in ASCII, which every character set of a connection can store; `what` names it in an error.
 
-    >>> written({"a": "é"}, "the result of 'k'")
+    >>> to_json({"a": "é"}, "the result of 'k'")
     '{"a": "\\\\u00e9"}'
     """
     try:

@@ -1,4 +1,4 @@
-"""A hybrid logical clock: stamps that follow the wall clock as far as it goes, and cause and effect in any case."""
+"""A hybrid logical clock: its stamps follow the wall clock where possible, and cause and effect always."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from fencelock.errors import FencelockError, InvalidArgument
 
 AHEAD_MAX = 60.0
-"""Seconds by which a stamp of others may lie ahead of us: one broken clock must not carry all others away for years."""
+"""Seconds by which another replica's stamp may be ahead: one wrong clock must not move all others years ahead."""
 
 
 class ClockAhead(FencelockError, ValueError):
-    """A stamp from elsewhere lies too far in the future: the clock of whoever made it is wrong, or ours is."""
+    """The stamp of another replica lies too far in the future: its clock is wrong, or the local one is."""
 
 
 class Stamp(NamedTuple):
@@ -32,10 +32,10 @@ class Stamp(NamedTuple):
 class HybridClock:
     """Makes stamps for one replica; each is above every stamp that this clock has made or seen. Safe to share by threads.
 
-    >>> here, there = HybridClock("here"), HybridClock("there", now=lambda: 0.0)       # a clock that stands still in 1970
+    >>> here, there = HybridClock("here"), HybridClock("there", now=lambda: 0.0)       # a clock that stopped in 1970
     >>> first = here.tick()
     >>> there.observe(first, ahead_max=float("inf"))
-    >>> there.tick() > first                                                           # what came after is above it
+    >>> there.tick() > first                                                           # a later stamp is above it
     True
     """
 
@@ -56,12 +56,12 @@ class HybridClock:
             return Stamp(*self._last, self.replica)
 
     def observe(self, stamp: Stamp, *, ahead_max: float = AHEAD_MAX) -> None:
-        """Take in a stamp from elsewhere, so that the next one is above it; raise ClockAhead if it is absurd."""
+        """Remember the stamp of another replica, so that the next one is above it; raise ClockAhead if it is far ahead."""
         with self._mutex:
             ahead = stamp.millis / 1000 - self._now()
             if ahead > ahead_max:
                 raise ClockAhead(
-                    f"a stamp of {stamp.replica!r} is {ahead:.0f} s ahead of this clock, more than {ahead_max:g} s: set the "
-                    "clocks right, and do not merge what it stands for"
+                    f"a stamp of {stamp.replica!r} is {ahead:.0f} s ahead of this clock, more than {ahead_max:g} s: "
+                    "correct the clocks, and do not merge its data"
                 )
             self._last = max(self._last, (stamp.millis, stamp.step))

@@ -1,8 +1,8 @@
-"""Data that merges: replicas change it on their own, and agree once they have seen the same, in whatever order.
+"""Data that merges (CRDTs): replicas change it independently, and agree once they have merged the same changes in any order.
 
-All are values: a change or a merge returns a new one, and `a | b` is `a.merge(b)`. A replica's name has to be its own for
-as long as its data lives, as a node's id is. A process that comes back **without** its data must come back under a new
-name: its old one would count again from the beginning, and a merge would swallow that. A lease's `id` is such a name.
+All of them are immutable values: a change or a merge returns a new value, and `a | b` is `a.merge(b)`. A replica needs a
+unique name for as long as its data lives. A process that restarts **without** its data needs a new name: under its old
+one it would count from the beginning, and a merge would drop the new counts. A lease's `id` is a suitable name.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 
 class _Value:
-    """What all of them share: equal when they stand for the same, and never changed."""
+    """The common base: immutable, and equal if the content is equal."""
 
     __slots__ = ()
 
     def merge(self, other: Self) -> Self:
-        """Return what both know together: the same whichever comes first, however often."""
+        """Return the union of both histories. The order and the number of merges make no difference."""
         if type(other) is not type(self):
-            raise InvalidType(f"a {type(self).__name__} merges with its like, not with {type(other).__name__}")
+            raise InvalidType(f"a {type(self).__name__} merges with another one, not with {type(other).__name__}")
         return self._merge(other)
 
     def _merge(self, other: Self) -> Self:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON can carry it; equal values give equal JSON."""
+        """Return a value for `json`; equal values have equal JSON."""
         raise NotImplementedError
 
     def __or__(self, other: Self) -> Self:
@@ -53,7 +53,7 @@ class _Value:
 
 
 class GCounter(_Value):
-    """A counter that only grows: each replica counts for itself, and the value is the sum.
+    """A counter that only grows: each replica counts its own additions, and the value is the sum.
 
     >>> here, there = GCounter().add("here", 3), GCounter().add("there", 4)
     >>> (here | there | here).value
@@ -72,7 +72,7 @@ class GCounter(_Value):
         return sum(self._counts.values())
 
     def add(self, replica: str, by: int = 1) -> GCounter:
-        """Return it with so many more, counted by this replica.
+        """Return the counter after an addition by this replica.
 
         >>> GCounter().add("here").add("here", 2).value
         3
@@ -87,7 +87,7 @@ class GCounter(_Value):
 
     @classmethod
     def from_json(cls, form: Mapping[str, Json]) -> GCounter:
-        """Return what `to_json` gave.
+        """Return the value that `to_json` wrote.
 
         >>> GCounter.from_json({"here": 3, "there": 4}).value
         7
@@ -97,7 +97,7 @@ class GCounter(_Value):
 
 
 class PNCounter(_Value):
-    """A counter that goes up and down: two that only grow.
+    """A counter that goes up and down: a pair of counters that only grow.
 
     >>> here, there = PNCounter().add("here", 10), PNCounter().add("there", -4)
     >>> (here | there).value
@@ -112,11 +112,11 @@ class PNCounter(_Value):
 
     @property
     def value(self) -> int:
-        """What was added, less what was taken away."""
+        """The sum of all additions and subtractions."""
         return self._up.value - self._down.value
 
     def add(self, replica: str, by: int = 1) -> PNCounter:
-        """Return it with so many more, or fewer if that is negative, counted by this replica.
+        """Return the counter after an addition by this replica; `by` may be negative.
 
         >>> PNCounter().add("here", -2).value
         -2
@@ -133,7 +133,7 @@ class PNCounter(_Value):
 
     @classmethod
     def from_json(cls, form: Mapping[str, Json]) -> PNCounter:
-        """Return what `to_json` gave.
+        """Return the value that `to_json` wrote.
 
         >>> PNCounter.from_json({"up": {"here": 10}, "down": {"there": 4}}).value
         6
@@ -143,19 +143,20 @@ class PNCounter(_Value):
 
 
 class _Dot(NamedTuple):
-    """The so-manieth addition at a replica: what a removal names, so that it spares the additions it has not seen."""
+    """The number of an addition at a replica. A removal names the additions that it has seen, and spares all others."""
 
     replica: str
     number: int
 
 
 class ORSet(_Value):
-    """A set in which an addition wins over a removal that did not know of it. Elements are whatever JSON can carry.
+    """A set in which an addition wins over a concurrent removal. Elements are values that JSON can represent.
 
-    It keeps no tombstones: per replica it knows how far it has seen, and what it has seen and no longer has was removed.
+    It keeps no tombstones: it stores how many additions of each replica it has seen, and a seen addition that is missing
+    was removed.
 
     >>> here = ORSet().add("here", "milk")
-    >>> there = here.remove("milk")                     # at the same time as the next line
+    >>> there = here.remove("milk")                     # concurrent with the next line
     >>> here = here.add("here", "milk")
     >>> list(here | there), list(there)
     (['milk'], [])
@@ -164,11 +165,11 @@ class ORSet(_Value):
     __slots__ = ("_dots", "_seen")
 
     def __init__(self) -> None:
-        self._dots: dict[str, frozenset[_Dot]] = {}  # by the element's JSON: 1, 1.0 and True are not the same
+        self._dots: dict[str, frozenset[_Dot]] = {}  # by the element's JSON, as 1, 1.0 and True are different elements
         self._seen: dict[str, int] = {}
 
     def add(self, replica: str, element: Json) -> ORSet:
-        """Return it with the element, added by this replica.
+        """Return the set with the element, added by this replica.
 
         >>> sorted(ORSet().add("here", "milk").add("here", "bread"))
         ['bread', 'milk']
@@ -177,7 +178,7 @@ class ORSet(_Value):
         return _set({**self._dots, canonical(element): frozenset([dot])}, {**self._seen, replica: dot.number})
 
     def remove(self, element: Json) -> ORSet:
-        """Return it without the element: all additions that are known here are undone. Nothing happens if it is not in it.
+        """Return the set without the element: removes all additions that are known here.
 
         >>> "milk" in ORSet().add("here", "milk").remove("milk")
         False
@@ -189,13 +190,13 @@ class ORSet(_Value):
         kept = {}
         for key in chain(self._dots, (key for key in other._dots if key not in self._dots)):
             mine, theirs = self._dots.get(key, frozenset()), other._dots.get(key, frozenset())
-            dots = (mine & theirs) | (mine - other._all_of(mine)) | (theirs - self._all_of(theirs))
+            dots = (mine & theirs) | (mine - other._seen_of(mine)) | (theirs - self._seen_of(theirs))
             if dots:
                 kept[key] = dots
         return _set(kept, _highest(self._seen, other._seen))
 
-    def _all_of(self, dots: frozenset[_Dot]) -> frozenset[_Dot]:
-        """Return those of the dots that were seen here, whether they are still there or not."""
+    def _seen_of(self, dots: frozenset[_Dot]) -> frozenset[_Dot]:
+        """Return the dots that this replica has seen, present or removed."""
         return frozenset(dot for dot in dots if dot.number <= self._seen.get(dot.replica, 0))
 
     def __contains__(self, element: Json) -> bool:
@@ -217,7 +218,7 @@ class ORSet(_Value):
 
     @classmethod
     def from_json(cls, form: Mapping[str, Json]) -> ORSet:
-        """Return what `to_json` gave.
+        """Return the value that `to_json` wrote.
 
         >>> list(ORSet.from_json(ORSet().add("here", "milk").to_json()))
         ['milk']
@@ -228,24 +229,24 @@ class ORSet(_Value):
             for element, them in form["elements"]:
                 made = dots[canonical(element)] = frozenset(_Dot(_name(name), _count(number)) for name, number in them)
                 if not made or not all(0 < dot.number <= seen.get(dot.replica, 0) for dot in made):
-                    raise InvalidArgument(f"{element!r:.40} was added by nobody, or later than what was seen")
-            # Of an element that comes twice, only the last is there.
+                    raise InvalidArgument(f"{element!r:.40} has no addition, or one above the number that was seen")
+            # Of an element that occurs twice, only the last one is left.
             if sum(len(them) for _, them in form["elements"]) != len({dot for made in dots.values() for dot in made}):
-                raise InvalidArgument("an addition comes twice")
+                raise InvalidArgument("an addition occurs twice")
             return _set(dots, seen)
 
 
 class LWWRegister(_Value, Generic[T]):
-    """One value, and the last write wins: the one with the highest stamp of a `HybridClock`.
+    """One value; the write with the highest stamp of a `HybridClock` wins.
 
-    For what may be lost to a later write, such as a setting; not for a sum. It is as fair as the clocks are right: who has
-    seen a write and writes after it wins over it in any case; of two at the same time, the one whose clock is ahead.
+    For values that a later write may replace, such as a setting; not for a sum. A write by a replica that has seen
+    another write always wins over it; of two concurrent writes, the one whose clock is ahead wins.
 
-    A merge takes whatever stamp it gets: `observe` what comes from elsewhere first, to refuse what is absurd.
+    A merge accepts every stamp: call `observe` first with stamps of other replicas, to refuse those too far ahead.
 
     >>> here, there = HybridClock("here"), HybridClock("there")
     >>> title = LWWRegister("draft", here.tick())
-    >>> there.observe(title.stamp)                      # it has come to another replica
+    >>> there.observe(title.stamp)                      # another replica receives it
     >>> (title.set("final", there) | title).value
     'final'
     """
@@ -257,10 +258,10 @@ class LWWRegister(_Value, Generic[T]):
         self.stamp = stamp
 
     def set(self, value: T, stamp: Stamp | HybridClock) -> LWWRegister[T]:
-        """Return it with another value, at a new stamp of this clock, which is above the one there is.
+        """Return the register with another value and a new stamp of this clock, which is above the present one.
 
-        A stamp of your own has to be above it too, or the value would be lost at once: InvalidArgument. To bring in a write
-        that may be older than what is there, merge.
+        A stamp of your own must be above it, too, or the value would be lost at once: InvalidArgument. Merge a write that
+        may be older than the present one.
 
         >>> LWWRegister("old", Stamp(1, 0, "there")).set("new", HybridClock("here")).value
         'new'
@@ -286,7 +287,7 @@ class LWWRegister(_Value, Generic[T]):
 
     @classmethod
     def from_json(cls, form: Mapping[str, Json]) -> LWWRegister[Any]:
-        """Return what `to_json` gave.
+        """Return the value that `to_json` wrote.
 
         >>> LWWRegister.from_json({"value": "final", "stamp": [1700000000000, 0, "here"]}).value
         'final'
@@ -298,7 +299,7 @@ class LWWRegister(_Value, Generic[T]):
 
 @contextmanager
 def _reading(kind: type[_Value], form: object) -> Iterator[None]:
-    """Refuse what is not of its form: merged, it would break the laws that make replicas agree."""
+    """Refuse malformed JSON: merging it would break the rules that make replicas agree."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:

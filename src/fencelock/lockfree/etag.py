@@ -1,4 +1,4 @@
-"""Versions at the other end of HTTP: the ETag that a server gives, and the If-Match that it gets back."""
+"""Versions in HTTP, for servers: the ETag of a response, and the If-Match of a request."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def etag(version: int | str) -> str:
 
 
 def check_if_match(header: str | None, version: int | str | None) -> None:
-    """Raise VersionConflict unless an If-Match header names the version there is; None: there is nothing yet.
+    """Raise VersionConflict unless an If-Match header names the current version; None: the resource does not exist yet.
 
-    A missing header is refused too: who does not say what it has read would overwrite what it has not. Answer 412, or 428
-    where the header is missing.
+    A missing header is refused, too: a client that does not name the version it has read could overwrite another one. Respond
+    with 412, or with 428 if the header is missing.
 
     >>> check_if_match('"6", "7"', 7)
     >>> check_if_match('"6"', 7)
     Traceback (most recent call last):
-    fencelock.errors.VersionConflict: If-Match is "6", and the version is "7": read again, and decide again
+    fencelock.errors.VersionConflict: If-Match is "6", and the version is "7": read it again
     """
     if header is None:
-        raise VersionConflict("If-Match is missing: say which version you have read")
+        raise VersionConflict("If-Match is missing: send the version that you have read")
     given = [part.strip() for part in header.split(",")]
     if version is not None and (given == ["*"] or etag(version) in given):
         return
-    there = "nothing is there" if version is None else f"the version is {etag(version)}"
-    raise VersionConflict(f"If-Match is {header}, and {there}: read again, and decide again")
+    there = "the resource does not exist" if version is None else f"the version is {etag(version)}"
+    raise VersionConflict(f"If-Match is {header}, and {there}: read it again")

@@ -9,38 +9,20 @@ from functools import partial
 from typing import Any
 
 from fencelock.errors import FencelockError, InvalidArgument
-from fencelock.lockfree.cell import Cell, Seen
-from fencelock.lockfree.colour import settled
-from fencelock.sqlio import POSTGRESQL, codes, link
+from fencelock.lockfree.versioned import BaseVersionedValue, Versioned, VersionedValue
+from fencelock.sqlio import POSTGRESQL, adapt, error_codes
+from fencelock.sqlio.drivers import resolve
 
 Row = dict[str, Any]
 
 COLLISIONS = {"40001", "40P01", "1213", "1205", "1020"}
-"""What databases say when transactions got into each other's way: could not serialize, deadlock, changed since last read."""
+"""Error codes for colliding transactions: serialization failure, deadlock, lock timeout, row changed since it was read."""
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 
 
-class SqlRow(Cell[Any]):
-    """A row of a table with a version column: an integer that every write raises. PostgreSQL, MySQL, MariaDB and SQLite.
-
-    `read` and `write` are part of your transaction. `modify` makes one of its own for each attempt, as a transaction that has
-    read once may go on seeing the same; it is refused while one of yours is open.
-
-    >>> import sqlite3
-    >>> db = sqlite3.connect(":memory:")
-    >>> _ = db.execute("CREATE TABLE account (id INTEGER, balance INTEGER, version INTEGER)")
-    >>> _ = db.execute("INSERT INTO account VALUES (7, 100, 1)"); db.commit()
-    >>> account = SqlRow(db, "account", {"id": 7}, ["balance"])
-    >>> account.modify(lambda row: {"balance": row["balance"] - 10})
-    {'balance': 90}
-    >>> seen = account.read()
-    >>> account.write({"balance": 80}, seen.version)
-    >>> account.write({"balance": 70}, seen.version)
-    Traceback (most recent call last):
-    fencelock.errors.VersionConflict: 'account id=7' is no longer as it was read: read again, and decide again
-    >>> db.close()
-    """
+class BaseSqlRow(BaseVersionedValue[Row]):
+    """The coroutines of both halves."""
 
     def __init__(
         self,
@@ -52,108 +34,125 @@ class SqlRow(Cell[Any]):
         version: str = "version",
     ) -> None:
         if not where or not columns:
-            raise InvalidArgument(f"{table}: say which row, as in {{'id': 7}}, and which columns, as in ['balance']")
+            raise InvalidArgument(f"{table}: name the row, as in {{'id': 7}}, and the columns, as in ['balance']")
         for name in (table, version, *where, *columns):
             if not _IDENTIFIER.fullmatch(name):
-                raise InvalidArgument(
-                    f"{name!r} cannot be the name of a table or column here; write SQL of your own for it"
-                )
+                raise InvalidArgument(f"SqlRow does not support {name!r} as a name of a table or column")
         self._connection = connection
-        self._link = link(connection)
-        self.awaited = self._link.awaited
+        self._adapter = adapt(connection, "lockfree", awaited=self.half.awaited)
         self.name = f"{table} {' '.join(f'{name}={value}' for name, value in where.items())}"
         self._columns = tuple(columns)
         self._where = {f"where_{number}": value for number, value in enumerate(where.values())}
-        quoted = partial(_quoted, self._link.dialect)
-        which = " AND ".join(f"{quoted(name)} = :where_{number}" for number, name in enumerate(where))
+        quoted = partial(_quoted, self._adapter.dialect)
+        row = " AND ".join(f"{quoted(name)} = :where_{number}" for number, name in enumerate(where))
         self._version, at = version, quoted(version)
-        self._select = f"SELECT {', '.join(map(quoted, (version, *columns)))} FROM {quoted(table)} WHERE {which}"
-        self._update = f"UPDATE {quoted(table)} SET {at} = {at} + 1{{}} WHERE {which} AND {at} = :version"
+        self._select = f"SELECT {', '.join(map(quoted, (version, *columns)))} FROM {quoted(table)} WHERE {row}"
+        self._update_sql = f"UPDATE {quoted(table)} SET {at} = {at} + 1{{}} WHERE {row} AND {at} = :version"
 
-    async def _read(self) -> Seen[Row]:
-        rows = (await self._link.execute(self._select, self._where)).rows
+    async def _load(self) -> Versioned[Row]:
+        rows = (await self._adapter.execute(self._select, self._where)).rows
         if len(rows) != 1:
-            raise FencelockError(f"{self.name!r} is {len(rows)} rows, and has to be one", self.name)
+            raise FencelockError(f"{self.name!r} is {len(rows)} rows, and must be one", self.name)
         version, *values = rows[0]
         if version is None:
             raise FencelockError(
-                f"{self.name!r}: its version is NULL (column {self._version}), which no write could find unchanged. Set it "
+                f"the version of {self.name!r} (column {self._version}) is NULL, which no write could find unchanged: set it "
                 "to 1, and make the column NOT NULL",
                 self.name,
             )
-        return Seen(dict(zip(self._columns, values, strict=True)), version)
+        return Versioned(dict(zip(self._columns, values, strict=True)), version)
 
-    async def _write(self, value: Row, version: Any) -> bool:
+    async def _store(self, value: Row, version: Any) -> bool:
         others = value.keys() - set(self._columns)
         if others:
-            raise InvalidArgument(
-                f"{self.name!r} has no column {', '.join(sorted(others))} among those it was made with"
-            )
-        names = (_quoted(self._link.dialect, name) for name in value)
-        sets = "".join(f", {name} = :set_{number}" for number, name in enumerate(names))
+            raise InvalidArgument(f"{self.name!r} was made without the column {', '.join(sorted(others))}")
+        names = (_quoted(self._adapter.dialect, name) for name in value)
+        assignments = "".join(f", {name} = :set_{number}" for number, name in enumerate(names))
         args = {f"set_{number}": new for number, new in enumerate(value.values())}
         args |= self._where | {"version": version}
-        return (await self._link.execute(self._update.format(sets), args)).touched == 1
+        return (await self._adapter.execute(self._update_sql.format(assignments), args)).rowcount == 1
 
-    async def _attempt(self, change: Callable[[Row], Any]) -> tuple[bool, Row | None]:
-        if _busy(self._connection):
+    async def _attempt(self, fn: Callable[[Row], Any]) -> tuple[bool, Row | None]:
+        if _has_open_transaction(self._connection):
             raise FencelockError(
-                f"{self.name!r}: modify makes a transaction of its own, and this connection has one that is open: commit it "
-                "first, or use read and write inside it",
+                f"{self.name!r}: update makes its own transaction, and this connection has an open one: commit it first, or "
+                "use read and write inside it",
                 self.name,
             )
-        changed = _Changed(change)
+        user = _UserFunction(fn)
         try:
-            settled_, value = await super()._attempt(changed)
-            await settled(self._connection.commit() if settled_ else self._connection.rollback())
+            await self._adapter.begin()
+            done, value = await super()._attempt(user)
+            await (self._adapter.commit() if done else self._adapter.rollback())
         except BaseException as error:
             with suppress(Exception):  # the connection may be what failed, and the first error says more
-                await settled(self._connection.rollback())
-            if isinstance(error, Exception) and error is not changed.error and _collided(error):
+                await self._adapter.rollback()
+            if isinstance(error, Exception) and error is not user.error and _is_collision(error):
                 return False, None
             raise
-        return settled_, value
+        return done, value
+
+
+class SqlRow(BaseSqlRow, VersionedValue[Row]):
+    """A row of a table with a version column: an integer that every write raises. PostgreSQL, MySQL, MariaDB and SQLite.
+
+    `read` and `write` are part of your transaction. `update` makes its own transaction for each attempt, as a transaction
+    that has read once may see the same data again; it refuses a connection with an open transaction.
+
+    >>> import sqlite3
+    >>> db = sqlite3.connect(":memory:")
+    >>> _ = db.execute("CREATE TABLE account (id INTEGER, balance INTEGER, version INTEGER)")
+    >>> _ = db.execute("INSERT INTO account VALUES (7, 100, 1)"); db.commit()
+    >>> account = SqlRow(db, "account", {"id": 7}, ["balance"])
+    >>> account.update(lambda row: {"balance": row["balance"] - 10})
+    {'balance': 90}
+    >>> seen = account.read()
+    >>> account.write({"balance": 80}, seen.version)
+    >>> account.write({"balance": 70}, seen.version)
+    Traceback (most recent call last):
+    fencelock.errors.VersionConflict: others have changed 'account id=7' since it was read: read it again
+    >>> db.close()
+    """
 
 
 def _quoted(dialect: str, name: str) -> str:
-    """Return a name in quotes, as it may be a word of SQL's own such as `order`; it means what it does without them.
+    """Return a name in quotes, as it may be a keyword such as `order`. It means the same as without quotes.
 
     >>> _quoted("postgresql", "Shop.order"), _quoted("mysql", "order")
     ('"shop"."order"', '`order`')
     """
-    if dialect == POSTGRESQL:  # which folds what has no quotes, as far as ASCII goes
+    if dialect == POSTGRESQL:  # it folds unquoted ASCII letters to lower case
         folded = "".join(letter.lower() if letter.isascii() else letter for letter in name)
         return ".".join(f'"{part}"' for part in folded.split("."))
-    # Not "…" for SQLite, which would take it for a text if there is no such column.
+    # No double quotes for SQLite: it would read a missing column in double quotes as a string.
     return ".".join(f"`{part}`" for part in name.split("."))
 
 
-class _Changed:
-    """Calls the caller's function, and remembers its error: whatever that looks like, no database has said it."""
+class _UserFunction:
+    """Calls the user's function, and remembers its error, which must not be taken for an error of the database."""
 
-    def __init__(self, change: Callable[[Row], Any]) -> None:
-        self._change = change
+    def __init__(self, fn: Callable[[Row], Any]) -> None:
+        self._fn = fn
         self.error: BaseException | None = None
 
     async def __call__(self, row: Row) -> Any:
         try:
-            return await settled(self._change(row))
+            return await resolve(self._fn(row))
         except BaseException as error:
             self.error = error
             raise
 
 
-def _collided(error: Exception) -> bool:
-    return bool(codes(error) & COLLISIONS) or "database is locked" in str(error)
+def _is_collision(error: Exception) -> bool:
+    return bool(error_codes(error) & COLLISIONS) or "database is locked" in str(error)
 
 
-def _busy(connection: Any) -> bool:
-    """Return whether a transaction is open on it, as far as its driver can tell."""
-    if hasattr(connection, "in_atomic_block"):  # Django
-        return bool(connection.in_atomic_block)
-    if hasattr(connection, "in_transaction"):
-        inside = connection.in_transaction  # SQLite's tells, SQLAlchemy's is asked
-        return bool(inside() if callable(inside) else inside)
+def _has_open_transaction(connection: Any) -> bool:
+    """Return whether a transaction is open, as far as the driver knows."""
+    for name in ("in_atomic_block", "in_transaction", "is_in_transaction"):  # Django; SQLite and SQLAlchemy; asyncpg
+        if hasattr(connection, name):
+            inside = getattr(connection, name)
+            return bool(inside() if callable(inside) else inside)
     if hasattr(connection, "server_status"):
         return bool(connection.server_status & 1)
     info = getattr(connection, "info", None)

@@ -68,7 +68,7 @@ class ElectionFactory(Generic[L]):
         """Yield who leads, or None, and then every change; never an earlier term after a later one."""
         last: Leader | None = None
         highest, first = 0, True
-        async for snapshot in self._client.watches.watch(self.name, stop):
+        async for snapshot in self._client.watch(self.name, stop):
             leader = leader_of(snapshot)
             if leader is not None and leader.token < highest:
                 continue  # an old state, read from a member that lags
@@ -88,11 +88,7 @@ class ElectionFactory(Generic[L]):
         """Return False if this client leads and has been unable to renew its term for `grace` seconds."""
         seconds = check_seconds(grace, "grace", self.name, zero=True) or 0.0
         now = self._client.runtime.now()
-        return not any(
-            term._trouble_since is not None and now - term._trouble_since >= seconds
-            for term in self._terms
-            if not term._is_released
-        )
+        return not any(term._unrenewed_for(now) >= seconds for term in self._terms if not term._is_released)
 
     async def run(self, work: Callable[[L], Awaitable[object]], stop: StopSignal | None) -> None:
         """Campaign and call `work(term)` while leading, again and again, until `stop` is set.
@@ -132,12 +128,13 @@ class ElectionFactory(Generic[L]):
             await work(term)
         except BaseException as error:
             failure = error
+        resigned = term._is_released
         try:
             await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work failed by itself
             if failure is not None:
                 raise failure
         except LeaseLost as lost:
-            if lost.name != term.name or term.reason is None:
+            if lost.name != term.name or (term.reason is None and not resigned):
                 raise
         self._log(f"{client.owner} no longer leads {self.name!r} (term {term.token})", term)
 

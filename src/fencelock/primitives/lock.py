@@ -100,7 +100,8 @@ class LockFactory(Generic[L]):
 
     async def try_acquire(self) -> L | None:
         """Return a lease, or None if the lock is not free now."""
-        if not self._reentrant and self._client.would_deadlock(self.name, self.mode):
+        held_here = self._reentrant and self._held_here() is not None
+        if not held_here and self._client.would_deadlock(self.name, self.mode):
             return None
         return await self._acquire(0.0)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.group import BaseGroup
 from fencelock.core.validation import check_name, check_seconds
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
-from fencelock.model import Mode
+from fencelock.model import Claim, Mode
 from fencelock.primitives.lock import UNSET, LockFactory, SharedOptions, Unset, take_last
 
 MAX_NAMES = 32
@@ -30,6 +30,12 @@ def modes_of(names: Iterable[str], read: Iterable[str], write: Iterable[str]) ->
     if not 1 <= len(modes) <= MAX_NAMES:
         raise InvalidArgument(f"a multi-lock takes 1 to {MAX_NAMES} names, not {len(modes)}")
     return {name: modes[name] for name in sorted(modes, key=str.encode)}
+
+
+def _withdraw(group: BaseGroup) -> list[Claim]:
+    """End a group that its user never got; return the claims to abandon, the last one first."""
+    claims = [lease._withdraw() for lease in reversed(group._leases())]
+    return [claim for claim in claims if claim is not None]
 
 
 class MultiLockFactory(Generic[G]):
@@ -71,6 +77,7 @@ class MultiLockFactory(Generic[G]):
 
     async def _acquire_all(self, deadline: Deadline) -> tuple[G | None, str]:
         """Acquire one lock after the other; on any failure release what was acquired. Return the name that was missing."""
+        leftovers = self._client.renewer.leftovers
         while True:
             group = self._make_group(self._client)
             missing = ""
@@ -84,22 +91,15 @@ class MultiLockFactory(Generic[G]):
                 if not missing and group._complete():
                     return group, ""
             except FencelockError:
-                await self._give_back(group)
+                await leftovers.discard(*_withdraw(group), seconds=MIN_REPLY_TIMEOUT)
                 raise
             except BaseException:
-                leftovers = self._client.renewer.leftovers
-                for lease in reversed(group._leases()):
-                    self._client.renewer.drop(lease.id)
-                    await leftovers.clean_up(lease._grant.claim)
+                await leftovers.clean_up(*_withdraw(group))
                 raise
             # A lock was not free, or a lease was lost while this waited for the next: this process was stopped.
-            await self._give_back(group)
+            await leftovers.discard(*_withdraw(group), seconds=MIN_REPLY_TIMEOUT)
             if missing:
                 return None, missing
-
-    async def _give_back(self, group: G) -> None:
-        with suppress(FencelockError):  # the renewer goes on with what could not be released
-            await group._release()
 
     def entered(self, task: Hashable, group: G) -> G:
         """Begin a `with` block with a new group."""

@@ -8,7 +8,7 @@ cannot overwrite a newer value.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from fencelock.errors import (
     InvalidArgument,
     InvalidType,
     LockTimeout,
+    WouldDeadlock,
 )
 from fencelock.model import Mode
 from fencelock.primitives.keys import record_key
@@ -105,9 +106,11 @@ def cache_options(
 class Flight(Generic[T]):
     """One build, or one wait for a build of another process, that the callers of this process share."""
 
-    __slots__ = ("done", "error", "value")
+    __slots__ = ("done", "error", "task", "value")
 
     def __init__(self, client: Client[Any]) -> None:
+        self.task: Hashable = None
+        """The thread or task that builds."""
         self.done = client.runtime.event()
         self.value: T | None = None
         self.error: BaseException | None = None
@@ -156,6 +159,10 @@ class SingleFlight(Generic[T]):
                     flight = flights[self._name] = Flight(client)
             if ours:
                 await client.runtime.run_detached(self._fly(flight, deadline, rebuild=rebuild), "fencelock-build")
+            elif flight.task == client.runtime.current_task():
+                raise WouldDeadlock(
+                    f"the build of {self.key!r} asks for its own result and would wait for itself", self.key
+                )
             timeout = None if deadline.at is None else deadline.at_most(self._options.timeout or 0.0)
             if not await flight.done.wait(timeout):
                 raise LockTimeout(f"{self.key!r} was not built within {self._options.timeout:g} s", self.key)
@@ -166,6 +173,7 @@ class SingleFlight(Generic[T]):
             return flight.value  # type: ignore[return-value]
 
     async def _fly(self, flight: Flight[T], deadline: Deadline, *, rebuild: bool) -> None:
+        flight.task = self._client.runtime.current_task()
         try:
             flight.value = await self._obtain(deadline, rebuild=rebuild)
         except BaseException as error:
@@ -193,6 +201,7 @@ class SingleFlight(Generic[T]):
 
     async def _fly_stale(self, flight: Flight[T]) -> None:
         """Rebuild a stale value if no other process does it. A failure is only logged: callers have the stale value."""
+        flight.task = self._client.runtime.current_task()
         try:
             flight.value = await self._rebuild_stale()
         except Exception as error:

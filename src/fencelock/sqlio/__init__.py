@@ -1,9 +1,8 @@
-"""Runs SQL on whatever connection a caller hands in, blocking or awaited, inside the caller's own transaction.
+"""Runs SQL on a caller's own connection, inside the caller's own transaction.
 
-`link(connection)` finds out what it is by the package of its type, without importing any driver. Statements are written
-once, with `:name` for their arguments, and rendered for the driver's paramstyle. What is written on top of it is written once
-as well, as coroutines: `run` drives them to their end at once for a connection that blocks, and hands them to the caller to
-be awaited for one that does not.
+`adapt(connection)` recognises a connection by the package of its type, without importing a driver. Statements are written
+once, with `:name` for their arguments, and are rendered for the driver's paramstyle. What uses an adapter is written once, as
+coroutines: on a connection that blocks they never suspend.
 """
 
 from __future__ import annotations
@@ -11,109 +10,76 @@ from __future__ import annotations
 import re
 from collections.abc import Coroutine, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-T = TypeVar("T")
+from fencelock.errors import FencelockError, InvalidType
 
 POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
 
 _ARGUMENT = re.compile(r"(?<![:\w]):(\w+)")
 
 
-class Answer(NamedTuple):
-    """What a statement gave: its rows, for one that has any, and how many it touched, as the driver counts."""
+class Result(NamedTuple):
+    """The result of a statement: its rows, if it returns any, and the number of rows that the driver counts."""
 
     rows: list[tuple[Any, ...]]
-    touched: int
+    rowcount: int
 
 
-class Blocking(Protocol):
+class BlockingConnection(Protocol):
     """A connection, session or cursor that blocks, for type checkers."""
 
     def close(self) -> None: ...
 
 
-class Awaited(Protocol):
-    """A connection, session or cursor of asyncio's, for type checkers: what is done on it is to be awaited."""
+class AsyncConnection(Protocol):
+    """A connection, session or cursor of asyncio, for type checkers."""
 
     def close(self) -> Coroutine[Any, Any, None]: ...
 
 
-class Link(Protocol):
-    """A connection of the caller's, as far as we use it. No colour but that of `execute`."""
+class ConnectionAdapter(Protocol):
+    """A caller's connection. On one that blocks, no coroutine of it suspends."""
 
     @property
     def dialect(self) -> str:
-        """The database's language: postgresql, mysql (which is MariaDB's, too) or sqlite."""
+        """The SQL dialect: postgresql, mysql (also MariaDB) or sqlite."""
         ...
 
     @property
     def awaited(self) -> bool:
-        """Whether the caller awaits what is done on it; otherwise `execute` never suspends."""
+        """Whether it is a connection of asyncio."""
         ...
 
     @property
-    def begin(self) -> str:
-        """How whoever has such a connection begins a transaction, to be told."""
+    def how_to_begin(self) -> str:
+        """How the owner of such a connection begins a transaction, for error messages."""
         ...
 
-    async def execute(self, sql: str, args: Mapping[str, Any] = ...) -> Answer:
-        """Run one statement with `:name` arguments. The driver's errors come out as they are."""
+    async def execute(self, sql: str, args: Mapping[str, Any] = ...) -> Result:
+        """Run one statement with `:name` arguments. The driver's errors are raised unchanged."""
         ...
 
-    async def commits_each(self) -> bool:
-        """Return whether each statement commits by itself: there is no transaction, and none begins with the next."""
+    async def is_autocommit(self) -> bool:
+        """Return whether each statement commits by itself: no transaction is open, and the next statement opens none."""
         ...
 
-
-class BlockingLink(Link, Protocol):
-    """A connection that has done its work when it returns."""
-
-    @property
-    def awaited(self) -> Literal[False]:
-        """No."""
+    async def begin(self) -> None:
+        """Begin a transaction, on drivers that do not begin one with the first statement."""
         ...
 
-
-class AwaitedLink(Link, Protocol):
-    """A connection of asyncio's, where work can be forgotten."""
-
-    @property
-    def awaited(self) -> Literal[True]:
-        """Yes."""
+    async def commit(self) -> None:
+        """Commit the transaction."""
         ...
 
-    def refuse(self, why: str, /) -> None:
-        """Have the connection take no more statements, and commit nothing, at once."""
+    async def rollback(self) -> None:
+        """Roll the transaction back."""
         ...
-
-
-def run(link: Link, work: Coroutine[Any, Any, T]) -> Any:
-    """Return what the work returns, or the work itself, to be awaited, if that is the connection's colour."""
-    return work if link.awaited else finish(work)
-
-
-async def settled(value: Any) -> Any:
-    """Return what a driver's function returned, awaited if that is its colour."""
-    return await value if hasattr(value, "__await__") else value
-
-
-def finish(
-    work: Coroutine[Any, Any, T],
-    suspended: str = "a statement on a blocking connection suspended: its driver is not what it seems to be",
-) -> T:
-    """Run work on what blocks to its end, and return what it returns; if it suspends all the same, say so."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    work.close()
-    raise RuntimeError(suspended)
 
 
 @lru_cache(maxsize=256)
 def render(sql: str, paramstyle: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement as a driver wants it, and the names of its arguments in the order of their places.
+    """Return a statement in the driver's paramstyle, and the names of its arguments in the order of the placeholders.
 
     >>> render("SELECT :a, :b, :a::text", "qmark")
     ('SELECT ?, ?, ?::text', ('a', 'b', 'a'))
@@ -124,7 +90,7 @@ def render(sql: str, paramstyle: str) -> tuple[str, tuple[str, ...]]:
     """
     names: list[str] = []
 
-    def place(found: re.Match[str]) -> str:
+    def placeholder(found: re.Match[str]) -> str:
         name = found[1]
         if paramstyle == "numeric_dollar":
             if name not in names:
@@ -135,40 +101,74 @@ def render(sql: str, paramstyle: str) -> tuple[str, tuple[str, ...]]:
 
     if paramstyle in ("format", "pyformat"):
         sql = sql.replace("%", "%%")
-    return _ARGUMENT.sub(place, sql), tuple(names)
+    return _ARGUMENT.sub(placeholder, sql), tuple(names)
 
 
 def bind(sql: str, args: Mapping[str, Any], paramstyle: str) -> tuple[str, tuple[Any, ...]]:
-    """Return a statement as a driver wants it, and its arguments in the order of their places."""
+    """Return a statement in the driver's paramstyle, and its arguments in the order of the placeholders."""
     text, names = render(sql, paramstyle)
     return text, tuple(args[name] for name in names)
 
 
-def link(connection: Any) -> BlockingLink | AwaitedLink:
-    """Return what runs SQL on this connection; raise InvalidType for what is not one that we know."""
-    from fencelock.sqlio.drivers import find
+def adapt(connection: Any, package: str, *, awaited: bool) -> ConnectionAdapter:
+    """Return the adapter of a connection for the blocking or the asyncio half of a package such as "fences".
 
-    return find(connection)
+    Raise InvalidType for anything that is not a supported connection, and for a connection of the other half.
+    """
+    from fencelock.sqlio.drivers import find_adapter
+
+    adapter = find_adapter(connection)
+    if adapter.awaited is not awaited:
+        raise other_half(connection, package, awaited=awaited)
+    return adapter
 
 
-def codes(error: BaseException) -> set[str]:
-    """Return what the database calls an error: SQLSTATEs and MySQL's numbers, also through those who wrap a driver's errors.
+async def require_transaction(adapter: ConnectionAdapter, what: str, name: str | None = None) -> None:
+    """Raise FencelockError if the connection commits each statement by itself; the message says how to begin."""
+    if await adapter.is_autocommit():
+        raise FencelockError(
+            f"{what} needs a transaction, and this connection commits each statement by itself: {adapter.how_to_begin}",
+            name,
+        )
 
-    >>> codes(ValueError("no database said this"))
+
+def other_half(thing: object, package: str, *, awaited: bool) -> InvalidType:
+    """Return the error for an object that belongs to the other half of a package.
+
+    >>> import sqlite3
+    >>> print(other_half(sqlite3.connect(":memory:"), "fences", awaited=True))
+    sqlite3.Connection would block the event loop: use fencelock.fences, or give fencelock.aio.fences one of asyncio
+    """
+    mine, other = f"fencelock.aio.{package}", f"fencelock.{package}"
+    if awaited:
+        return InvalidType(f"{kind_of(thing)} would block the event loop: use {other}, or give {mine} one of asyncio")
+    return InvalidType(f"{kind_of(thing)} is for asyncio: use {mine}, or give {other} one that blocks")
+
+
+def kind_of(thing: object) -> str:
+    """Return the name of an object's type, for messages."""
+    kind = type(thing)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def error_codes(error: BaseException) -> set[str]:
+    """Return the SQLSTATEs and MySQL error numbers of an error, also if SQLAlchemy or Django has wrapped it.
+
+    >>> error_codes(ValueError("not an error of a database"))
     set()
     """
     found: set[str] = set()
-    seen: BaseException | None = error
-    while seen is not None:
+    current: BaseException | None = error
+    while current is not None:
         for name in ("sqlstate", "pgcode"):
-            if isinstance(code := getattr(seen, name, None), str):
+            if isinstance(code := getattr(current, name, None), str):
                 found.add(code)
-        if seen.args and isinstance(seen.args[0], int):
-            found.add(str(seen.args[0]))
-        seen = getattr(seen, "orig", None) or seen.__cause__  # SQLAlchemy's, and Django's
+        if current.args and isinstance(current.args[0], int):
+            found.add(str(current.args[0]))
+        current = getattr(current, "orig", None) or current.__cause__  # SQLAlchemy's, and Django's
     return found
 
 
-def misses_table(error: BaseException) -> bool:
-    """Return whether an error says that a table is not there."""
-    return bool(codes(error) & {"42P01", "1146"}) or "no such table" in str(error)
+def is_missing_table(error: BaseException) -> bool:
+    """Return whether an error says that a table does not exist."""
+    return bool(error_codes(error) & {"42P01", "1146"}) or "no such table" in str(error)

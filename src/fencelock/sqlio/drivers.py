@@ -1,44 +1,40 @@
-"""The kinds of connection: one small class for each way to ask, and a table of who is asked how."""
+"""The adapters of DB-API drivers, of asyncpg and of Django, and a table of what differs between the drivers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fencelock.errors import InvalidType
-from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, Answer, AwaitedLink, BlockingLink, bind
+from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, Result, bind, kind_of
 
-BEGIN = {
-    POSTGRESQL: "turn autocommit off, or begin a transaction first",
-    MYSQL: "turn autocommit off, or begin a transaction first",
-    SQLITE: "execute BEGIN IMMEDIATE first",
-}
+TURN_OFF_AUTOCOMMIT = "turn autocommit off, or begin a transaction first"
+HOW_TO_BEGIN = {POSTGRESQL: TURN_OFF_AUTOCOMMIT, MYSQL: TURN_OFF_AUTOCOMMIT, SQLITE: "execute BEGIN IMMEDIATE first"}
 
-NOTHING: Mapping[str, Any] = {}
+NO_ARGS: Mapping[str, Any] = {}
 
 
 class Driver(NamedTuple):
-    """A line of the table of drivers."""
+    """What differs between DB-API drivers. Both functions may return an awaitable."""
 
     dialect: str
     paramstyle: str
-    idle: Callable[[Any], bool]
-    """Whether a connection of its commits each statement by itself, as things stand."""
-    fresh: Callable[[Any], Any] = lambda connection: connection.cursor()
-    """A cursor that gives tuples, whatever the caller has made of rows."""
+    is_autocommit: Callable[[Any], Any]
+    open_cursor: Callable[[Any], Any]
+    """Opens a cursor that returns tuples, whatever row factory the caller has set."""
 
 
-def _sqlite_commits(connection: Any) -> bool:
+async def resolve(value: Any) -> Any:
+    """Return what a driver's function returned, awaited if it is a driver of asyncio."""
+    return await value if hasattr(value, "__await__") else value
+
+
+def _sqlite_is_autocommit(connection: Any) -> bool:
     if connection.in_transaction:
         return False
-    # Python 3.12 has an attribute for it; -1 stands for the older rule, by isolation_level.
+    # Python 3.12 has the attribute `autocommit`; -1 means that `isolation_level` decides, as in older versions.
     autocommit = getattr(connection, "autocommit", -1)
     return connection.isolation_level is None if autocommit == -1 else bool(autocommit)
-
-
-async def aiosqlite_commits(connection: Any) -> bool:
-    """Ask sqlite3's own connection: aiosqlite does not hand on `autocommit`, which answers in its thread only."""
-    return bool(await connection._execute(_sqlite_commits, connection._conn))
 
 
 def _sqlite_cursor(connection: Any) -> Any:
@@ -47,7 +43,18 @@ def _sqlite_cursor(connection: Any) -> Any:
     return cursor
 
 
-def _libpq_commits(connection: Any) -> bool:
+def aiosqlite_is_autocommit(connection: Any) -> Any:
+    """Ask sqlite3's own connection, in aiosqlite's thread: aiosqlite itself has no `autocommit`."""
+    return connection._execute(_sqlite_is_autocommit, connection._conn)
+
+
+async def _aiosqlite_cursor(connection: Any) -> Any:
+    cursor = await connection.cursor()
+    cursor.row_factory = None
+    return cursor
+
+
+def _libpq_is_autocommit(connection: Any) -> bool:
     return bool(connection.autocommit) and connection.info.transaction_status == 0
 
 
@@ -63,7 +70,7 @@ def _psycopg2_cursor(connection: Any) -> Any:
     return connection.cursor(cursor_factory=cursor)
 
 
-def _pymysql_commits(connection: Any) -> bool:
+def _pymysql_is_autocommit(connection: Any) -> bool:
     return bool(connection.get_autocommit()) and not connection.server_status & 1  # SERVER_STATUS_IN_TRANS
 
 
@@ -73,6 +80,18 @@ def _pymysql_cursor(connection: Any) -> Any:
     return connection.cursor(Cursor)
 
 
+def _mysqldb_is_autocommit(connection: Any) -> bool:
+    if not connection.get_autocommit():
+        return False
+    # mysqlclient does not know of a transaction that was begun by a BEGIN statement. MariaDB does, MySQL does not.
+    with _mysqldb_cursor(connection) as cursor:
+        try:
+            cursor.execute("SELECT @@in_transaction")
+        except Exception:
+            return True
+        return bool(cursor.fetchone() == (0,))
+
+
 def _mysqldb_cursor(connection: Any) -> Any:
     from MySQLdb.cursors import Cursor
 
@@ -80,171 +99,161 @@ def _mysqldb_cursor(connection: Any) -> Any:
 
 
 DRIVERS = {
-    "sqlite3": Driver(SQLITE, "qmark", _sqlite_commits, _sqlite_cursor),
-    "psycopg": Driver(POSTGRESQL, "format", _libpq_commits, _psycopg_cursor),
-    "psycopg2": Driver(POSTGRESQL, "format", _libpq_commits, _psycopg2_cursor),
-    "pymysql": Driver(MYSQL, "format", _pymysql_commits, _pymysql_cursor),
-    "MySQLdb": Driver(MYSQL, "format", lambda connection: bool(connection.get_autocommit()), _mysqldb_cursor),
-    "aiosqlite": Driver(SQLITE, "qmark", _sqlite_commits),
+    "sqlite3": Driver(SQLITE, "qmark", _sqlite_is_autocommit, _sqlite_cursor),
+    "psycopg": Driver(POSTGRESQL, "format", _libpq_is_autocommit, _psycopg_cursor),
+    "psycopg2": Driver(POSTGRESQL, "format", _libpq_is_autocommit, _psycopg2_cursor),
+    "pymysql": Driver(MYSQL, "format", _pymysql_is_autocommit, _pymysql_cursor),
+    "MySQLdb": Driver(MYSQL, "format", _mysqldb_is_autocommit, _mysqldb_cursor),
+    "aiosqlite": Driver(SQLITE, "qmark", aiosqlite_is_autocommit, _aiosqlite_cursor),
 }
-"""DB-API drivers, by the package that their connections come from."""
-
-
-def kind_of(thing: object) -> str:
-    """Return the name of a thing's type, for people."""
-    kind = type(thing)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+"""DB-API drivers, by the package that defines their connections."""
 
 
 def modules_of(thing: object) -> list[str]:
-    """Return where a thing's type and what it is derived from are defined."""
+    """Return the modules that define an object's type and its base classes."""
     return [kind.__module__ for kind in type(thing).__mro__]
 
 
-def find(thing: Any) -> BlockingLink | AwaitedLink:
-    """Return the link for a connection or a cursor; raise InvalidType for anything else."""
+def find_adapter(thing: Any) -> ConnectionAdapter:
+    """Return the adapter of a connection or cursor; raise InvalidType for anything else."""
     modules = modules_of(thing)
     packages = [module.partition(".")[0] for module in modules]
     if "sqlalchemy" in packages:
-        from fencelock.sqlio.alchemy import alchemy
+        from fencelock.sqlio.sqlalchemy import sqlalchemy_adapter
 
-        return alchemy(thing, modules)
+        return sqlalchemy_adapter(thing, modules)
     if "django" in packages:
         connection = thing if hasattr(thing, "vendor") else getattr(thing, "db", None)  # a cursor's
         if not hasattr(connection, "vendor"):
             raise InvalidType(
                 f"one of Django's connections is needed, not {kind_of(thing)}: give it connections['default']"
             )
-        return _Django(connection)
+        return DjangoAdapter(connection)
+    if "asyncpg" in packages and hasattr(thing, "is_in_transaction"):
+        return AsyncpgAdapter(thing)
     for package in packages:
         if package in DRIVERS and not isinstance(thing, type):
-            return _of_driver(thing, package)
+            return _dbapi_adapter(thing, package)
     raise InvalidType(
-        "a connection or a cursor is needed, of sqlite3, psycopg, psycopg2, PyMySQL, mysqlclient, aiosqlite, SQLAlchemy "
-        f"(Connection, Session and their asyncio twins) or Django, not {kind_of(thing)}"
+        "a connection or a cursor is needed, of sqlite3, psycopg, psycopg2, PyMySQL, mysqlclient, aiosqlite, asyncpg, "
+        f"SQLAlchemy (Connection, Session, AsyncConnection, AsyncSession) or Django, not {kind_of(thing)}"
     )
 
 
-def _of_driver(thing: Any, package: str) -> BlockingLink | AwaitedLink:
+def _dbapi_adapter(thing: Any, package: str) -> ConnectionAdapter:
     connection = thing
     if not hasattr(connection, "commit"):
-        # A cursor of aiosqlite's has a `connection`, too: sqlite3's own, which belongs to another thread.
+        # `connection` of an aiosqlite cursor is sqlite3's own connection, which belongs to another thread.
         connection = getattr(thing, "_conn" if package == "aiosqlite" else "connection", None)
         if connection is None or not hasattr(connection, "commit"):
             raise InvalidType(f"a connection or a cursor is needed, not {kind_of(thing)}")
-    driver = DRIVERS[package]
-    if package == "aiosqlite":
-        return _Aiosqlite(connection, driver)
-    if package == "psycopg" and any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__):
-        return _Awaited(connection, driver)
-    return _Blocking(connection, driver)
+    is_async_psycopg = any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__)
+    return DbapiAdapter(connection, DRIVERS[package], awaited=package == "aiosqlite" or is_async_psycopg)
 
 
-class _Connection:
-    """A connection and the line of the table that it is asked by."""
+class DbapiAdapter:
+    """A connection of a DB-API driver, or of its asyncio twin."""
 
-    def __init__(self, connection: Any, driver: Driver) -> None:
+    def __init__(self, connection: Any, driver: Driver, *, awaited: bool) -> None:
         self._connection = connection
         self._driver = driver
         self.dialect = driver.dialect
-        self.begin = BEGIN[driver.dialect]
+        self.awaited = awaited
+        self.how_to_begin = HOW_TO_BEGIN[driver.dialect]
 
-
-class _Blocking(_Connection):
-    """A connection of a DB-API driver."""
-
-    awaited: Literal[False] = False
-
-    async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
+    async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
+        """Run one statement."""
         text, values = bind(sql, args, self._driver.paramstyle)
-        cursor = self._driver.fresh(self._connection)
+        cursor = await resolve(self._driver.open_cursor(self._connection))
         try:
-            return _ask(cursor, text, values)
+            await resolve(cursor.execute(text, values))
+            rows = [] if cursor.description is None else await resolve(cursor.fetchall())
+            return Result([tuple(row) for row in rows], cursor.rowcount)
         finally:
-            cursor.close()
+            await resolve(cursor.close())
 
-    async def commits_each(self) -> bool:
-        if not self._driver.idle(self._connection):
-            return False
-        if type(self._connection).__module__.partition(".")[0] != "MySQLdb":
-            return True
-        # mysqlclient does not tell whether BEGIN was said by hand; MariaDB does, MySQL does not.
-        try:
-            return (await self.execute("SELECT @@in_transaction")).rows == [(0,)]
-        except Exception:
-            return True
+    async def is_autocommit(self) -> bool:
+        """Return whether each statement commits by itself."""
+        return bool(await resolve(self._driver.is_autocommit(self._connection)))
 
+    async def begin(self) -> None:
+        """Do nothing: the first statement begins a transaction."""
 
-class _Awaited(_Connection):
-    """A connection of psycopg's asyncio half."""
+    async def commit(self) -> None:
+        """Commit."""
+        await resolve(self._connection.commit())
 
-    awaited: Literal[True] = True
-
-    async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, values = bind(sql, args, self._driver.paramstyle)
-        async with self._driver.fresh(self._connection) as cursor:
-            return await _ask_awaited(cursor, text, values)
-
-    async def commits_each(self) -> bool:
-        return self._driver.idle(self._connection)
-
-    def refuse(self, _why: str, /) -> None:
-        self._connection.pgconn.finish()  # the server rolls back
+    async def rollback(self) -> None:
+        """Roll back."""
+        await resolve(self._connection.rollback())
 
 
-class _Aiosqlite(_Connection):
-    """A connection of aiosqlite's: sqlite3 in a thread of its own."""
+class AsyncpgAdapter:
+    """A connection of asyncpg, or one from its pool. It commits each statement unless a transaction was begun."""
 
-    awaited: Literal[True] = True
+    dialect = POSTGRESQL
+    awaited = True
+    how_to_begin = "do both inside `async with connection.transaction():`"
 
-    async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
-        text, values = bind(sql, args, self._driver.paramstyle)
-        cursor = await self._connection.cursor()
-        try:
-            cursor.row_factory = None
-            return await _ask_awaited(cursor, text, values)
-        finally:
-            await cursor.close()
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
-    async def commits_each(self) -> bool:
-        return await aiosqlite_commits(self._connection)
+    async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
+        """Run one statement."""
+        text, values = bind(sql, args, "numeric_dollar")
+        statement = await self._connection.prepare(text)  # only this returns both the rows and their number
+        rows = await statement.fetch(*values)
+        count = statement.get_statusmsg().rpartition(" ")[2]
+        return Result([tuple(row) for row in rows], int(count) if count.isdigit() else -1)
 
-    def refuse(self, _why: str, /) -> None:
-        # The first step puts it into the thread's queue, before whatever the caller does next. A close() of the caller's
-        # still finds what it expects.
-        self._connection._execute(self._connection._conn.close).send(None)
+    async def is_autocommit(self) -> bool:
+        """Return whether no transaction was begun."""
+        return not self._connection.is_in_transaction()
+
+    async def begin(self) -> None:
+        """Begin a transaction."""
+        await self._connection.execute("BEGIN")
+
+    async def commit(self) -> None:
+        """Commit."""
+        await self._connection.execute("COMMIT")
+
+    async def rollback(self) -> None:
+        """Roll back."""
+        await self._connection.execute("ROLLBACK")
 
 
-class _Django:
-    """What `django.db.connection` is, or one of `django.db.connections`: it speaks `%s` to every database."""
+class DjangoAdapter:
+    """`django.db.connection`, or one of `django.db.connections`. Its placeholder is `%s` on every database."""
 
-    awaited: Literal[False] = False
-    begin = "do both inside `with transaction.atomic():`"
+    awaited = False
+    how_to_begin = "do both inside `with transaction.atomic():`"
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.dialect = str(connection.vendor)
-        if self.dialect not in (POSTGRESQL, MYSQL, SQLITE):
-            raise InvalidType(
-                f"Django's {self.dialect} is none of the databases that we know: PostgreSQL, MySQL, SQLite"
-            )
+        if self.dialect not in HOW_TO_BEGIN:
+            raise InvalidType(f"Django's {self.dialect} is not supported: use PostgreSQL, MySQL or SQLite")
 
-    async def execute(self, sql: str, args: Mapping[str, Any] = NOTHING) -> Answer:
+    async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
+        """Run one statement."""
         text, values = bind(sql, args, "format")
         with self._connection.cursor() as cursor:
-            return _ask(cursor, text, values)
+            cursor.execute(text, values)
+            rows = [] if cursor.description is None else cursor.fetchall()
+            return Result([tuple(row) for row in rows], cursor.rowcount)
 
-    async def commits_each(self) -> bool:
+    async def is_autocommit(self) -> bool:
+        """Return whether each statement commits by itself."""
         return bool(self._connection.get_autocommit())
 
+    async def begin(self) -> None:
+        """Do nothing: without autocommit the first statement begins a transaction."""
 
-def _ask(cursor: Any, text: str, values: tuple[Any, ...]) -> Answer:
-    cursor.execute(text, values)
-    rows = [] if cursor.description is None else cursor.fetchall()
-    return Answer([tuple(row) for row in rows], cursor.rowcount)
+    async def commit(self) -> None:
+        """Commit."""
+        self._connection.commit()
 
-
-async def _ask_awaited(cursor: Any, text: str, values: tuple[Any, ...]) -> Answer:
-    await cursor.execute(text, values)
-    rows = [] if cursor.description is None else await cursor.fetchall()
-    return Answer([tuple(row) for row in rows], cursor.rowcount)
+    async def rollback(self) -> None:
+        """Roll back."""
+        self._connection.rollback()

@@ -1,30 +1,29 @@
-"""etcd: a claim is a key under the session's lease, the queue is the order of creation, and waiting is a watch."""
+"""etcd: a claim is a key under its session's lease, the queue is the order of creation, and waiters watch keys."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
-from math import inf
+from typing import TYPE_CHECKING
 
-from fencelock.core.clock import Deadline
-from fencelock.core.runtime import Runtime
-from fencelock.engines.etcd.asking import Asking, Limit
-from fencelock.engines.etcd.claims import Claims, Hold
-from fencelock.engines.etcd.facts import Facts
-from fencelock.engines.etcd.keys import Keys
-from fencelock.engines.etcd.layout import Layout
-from fencelock.engines.etcd.leaving import Leaving
-from fencelock.engines.etcd.line import REFUSED_PAUSE, Line, Seat
-from fencelock.engines.etcd.links import Links
-from fencelock.engines.etcd.looks import Looks
-from fencelock.engines.etcd.messages import Status
-from fencelock.engines.etcd.namespace import Namespace
-from fencelock.engines.etcd.place import Place
+from fencelock.core.rates import RecordRates
+from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
+from fencelock.engines.etcd.client import EtcdClient, timeout_for
+from fencelock.engines.etcd.inspect import Inspection
+from fencelock.engines.etcd.keyspace import Keyspace
+from fencelock.engines.etcd.lock import Acquisition
+from fencelock.engines.etcd.loss_watch import LossWatcher
+from fencelock.engines.etcd.messages import TXN, do_put, do_txn, is_modified_at, read_txn, txn
 from fencelock.engines.etcd.records import EtcdRecords
-from fencelock.engines.etcd.sessions import Sessions, patience
-from fencelock.engines.etcd.taking import Taking
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, OutcomeUnknown
+from fencelock.engines.etcd.removal import BATCH, Parts, Removal
+from fencelock.engines.etcd.session import EtcdSession, Sessions
+from fencelock.engines.etcd.token_base import TokenBase
+from fencelock.errors import EngineUnavailable
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+
+if TYPE_CHECKING:
+    from fencelock.core.clock import Deadline
+    from fencelock.core.runtime import Runtime
+    from fencelock.engines.etcd.url import EtcdUrl
 
 TRAITS = Traits(
     engine="etcd",
@@ -37,158 +36,151 @@ TRAITS = Traits(
 
 
 class EtcdEngine:
-    """`fencelock.core.engine.Watchful` on etcd."""
+    """`fencelock.core.engine.LossNotifier` on etcd."""
 
     traits = TRAITS
 
-    def __init__(self, runtime: Runtime, place: Place, namespace: str) -> None:
-        layout = Layout(place.prefix, namespace)
-        self.facts = facts = Facts(self._past_changed)
+    def __init__(self, runtime: Runtime, url: EtcdUrl, namespace: str) -> None:
         self._runtime = runtime
-        self._links = links = Links(runtime, place)
-        self._keys = keys = Keys(layout)
-        self._claims = claims = Claims(runtime, links, layout, keys, self._tell)
-        self._sessions = sessions = Sessions(
-            runtime, links, facts, layout.about, keys, claims.session_ended, claims.purged, claims.tomb
-        )
-        self._asking = asking = Asking(runtime, links, facts, sessions)
-        self._namespace = Namespace(links, layout, asking)
-        self._leaving = Leaving(runtime, links, layout, keys, claims, sessions, asking)
-        self._taking = Taking(runtime, layout, self._namespace, keys, claims, sessions, asking, self._leaving)
-        self._line = Line(runtime, links, sessions, layout, keys)
-        self._looks = Looks(links, layout, asking)
-        self.records = EtcdRecords(layout, asking, self._namespace.read)
+        self._client = client = EtcdClient(runtime, url, self._history_changed)
+        keyspace = Keyspace(url.prefix, namespace)
+        self._token_base = TokenBase(client, keyspace)
+        self._loss_watcher = LossWatcher(runtime, client, keyspace.about, self._deleted)
+        self._claims = claims = OwnClaims(keyspace, self._loss_watcher, self._gone)
+        self._sessions = sessions = Sessions(runtime, client, keyspace.about, claims.session_ended)
+        parts = Parts(runtime, client, keyspace, claims, sessions)
+        self._removal = Removal(parts)
+        self._acquisition = Acquisition(parts, self._token_base, self._removal)
+        self._inspection = Inspection(client, keyspace)
+        self.records = EtcdRecords(client, keyspace, self._token_base)
+        self.rates = RecordRates(self.records, self.records.clock)
 
     @staticmethod
     def on_gone(id: str) -> None:
-        """Replaced by the client: to be called with the id of a held claim that is gone."""
+        """Replaced by the client: called with the id of a held claim that is gone."""
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ acquire
 
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
-        """Take the lock or a place in line."""
-        return await self._attempt(
-            claim, queue=enqueue, patience=None if deadline.at is None else deadline.at_most(inf)
-        )
-
-    async def _attempt(self, claim: Claim, *, queue: bool, patience: float | None = None) -> Grant | Waiting:
-        limit = Limit(self._runtime, claim.ttl, patience, met=self._namespace.about is not None)
-        while True:
-            self._asking.check_open()
-            key = self._keys.give(claim)
-            try:
-                session = self._claims.session_of(claim.id) or self._sessions.current(claim.ttl)
-                if session is None:
-                    session = await self._sessions.make(claim.ttl, limit.left)
-                about = self._namespace.about or await self._namespace.read(limit.left)
-                await self._sessions.purge_all(limit.left)
-                self._asking.check_open()  # a session that was made while close() ended the others is ended by nobody
-                outcome = await self._taking.claim(claim, key, queue, session, about, limit)
-                if outcome is not None:
-                    return outcome
-            finally:
-                if self._leaving.is_left(claim.id):
-                    self._keys.end(claim.id, again=False)
+        """Acquire the lock or enqueue the claim, in one transaction."""
+        return await self._acquisition.attempt(claim, enqueue=enqueue, deadline=deadline)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
-        """Watch whom we wait for."""
-        outcome = await self._wait(waiting, timeout, timeout)
-        return outcome if isinstance(outcome, Grant) else None
-
-    async def downgrade(self, grant: Grant) -> Grant:
-        """Refuse."""
-        raise GuaranteeUnavailable("not built yet", grant.claim.name)
-
-    async def _wait(self, waiting: Waiting, timeout: float, patience: float | None = None) -> Grant | Waiting:
-        """Watch whom we wait for; look again in the end."""
-        claim, seat = waiting.claim, waiting.engine_state
-        now = self._runtime.now()
-        until = None if patience is None else now + patience
-        if not isinstance(seat, Seat):
-            await self._runtime.sleep(min(timeout, REFUSED_PAUSE))  # our own tombstone is in the way
-        if not isinstance(seat, Seat) or not seat.session.alive(now):
-            return await self._attempt(claim, queue=True, patience=self._left(until))
-        seat.session.attach(claim.id, now, seat.session.ttl)
-        look = partial(self._taking.look, claim, seat, lambda: self._left(until))
-        outcome = await self._line.watch(seat, timeout, look)
-        return outcome or await self._attempt(claim, queue=True, patience=self._left(until))
-
-    def _left(self, until: float | None) -> float | None:
-        return None if until is None else max(0.0, until - self._runtime.now())
+        """Watch the claims ahead until this one is admitted."""
+        return await self._acquisition.wait(waiting, timeout)
 
     async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind."""
-        await self._leaving.abandon(claim)
+        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
+        await self._removal.abandon(claim)
 
-    # ------------------------------------------------------------------ keeping it, giving it back
+    # ------------------------------------------------------------------ hold and release
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
-        """Keep the sessions alive; what is gone of the claims on them is known already."""
-        sessions = list({grant.engine_state.session: None for grant in grants})
+        """Keep the sessions of the grants alive: one keep-alive per session, however many claims it has."""
         sent = self._runtime.now()
-        answers = dict(zip(sessions, await self._sessions.renew(sessions), strict=True))
-        renewals = []
+        results: dict[EtcdSession, Renewal] = {}
         for grant in grants:
-            hold: Hold = grant.engine_state
-            answer = answers[hold.session]
-            if answer is Renewal.RENEWED:
-                id = grant.claim.id
-                if id not in self._claims.holds or not hold.session.extend(id, sent, hold.session.ttl):
-                    answer = Renewal.LOST
-            renewals.append(answer)
+            session: EtcdSession = grant.engine_state.session
+            if session not in results:
+                results[session] = Renewal.LOST if session.ended else Renewal.UNKNOWN
+        alive = [
+            session for session in results if session.alive(sent) and await self._removal.remove_expired_of(session)
+        ]
+        results.update(await self._sessions.keep_alive(alive))
+        renewals = [self._result(grant, results, sent) for grant in grants]
+        await self._write_grant_times(
+            [grant.engine_state for grant, result in zip(grants, renewals, strict=True) if result is Renewal.RENEWED]
+        )
         return renewals
 
+    def _result(self, grant: Grant, results: dict[EtcdSession, Renewal], sent: float) -> Renewal:
+        own: OwnClaim = grant.engine_state
+        assert own.session is not None
+        result = results[own.session]
+        if result is Renewal.RENEWED and not (
+            own.id == grant.claim.id and self._claims.holds(own) and own.session.extend(own.id, sent, own.session.ttl)
+        ):
+            return Renewal.LOST
+        return result
+
+    async def _write_grant_times(self, owns: Sequence[OwnClaim]) -> None:
+        """Write when a claim was granted that had to wait, once: `inspect` shows for how long it is held.
+
+        The put compares the mod revision: it must not overwrite a downgrade.
+        """
+        due = [own for own in owns if own.grant_time and own.data is not None and own.session is not None]
+        for start in range(0, len(due), BATCH):
+            steps = []
+            for own in due[start : start + BATCH]:
+                assert own.data is not None
+                assert own.session is not None
+                data = own.data._replace(granted=own.grant_time)
+                put = do_put(own.key, data.encode(), own.session.handle)
+                steps.append(do_txn(txn([is_modified_at(own.key, own.revision)], [put])))
+            try:
+                ttl = min(own.session.ttl for own in due if own.session is not None)
+                reply = read_txn(await self._client.request(TXN, txn([], steps), timeout_for(ttl)))
+            except EngineUnavailable:
+                return  # the next renewal tries again
+            for own, step in zip(due[start : start + BATCH], reply.steps, strict=True):
+                if own.data is not None and own.grant_time and _succeeded(step):
+                    own.data = own.data._replace(granted=own.grant_time)
+                own.grant_time = 0
+
     async def release(self, grant: Grant) -> bool:
-        """Give back the lock; whoever watches it sees that."""
-        hold: Hold = grant.engine_state
-        self._claims.drop(grant.claim.id)
-        deleted, tries = await self._leaving.delete(grant.claim, hold.key, hold.revision, patience(grant.claim.ttl))
-        if not deleted and tries > 1:
-            raise OutcomeUnknown(f"{self._links.address}: an earlier try may have given {grant.claim.name!r} back")
-        return deleted
+        """Delete the claim's key, which wakes the next waiter. Return False if this grant no longer held the lock."""
+        own: OwnClaim = grant.engine_state
+        return own.id == grant.claim.id and await self._removal.release(own, grant.claim.name)
 
-    def _tell(self, id: str) -> None:
-        """Tell the client: it may have set `on_gone` at any time."""
-        self.on_gone(id)
+    async def downgrade(self, grant: Grant) -> Grant:
+        """Turn an exclusive grant into a shared one, in place."""
+        return await self._acquisition.downgrade(grant)
 
-    def _past_changed(self) -> None:
-        """Take in that etcd has gone back in time, or is another one: whoever holds something is told that it is gone."""
-        self._namespace.outdate()
+    def _deleted(self, id: str) -> None:
+        self._claims.deleted(id)
+
+    def _gone(self, id: str) -> None:
+        self.on_gone(id)  # looked up late: the client replaces it
+
+    def _history_changed(self, revision: int) -> None:
+        """Report all claims as gone: etcd has gone back in time, or is another cluster."""
+        self._token_base.history_changed(revision)
         self._sessions.end_all()
 
-    # ------------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------------ inspect
 
     async def inspect(self, name: str) -> Snapshot:
-        """Look."""
-        return await self._looks.inspect(name)
+        """Return the holders and waiters of a name."""
+        return await self._inspection.inspect(name)
 
     def names(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over what is in use."""
-        return self._looks.names(prefix)
+        """Yield the names that have a holder or a waiter, in order."""
+        return self._inspection.names(prefix)
 
     async def force_release(self, name: str) -> int:
-        """Drop the holders."""
-        return await self._looks.force_release(name)
+        """Remove the holders and wake the next waiter."""
+        return await self._inspection.force_release(name)
 
-    async def health(self) -> list[Status | EngineUnavailable]:
-        """Ask every member how it is. What was noticed by the way is in `facts`."""
-        return await self._looks.health()
-
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ close and fork
 
     async def close(self) -> None:
-        """Revoke the sessions and close all links; whoever still waits on one learns of it."""
-        self._asking.closed = True
-        self._claims.held.close()
+        """Revoke the sessions and close all connections; waiters end without a reply."""
+        self._client.closing = True
+        self._loss_watcher.close()
         await self._sessions.close()
-        self._links.close()
+        self._client.close()
 
     def before_fork(self) -> None:
-        """Nothing that must not be copied."""
+        """Do nothing: the child only has to drop the connections."""
 
     def after_fork(self, *, child: bool) -> None:
-        """The child lets go of the parent's connections without a word, and has sessions of its own."""
+        """In the child, drop the parent's connections without sending anything, and start with new sessions."""
         if child:
-            self._claims.forget()
-            self._sessions.forget()
-            self._links.forget()
+            self._loss_watcher.detach_after_fork()
+            self._claims.detach_after_fork()
+            self._sessions.detach_after_fork()
+            self._client.detach_after_fork()
+
+
+def _succeeded(step: object) -> bool:
+    return bool(getattr(step, "succeeded", False))

@@ -1,7 +1,7 @@
-"""The messages of etcd that we use, in protobuf's wire format: a dozen, of numbers and bytes only.
+"""The messages of etcd that we use, in protobuf's encoding: a dozen, made of numbers and bytes only.
 
-A runtime for protobuf would take longer to import than a command takes to run, and ties generated code to its version.
-The numbers are those of etcd's `rpc.proto` and `kv.proto`, which never change.
+The field numbers are those of etcd's `rpc.proto` and `kv.proto`, which never change. A protobuf library would take longer to
+import than a short command takes to run, and it refuses code that was generated for another version.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ TXN, RANGE, DELETE = "/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range", "/etcdser
 WATCH = "/etcdserverpb.Watch/Watch"
 GRANT, REVOKE = "/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevoke"
 KEEP_ALIVE, TIME_TO_LIVE = "/etcdserverpb.Lease/LeaseKeepAlive", "/etcdserverpb.Lease/LeaseTimeToLive"
-AUTHENTICATE, STATUS = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Maintenance/Status"
+AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
-EQUAL, LESS = 0, 2
-OF_CREATION, OF_CHANGE, OF_VALUE = 1, 2, 3
+CREATE_REVISION, MOD_REVISION = 1, 2
 NO_PUTS = 0
 DELETED = 1
 
 
-# ---------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------- requests
 
 
 def _varint(number: int) -> bytes:
@@ -47,73 +46,69 @@ def _bytes(field: int, data: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(data)) + data
 
 
-def after(prefix: bytes) -> bytes:
-    """Return the first key behind all that begin with a prefix; ours end with a character that has a next one."""
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the end of the range of all keys with a prefix. The last byte of our prefixes is a slash, never 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
-def absent(key: bytes) -> bytes:
+def is_absent(key: bytes) -> bytes:
     """Compare: there is no such key."""
-    return created(key, EQUAL, 0)
+    return is_created_at(key, 0)
 
 
-def created(key: bytes, result: int, revision: int) -> bytes:
-    """Compare the revision at which a key was created; that of a key that is not there is 0."""
-    return _int(1, result) + _int(2, OF_CREATION) + _bytes(3, key) + _int(5, revision)
+def is_created_at(key: bytes, revision: int) -> bytes:
+    """Compare the revision at which a key was created; it is 0 for a key that does not exist."""
+    return _int(2, CREATE_REVISION) + _bytes(3, key) + _int(5, revision)
 
 
-def unchanged(key: bytes, revision: int) -> bytes:
-    """Compare the revision at which a key was last written; that of a key that is not there is 0."""
-    return _int(1, EQUAL) + _int(2, OF_CHANGE) + _bytes(3, key) + _int(6, revision)
+def is_modified_at(key: bytes, revision: int) -> bytes:
+    """Compare the revision at which a key was last written; it is 0 for a key that does not exist."""
+    return _int(2, MOD_REVISION) + _bytes(3, key) + _int(6, revision)
 
 
-def valued(key: bytes, value: bytes) -> bytes:
-    """Compare what is written at a key; one that is not there is as good as no value."""
-    return _int(1, EQUAL) + _int(2, OF_VALUE) + _bytes(3, key) + _bytes(7, value)
+def is_prefix_unused(prefix: bytes) -> bytes:
+    """Compare: there is no key with this prefix."""
+    return is_absent(prefix) + _bytes(64, prefix_end(prefix))
 
 
-def none_below(prefix: bytes) -> bytes:
-    """Compare: there is no key that begins with the prefix."""
-    return absent(prefix) + _bytes(64, after(prefix))
-
-
-def find(key: bytes) -> bytes:
-    """Return a range of one key."""
+def get_key(key: bytes) -> bytes:
+    """Return a range request for one key."""
     return _bytes(1, key)
 
 
-def below(
-    prefix: bytes, *, order: int = ASCENDING, limit: int = 0, bare: bool = False, until: int = 0, start: bytes = b""
+def get_prefix(
+    prefix: bytes,
+    *,
+    order: int = ASCENDING,
+    limit: int = 0,
+    keys_only: bool = False,
+    until: int = 0,
+    start: bytes = b"",
 ) -> bytes:
-    """Return a range of the keys that begin with a prefix, by their creation; `until` is the last one's revision.
+    """Return a range request for the keys with a prefix, sorted by creation, created at the revision `until` or before.
 
-    With `start`, by their names and from there on.
+    With `start`, they are sorted by key, from there on.
     """
-    out = _bytes(1, start or prefix) + _bytes(2, after(prefix))
+    out = _bytes(1, start or prefix) + _bytes(2, prefix_end(prefix))
     if limit:
         out += _int(3, limit)
     if not start:
         out += _int(5, order) + _int(6, BY_CREATION)
-    if bare:
+    if keys_only:
         out += _int(8, 1)
     if until:
         out += _int(13, until)
     return out
 
 
-def local(body: bytes) -> bytes:
-    """Have a range be answered as far as a member knows, which may be less than the others do, without asking them."""
+def serializable(body: bytes) -> bytes:
+    """Make a range request one that the member answers by itself; it may lag behind the others."""
     return body + _int(7, 1)
 
 
-def count(key: bytes) -> bytes:
-    """Return the smallest range that there is: whether a key is there."""
+def count_key(key: bytes) -> bytes:
+    """Return the smallest range request: whether a key exists."""
     return _bytes(1, key) + _int(9, 1)
-
-
-def put(key: bytes, value: bytes, lease: int) -> bytes:
-    """Return a put, under a lease or for good."""
-    return _bytes(1, key) + _bytes(2, value) + (_int(3, lease) if lease else b"")
 
 
 def do_range(body: bytes) -> bytes:
@@ -121,14 +116,19 @@ def do_range(body: bytes) -> bytes:
     return _bytes(1, body)
 
 
-def do_put(body: bytes) -> bytes:
-    """Return a put as a step of a transaction."""
-    return _bytes(2, body)
+def do_put(key: bytes, value: bytes, lease: int = 0) -> bytes:
+    """Return a put as a step of a transaction, attached to a lease if there is one."""
+    return _bytes(2, _bytes(1, key) + _bytes(2, value) + (_int(3, lease) if lease else b""))
 
 
 def do_delete(key: bytes) -> bytes:
     """Return the deletion of a key as a step of a transaction."""
     return _bytes(3, _bytes(1, key))
+
+
+def do_txn(body: bytes) -> bytes:
+    """Return a transaction as a step of another one: its compares decide about its own steps only."""
+    return _bytes(4, body)
 
 
 def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[bytes] = ()) -> bytes:
@@ -140,39 +140,39 @@ def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[by
     )
 
 
-def grant(lease: int, ttl: int) -> bytes:
-    """Return the wish for a lease of this number."""
+def grant_lease(lease: int, ttl: int) -> bytes:
+    """Return the request for a lease with this id."""
     return _int(1, ttl) + _int(2, lease)
 
 
-def of_lease(lease: int) -> bytes:
-    """Return the request of whatever takes a lease's number and nothing else."""
+def lease_request(lease: int) -> bytes:
+    """Return a request whose only field is a lease's id."""
     return _int(1, lease)
 
 
 def login(user: str, password: str) -> bytes:
-    """Return a log-in."""
+    """Return a login."""
     return _bytes(1, user.encode()) + _bytes(2, password.encode())
 
 
-def watch(id: int, key: bytes, end: bytes, revision: int) -> bytes:
-    """Begin to watch for deletions, from this revision on, or from now on if it is 0."""
+def create_watch(id: int, key: bytes, end: bytes, revision: int, *, puts: bool) -> bytes:
+    """Watch for deletions, with `puts` also for puts, from a revision on; 0 is now."""
     body = _bytes(1, key) + (_bytes(2, end) if end else b"") + (_int(3, revision) if revision else b"")
-    return _bytes(1, body + _bytes(5, bytes((NO_PUTS,))) + _int(7, id))
+    return _bytes(1, body + (b"" if puts else _bytes(5, bytes((NO_PUTS,)))) + _int(7, id))
 
 
-def unwatch(id: int) -> bytes:
-    """Watch no longer."""
+def cancel_watch(id: int) -> bytes:
+    """End a watch."""
     return _bytes(2, _int(1, id))
 
 
-# ---------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------- replies
 
 Fields = dict[int, Any]
 
 
 def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
-    """Return the fields of a message: numbers and bytes, in a list where one may come again."""
+    """Return the fields of a message, numbers and bytes; repeated fields (`lists`) as lists."""
     fields: Fields = {field: [] for field in lists}
     at, end = 0, len(data)
     try:
@@ -197,16 +197,16 @@ def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
                 value = data[at : at + size]
                 at += size
             else:
-                raise OutcomeUnknown("etcd: an answer that cannot be read")
+                raise OutcomeUnknown("etcd: a reply that is not protobuf")
             field = tag >> 3
             if field in lists:
                 fields[field].append(value)
             else:
                 fields[field] = value
     except IndexError as error:
-        raise OutcomeUnknown("etcd: an answer that breaks off") from error
+        raise OutcomeUnknown("etcd: an incomplete reply") from error
     if at != end:
-        raise OutcomeUnknown("etcd: an answer that breaks off")
+        raise OutcomeUnknown("etcd: an incomplete reply")
     return fields
 
 
@@ -222,7 +222,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Header(NamedTuple):
-    """What every answer begins with: which cluster and member says it, and where they are."""
+    """The header of every reply: the cluster and the member that sent it, their revision and raft term."""
 
     cluster: int
     member: int
@@ -230,131 +230,101 @@ class Header(NamedTuple):
     term: int
 
 
-class Pair(NamedTuple):
-    """A key, and what is known of it."""
+class KeyValue(NamedTuple):
+    """A key, its value and lease, and the revisions at which it was created and last written."""
 
     key: bytes
     created: int
     value: bytes
     lease: int
-    changed: int
+    modified: int
 
 
-class Found(NamedTuple):
-    """What a range found; `more` says that there would have been more of it."""
+class Range(NamedTuple):
+    """The reply to a range; `more` says that the limit left some out."""
 
-    pairs: list[Pair]
+    pairs: list[KeyValue]
     more: bool
 
 
-class Answer(NamedTuple):
-    """An answer to a transaction: for each step a range's finds, or how many keys were deleted."""
+class TxnReply(NamedTuple):
+    """The reply to a transaction, step by step: a range, the reply of a nested transaction, or None."""
 
     header: Header
     succeeded: bool
-    steps: list[Found | int]
+    steps: list[Range | TxnReply | None]
 
-    def found(self, step: int) -> list[Pair]:
+    def pairs(self, step: int) -> list[KeyValue]:
         """Return what the range at this step found."""
-        found = self.steps[step]
-        if isinstance(found, int):
-            raise OutcomeUnknown("etcd: a transaction that was answered in another order")
+        found = self.steps[step] if step < len(self.steps) else None
+        if not isinstance(found, Range):
+            raise OutcomeUnknown("etcd: the reply to another transaction")
         return found.pairs
 
 
-class News(NamedTuple):
-    """Something that a watch has to say."""
+class WatchReport(NamedTuple):
+    """A message about one watch. `changes` are the keys that were deleted or overwritten, with the revision of that."""
 
     id: int
     revision: int
     created: bool
     canceled: bool
     compacted: int
-    reason: str
-    deleted: int
-    """The revision of the last deletion that it tells of, or 0."""
+    changes: list[tuple[bytes, int]]
 
 
-def header(fields: Fields) -> Header:
-    """Return the header of an answer."""
+def _header(fields: Fields) -> Header:
     inner = _read(fields.get(1, b""))
     return Header(inner.get(1, 0), inner.get(2, 0), inner.get(3, 0), inner.get(4, 0))
 
 
-def _pair(data: bytes) -> Pair:
+def _key_value(data: bytes) -> KeyValue:
     fields = _read(data)
-    return Pair(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0), fields.get(3, 0))
+    return KeyValue(fields.get(1, b""), fields.get(2, 0), fields.get(5, b""), fields.get(6, 0), fields.get(3, 0))
 
 
-def _found(fields: Fields) -> Found:
-    return Found([_pair(item) for item in fields[2]], bool(fields.get(3)))
+def _range(fields: Fields) -> Range:
+    return Range([_key_value(item) for item in fields[2]], bool(fields.get(3)))
 
 
-def read_range(data: bytes) -> tuple[Header, Found]:
-    """Read the answer to a range."""
+def read_range(data: bytes) -> tuple[Header, Range]:
+    """Read the reply to a range."""
     fields = _read(data, (2,))
-    return header(fields), _found(fields)
+    return _header(fields), _range(fields)
 
 
-def read_txn(data: bytes) -> Answer:
-    """Read the answer to a transaction."""
+def read_txn(data: bytes) -> TxnReply:
+    """Read the reply to a transaction."""
     fields = _read(data, (3,))
-    steps: list[Found | int] = []
+    steps: list[Range | TxnReply | None] = []
     for item in fields[3]:
         step = _read(item)
         if 1 in step:
-            steps.append(_found(_read(step[1], (2,))))
-        elif 3 in step:
-            steps.append(_read(step[3]).get(2, 0))
+            steps.append(_range(_read(step[1], (2,))))
         else:
-            steps.append(0)
-    return Answer(header(fields), bool(fields.get(2)), steps)
+            steps.append(read_txn(step[4]) if 4 in step else None)
+    return TxnReply(_header(fields), bool(fields.get(2)), steps)
 
 
 def read_lease(data: bytes) -> tuple[Header, int]:
-    """Read the ttl out of the answer to a grant, a keep-alive or a question for it; 0 or less if there is no such lease."""
+    """Read the ttl in the reply to a grant, a keep-alive or a question for it; 0 or less if there is no such lease."""
     fields = _read(data)
-    return header(fields), fields.get(3, 0)
+    return _header(fields), fields.get(3, 0)
 
 
 def read_token(data: bytes) -> str:
-    """Read the answer to a log-in."""
+    """Read the auth token in the reply to a login."""
     return bytes(_read(data).get(2, b"")).decode()
 
 
-def read_news(data: bytes) -> News:
-    """Read what a watch says."""
+def read_watch(data: bytes) -> WatchReport:
+    """Read a message about a watch. Keys that were created are not among its changes."""
     fields = _read(data, (11,))
-    deleted = 0
+    changes = []
     for item in fields[11]:
         event = _read(item)
-        if event.get(1, 0) == DELETED:
-            deleted = max(deleted, _pair(event.get(2, b"")).changed)
-    reason = bytes(fields.get(6, b"")).decode(errors="replace")
-    return News(
-        fields.get(2, 0),
-        header(fields).revision,
-        bool(fields.get(3)),
-        bool(fields.get(4)),
-        fields.get(5, 0),
-        reason,
-        deleted,
-    )
-
-
-class Status(NamedTuple):
-    """What a member says of itself."""
-
-    header: Header
-    version: str
-    size: int
-    leader: int
-    errors: list[str]
-
-
-def read_status(data: bytes) -> Status:
-    """Read what a member says of itself."""
-    fields = _read(data, (8,))
-    errors = [bytes(item).decode(errors="replace") for item in fields[8]]
-    version = bytes(fields.get(2, b"")).decode(errors="replace")
-    return Status(header(fields), version, fields.get(3, 0), fields.get(4, 0), errors)
+        pair = _key_value(event.get(2, b""))
+        if event.get(1, 0) == DELETED or pair.modified > pair.created:
+            changes.append((pair.key, pair.modified))
+    revision = _header(fields).revision
+    return WatchReport(fields.get(2, 0), revision, bool(fields.get(3)), bool(fields.get(4)), fields.get(5, 0), changes)

@@ -1,117 +1,106 @@
-"""Records on etcd: one key each, under a lease of its own that ends it, written over only as it was read."""
+"""Records on etcd: one key each, attached to a lease of its own that ends it; a write compares the version that it read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from math import ceil
-from os import urandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fencelock.core.clock import wall_us
 from fencelock.core.records import Entry, Record, Written
-from fencelock.engines.etcd.layout import About, Layout
-from fencelock.engines.etcd.messages import (
-    EQUAL,
-    GRANT,
-    RANGE,
-    REVOKE,
-    TIME_TO_LIVE,
-    TXN,
-    created,
-    do_put,
-    do_range,
-    find,
-    grant,
-    of_lease,
-    put,
-    read_lease,
-    read_range,
-    read_txn,
-    txn,
-    unchanged,
-)
+from fencelock.engines.etcd import messages as m
+from fencelock.engines.etcd.keyspace import Keyspace, Namespace, read_namespace
+from fencelock.engines.etcd.session import new_lease_id
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 
 if TYPE_CHECKING:
-    from fencelock.engines.etcd.asking import Asking
+    from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.engines.etcd.token_base import TokenBase
 
-TRIES = 50
-"""How often others may be faster before that is taken for a fault."""
-FORGOTTEN, KEPT = b"-", b"="
+MAX_TRIES = 50
+"""How often other writers may be faster before a write fails."""
+DELETED, STORED = b"-", b"="
+LONG_LEASE = 86400.0
+"""Seconds. A longer lease that is no longer needed is revoked: etcd would keep it for years. A shorter one runs out."""
 
 
 class EtcdRecords:
-    """`fencelock.core.records.Records`."""
+    """`fencelock.core.records.Records`. A version is the namespace's fixed origin plus the record's mod revision."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        asking: Asking,
-        about: Callable[[], Coroutine[Any, Any, About]],
-    ) -> None:
-        self._layout = layout
-        self._asking = asking
-        self._ask = asking.request
-        self._about = about
+    def __init__(self, client: EtcdClient, keyspace: Keyspace, token_base: TokenBase) -> None:
+        self._client = client
+        self._keyspace = keyspace
+        self._token_base = token_base
+
+    @staticmethod
+    async def clock(_: Record | None) -> int:
+        """Return the time in µs, for rate limits. It is this client's: etcd has no clock that clients can read."""
+        return wall_us()
 
     async def read(self, key: str) -> Record | None:
-        """Look."""
-        entry, _, _ = await self._look(await self._about(), self._layout.record(key))
-        return None if entry is None else entry.seen(0)
+        """Return the record of a key, or None."""
+        _, pair, entry = await self._read(self._keyspace.record(key))
+        return None if pair is None or entry is None else entry.seen(0)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
-        """Look, and write over what was seen; again if somebody else was faster."""
-        at = self._layout.record(key)
-        content = b"%d " % token + (FORGOTTEN if value is None else KEPT + value)
-        for _ in range(TRIES):
-            about = await self._about()
-            entry, changed, replaced = await self._look(about, at)
+        """Read the record and replace it if it is unchanged; again if another writer was faster."""
+        record = self._keyspace.record(key)
+        content = b"%d " % token + (DELETED if value is None else STORED + value)
+        for _ in range(MAX_TRIES):
+            namespace, pair, entry = await self._read(record)
             if expect if entry is None else not entry.allows(0, token, expect):
                 return Written(False, None if entry is None else entry.seen(0))
-            lease = int.from_bytes(urandom(8), "big") >> 1 or 1
-            _, left = read_lease(await self._ask(GRANT, grant(lease, ceil(ttl))))
-            compares = [unchanged(at, changed), created(self._layout.about, EQUAL, about.revision)]
-            body = txn(compares, [do_put(put(at, content, lease))], [do_range(find(at))])
-            said, tries = await self._asking.ask_counted(TXN, body)
-            answer = read_txn(said)
-            revision = answer.header.revision if answer.succeeded else 0
-            if not revision and tries > 1:  # an earlier try may have been carried out: it has a lease of its own
-                found = answer.found(0)
+            lease = new_lease_id()
+            _, left = m.read_lease(await self._client.request(m.GRANT, m.grant_lease(lease, ceil(ttl))))
+            compares = [
+                m.is_modified_at(record, 0 if pair is None else pair.modified),
+                m.is_modified_at(self._keyspace.about, namespace.revision),
+            ]
+            body = m.txn(compares, [m.do_put(record, content, lease)], [m.do_range(m.get_key(record))])
+            data, sent = await self._client.request_counted(m.TXN, body)
+            reply = m.read_txn(data)
+            revision = reply.header.revision if reply.succeeded else 0
+            if not revision and sent > 1:  # the first request may have written it: its lease shows that
+                found = reply.pairs(0)
                 if not found or found[0].lease != lease:
                     raise OutcomeUnknown(
                         f"no reply to a write of the record {key!r}, which has changed since: it may have been written in "
                         "between; read it again",
                         key,
                     )
-                revision = found[0].changed
-            await self._revoke(replaced if revision else lease)
+                revision = found[0].modified
             if revision:
-                return Written(True, Entry(value, token, about.token(revision), float(left)).seen(0))
-        raise EngineUnavailable(f"the record {key!r} is written by so many that there is no getting through")
+                if pair is not None and entry is not None and entry.ends > LONG_LEASE:
+                    await self._revoke(pair.lease)
+                return Written(True, Entry(value, token, namespace.origin + revision, float(left)).seen(0))
+            if ttl > LONG_LEASE:
+                await self._revoke(lease)
+        raise EngineUnavailable(f"the record {key!r} is written by too many others at the same time")
 
     async def _revoke(self, lease: int) -> None:
-        """Revoke a lease without a key: it would exist for the rest of its ttl, which may be years."""
-        if lease:
-            with suppress(EngineUnavailable):
-                await self._ask(REVOKE, of_lease(lease))
+        with suppress(EngineUnavailable):
+            await self._client.request(m.REVOKE, m.lease_request(lease))
 
-    async def _look(self, about: About, at: bytes) -> tuple[Entry | None, int, int]:
-        """Return what is there, as if it were zero o'clock now, the revision at which it was written, and its lease."""
+    async def _read(self, record: bytes) -> tuple[Namespace, m.KeyValue | None, Entry | None]:
+        """Return the namespace, the stored key, and its entry as if the time were 0 now."""
         seen = 0
         while True:
-            _, found = read_range(await self._ask(RANGE, find(at)))
-            if not found.pairs:
-                return None, 0, 0
-            (pair,) = found.pairs
-            # A lease that is over is there for up to a second more.
-            _, left = read_lease(await self._ask(TIME_TO_LIVE, of_lease(pair.lease)))
-            if left > 0 or pair.changed == seen:
+            steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_key(record))]
+            reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
+            namespace = read_namespace(reply.pairs(0), self._client.address)
+            if namespace is None:
+                await self._token_base.read()  # creates it
+                continue
+            if not (pairs := reply.pairs(1)):
+                return namespace, None, None
+            (pair,) = pairs
+            # A lease that has expired may exist for another second.
+            _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
+            if left > 0 or pair.modified == seen:
                 break
-            seen = (
-                pair.changed
-            )  # another writer may have replaced the record and revoked its lease meanwhile: look again
+            seen = pair.modified  # read again: another writer may have replaced the record and revoked its lease
         token, _, content = pair.value.partition(b" ")
-        value = content[1:] if content.startswith(KEPT) else None
-        return Entry(value, int(token), about.token(pair.changed), float(left)), pair.changed, pair.lease
+        value = content[1:] if content.startswith(STORED) else None
+        return namespace, pair, Entry(value, int(token), namespace.origin + pair.modified, float(left))

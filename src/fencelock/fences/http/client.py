@@ -1,4 +1,4 @@
-"""The side that holds the lease: it puts the token on requests, and understands a refusal."""
+"""The client's side: adds the token to requests, and raises StaleToken for a refusal."""
 
 from __future__ import annotations
 
@@ -8,87 +8,86 @@ from typing import Any, Self, TypeVar
 
 from fencelock.errors import InvalidType, StaleToken
 from fencelock.fences import Fenced
-from fencelock.fences.core import bearer
-from fencelock.fences.http.wire import HEADER, STALE, header
+from fencelock.fences.core import credentials_of
+from fencelock.fences.http.header import HEADER, STALE, header
 
 R = TypeVar("R")
 
 
-class TokenAuth:
-    """Puts the lease's token on every request: `auth=TokenAuth(lease)`, for httpx of both colours and for requests.
+class FencingTokenAuth:
+    """Adds the lease's token to every request: `auth=FencingTokenAuth(lease)`, for httpx (blocking and asyncio) and requests.
 
-    `then` is the auth that you have already: one of httpx's, such as `httpx.BasicAuth` or `DigestAuth`, one of requests', a
+    `auth` is the auth that you use already: one of httpx, such as `httpx.BasicAuth` or `DigestAuth`, one of requests, a
     function that takes a request and returns it, or a pair of a user and a password.
 
     >>> def order(client: httpx.Client, lease: fencelock.Lease) -> None:
-    ...     answer = client.post("/orders", json={"apples": 5}, auth=TokenAuth(lease))
-    ...     raise_for_stale(answer)
+    ...     response = client.post("/orders", json={"apples": 5}, auth=FencingTokenAuth(lease))
+    ...     raise_for_stale(response)
     """
 
-    def __new__(cls, lease: Fenced, then: Any = None) -> Self:  # noqa: ARG004
-        """Make one of httpx's kind where it has to answer for one of those: they may send a request more than once."""
-        kind: type[Self] = _of_httpx() if cls is TokenAuth and hasattr(then, "sync_auth_flow") else cls
+    def __new__(cls, lease: Fenced, auth: Any = None) -> Self:  # noqa: ARG004
+        """Return a subclass of httpx.Auth for an `auth` of httpx, which may send a request several times."""
+        kind: type[Self] = _httpx_subclass() if cls is FencingTokenAuth and hasattr(auth, "sync_auth_flow") else cls
         return super().__new__(kind)
 
-    def __init__(self, lease: Fenced, then: Any = None) -> None:
-        if isinstance(then, tuple) and len(then) == 2:
-            then = partial(_basic, then)
-        elif then is not None and not callable(then) and not hasattr(then, "sync_auth_flow"):
+    def __init__(self, lease: Fenced, auth: Any = None) -> None:
+        if isinstance(auth, tuple) and len(auth) == 2:
+            auth = partial(_basic, auth)
+        elif auth is not None and not callable(auth) and not hasattr(auth, "sync_auth_flow"):
             raise InvalidType(
-                "`then` is an auth of httpx's or requests', a function that takes a request and returns it, or a pair of a "
-                f"user and a password, not {type(then).__name__}"
+                "auth is an auth of httpx or requests, a function that takes a request and returns it, or a pair of a user "
+                f"and a password, not {type(auth).__name__}"
             )
-        bearer(lease)
+        credentials_of(lease)
         self._lease = lease
-        self._then = then
+        self._auth = auth
 
     def __call__(self, request: R) -> R:
-        """Add the header; httpx and requests call this for each request that they send."""
-        self._mark(request)
-        return request if self._then is None else self._then(request)
+        """Add the header; httpx and requests call this for each request."""
+        self._add_header(request)
+        return request if self._auth is None else self._auth(request)
 
-    def _mark(self, request: Any) -> None:
+    def _add_header(self, request: Any) -> None:
         request.headers[HEADER] = header(self._lease)
 
 
 @cache
-def _of_httpx() -> Any:
+def _httpx_subclass() -> Any:
     from httpx import Auth
 
-    class HttpxTokenAuth(TokenAuth, Auth):
-        """Puts the token on a request, and lets the other auth do the rest."""
+    class HttpxFencingTokenAuth(FencingTokenAuth, Auth):
+        """Adds the token to a request, and lets the other auth do the rest."""
 
         def sync_auth_flow(self, request: Any) -> Any:
-            self._mark(request)
-            return self._then.sync_auth_flow(request)
+            self._add_header(request)
+            return self._auth.sync_auth_flow(request)
 
         def async_auth_flow(self, request: Any) -> Any:
-            self._mark(request)
-            return self._then.async_auth_flow(request)
+            self._add_header(request)
+            return self._auth.async_auth_flow(request)
 
-    return HttpxTokenAuth
+    return HttpxFencingTokenAuth
 
 
-def _basic(who: tuple[str, str], request: R) -> R:
-    coded = b64encode(":".join(who).encode()).decode()
+def _basic(user_and_password: tuple[str, str], request: R) -> R:
+    coded = b64encode(":".join(user_and_password).encode()).decode()
     request.headers["Authorization"] = f"Basic {coded}"  # type: ignore[attr-defined]
     return request
 
 
 def raise_for_stale(response: Any) -> None:
-    """Raise StaleToken if the answer says that the token was refused; for httpx and requests.
+    """Raise StaleToken if the response of httpx or requests says that the service refused the token.
 
     >>> from types import SimpleNamespace
     >>> raise_for_stale(SimpleNamespace(status_code=200))
     """
-    if response.status_code != 409 or not response.headers.get("content-type", "").startswith(
-        "application/problem+json"
-    ):
+    content_type = response.headers.get("content-type", "") if response.status_code == 409 else ""
+    if not content_type.startswith("application/problem+json"):
         return
     try:
         problem = response.json()
     except ValueError:
-        return  # somebody else's 409: the caller looks at the status in any case
+        return  # a 409 of another origin: the caller checks the status anyway
     if isinstance(problem, dict) and problem.get("type") == STALE:
-        said = problem.get("detail", "the service refused the token")
-        raise StaleToken(said, problem.get("instance"), token=problem.get("token"), seen=problem.get("seen"))
+        detail = problem.get("detail", "the service refused the token")
+        raise StaleToken(detail, problem.get("instance"), token=problem.get("token"), seen=problem.get("seen"))

@@ -1,4 +1,4 @@
-"""The column form of the SQL fence: the token is kept in the row that it guards, for teams without a second table."""
+"""The SQL fence without its own table: the token is in a column of the row that it protects."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType, StaleToken
 from fencelock.fences import Fenced
-from fencelock.fences.core import bearer, resource_of
+from fencelock.fences.core import HINT, credentials_of, named_credentials
 
-_PLACES = {"qmark": "?", "format": "%s", "numeric_dollar": "", "named": ":{}", "pyformat": "%({})s"}
+_PLACEHOLDERS = {"qmark": "?", "format": "%s", "named": ":{}", "pyformat": "%({})s"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 class Clause(NamedTuple):
-    """Two pieces of an UPDATE, and their arguments: in order for places, or by name."""
+    """Two parts of an UPDATE, and their arguments: in order for positional placeholders, or by name."""
 
     set: str
     where: str
@@ -24,12 +24,12 @@ class Clause(NamedTuple):
 
 
 class FenceColumn:
-    """Makes the clauses of an UPDATE that a stale holder's changes nothing.
+    """Makes clauses for an UPDATE, so that the UPDATE of a stale holder changes nothing.
 
-    Two columns of the row: one for the token (`BIGINT NOT NULL DEFAULT 0`) and one for the owner's id
-    (`VARCHAR(255) NOT NULL DEFAULT ''`; on MySQL `VARBINARY(255)`, as a collation may take two owners for one). Run the
-    UPDATE once before the first read, with nothing else to set, and with every write: a token that is only compared when it
-    writes lets an older one write between its read and its write.
+    The row has two columns: one for the token (`BIGINT NOT NULL DEFAULT 0`) and one for the claim's id
+    (`VARCHAR(255) NOT NULL DEFAULT ''`; on MySQL `VARBINARY(255)`, as a collation may treat two ids as equal). Run the
+    UPDATE once before the first read, with nothing else to set, and again with every write: without the first one an older
+    holder could write between the newer one's read and its write.
 
     >>> import sqlite3, types
     >>> lease = types.SimpleNamespace(token=34, id="b", name="apple")
@@ -37,14 +37,14 @@ class FenceColumn:
     >>> _ = db.execute("CREATE TABLE stock (sku TEXT, n INTEGER, fence INTEGER DEFAULT 0, fence_id TEXT DEFAULT '')")
     >>> _ = db.execute("INSERT INTO stock (sku, n) VALUES ('apple', 100)")
     >>> column = FenceColumn("fence", "fence_id", paramstyle="qmark")
-    >>> mine = column.clause(lease)
-    >>> mine.set, mine.where
+    >>> clause = column.clause(lease)
+    >>> clause.set, clause.where
     ('fence = ?, fence_id = ?', "(fence IS NULL OR fence < ? OR (fence = ? AND fence_id IN (?, '')))")
-    >>> enter = f"UPDATE stock SET {mine.set} WHERE sku = ? AND {mine.where}"
-    >>> column.check(db.execute(enter, (*mine.set_args, "apple", *mine.where_args)).rowcount, lease)
+    >>> enter = f"UPDATE stock SET {clause.set} WHERE sku = ? AND {clause.where}"
+    >>> column.check(lease, db.execute(enter, (*clause.set_args, "apple", *clause.where_args)).rowcount)
     >>> n, = db.execute("SELECT n FROM stock WHERE sku = 'apple'").fetchone()
-    >>> write = f"UPDATE stock SET n = ?, {mine.set} WHERE sku = ? AND {mine.where}"
-    >>> column.check(db.execute(write, (n - 5, *mine.set_args, "apple", *mine.where_args)).rowcount, lease)
+    >>> write = f"UPDATE stock SET n = ?, {clause.set} WHERE sku = ? AND {clause.where}"
+    >>> column.check(lease, db.execute(write, (n - 5, *clause.set_args, "apple", *clause.where_args)).rowcount)
     >>> FenceColumn("fence", "fence_id", paramstyle="pyformat").clause(lease).set
     'fence = %(fence_token)s, fence_id = %(fence_owner)s'
     >>> db.close()
@@ -54,63 +54,62 @@ class FenceColumn:
         for name in (token, id):
             if not _NAME.fullmatch(name):
                 raise InvalidArgument(
-                    f"{name!r:.60} is not the name of a column: it becomes part of the statement as it stands"
+                    f"{name!r:.60} is not the name of a column: it becomes part of the statement unchanged"
                 )
-        if paramstyle not in _PLACES or paramstyle == "numeric_dollar":
+        if paramstyle not in _PLACEHOLDERS:
             raise InvalidArgument(
                 f"paramstyle must be qmark, format, named or pyformat, as the driver's own; not {paramstyle!r}"
             )
         self._token = token
         self._id = id
-        self._place = _PLACES[paramstyle]
+        self._placeholder = _PLACEHOLDERS[paramstyle]
 
     def clause(self, lease: Fenced) -> Clause:
-        """Return what to put after SET and after WHERE, with its arguments."""
-        mine = bearer(lease)
-        token, owner = self._place.format("fence_token"), self._place.format("fence_owner")
+        """Return the parts after SET and after WHERE, with their arguments."""
+        pair = credentials_of(lease)
+        token, owner = self._placeholder.format("fence_token"), self._placeholder.format("fence_owner")
         same = f"{self._token} = {token} AND {self._id} IN ({owner}, '')"
         return Clause(
             f"{self._token.rpartition('.')[2]} = {token}, {self._id.rpartition('.')[2]} = {owner}",
             f"({self._token} IS NULL OR {self._token} < {token} OR ({same}))",
-            (mine.token, mine.id),
-            (mine.token, mine.token, mine.id),
-            {"fence_token": mine.token, "fence_owner": mine.id},
+            (pair.token, pair.id),
+            (pair.token, pair.token, pair.id),
+            {"fence_token": pair.token, "fence_owner": pair.id},
         )
 
-    def check(self, rowcount: int, lease: Fenced, resource: str | None = None) -> None:
-        """Raise StaleToken if the UPDATE found no row: a newer holder has been there, or the row is missing.
+    def check(self, lease: Fenced, rowcount: int, resource: str | None = None) -> None:
+        """Raise StaleToken if the UPDATE found no row: a newer holder has written it, or the row is missing.
 
-        `rowcount` is the cursor's, of an UPDATE that names one row by its key: anything but 0 and 1 is refused, too, as
-        some of several rows may be a newer holder's.
+        `rowcount` is the cursor's, of an UPDATE that names one row by its key. Every number but 0 and 1 is refused, too: a
+        newer holder may have written some of several rows.
 
         MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
-        SQLAlchemy and Django set by themselves.
+        SQLAlchemy and Django set.
         """
-        mine = bearer(lease)
-        name = resource_of(mine, resource)
-        given: object = rowcount  # not everybody has types checked
+        pair, name = named_credentials(lease, resource)
+        given: object = rowcount  # not every caller has types checked
         if given is None or (type(given) is int and given < 0):
             raise FencelockError(
-                f"the driver does not say how many rows of {name!r} the UPDATE has found: so nobody knows whether the "
-                "token was let in. Roll back, and ask it for the count of one single UPDATE",
+                f"the driver does not say how many rows of {name!r} the UPDATE has found, so it is unknown whether the token "
+                "was accepted. Roll back, and use the count of one single UPDATE",
                 name,
             )
         if type(given) is not int:
             raise InvalidType(
                 f"the number of rows that the UPDATE of {name!r} has found is needed, as cursor.rowcount gives it, not "
-                f"{type(given).__name__}: nobody knows whether the token was let in, so roll back"
+                f"{type(given).__name__}: it is unknown whether the token was accepted, so roll back"
             )
         if given > 1:
             raise FencelockError(
-                f"the UPDATE has found {given} rows of {name!r}, and perhaps left out others that a newer holder has "
-                "written: roll back, and update one row at a time, by its key",
+                f"the UPDATE has found {given} rows of {name!r}, and may have skipped rows that a newer holder has written: "
+                "roll back, and update one row at a time, by its key",
                 name,
             )
         if given == 0:
             raise StaleToken(
-                f"{name!r} refused token {mine.token}: the UPDATE found no row, so a newer holder has been here, or the row "
-                "is missing, or MySQL counts what was changed (it needs client_flag=CLIENT.FOUND_ROWS). Stop, look whether "
-                "the row is there, and acquire anew",
+                f"{name!r} refused token {pair.token}: the UPDATE found no row, so a newer holder has written it, or the row "
+                "is missing, or MySQL counts changed rows (it needs client_flag=CLIENT.FOUND_ROWS). Stop, look whether the "
+                f"row exists, and acquire the lock again. {HINT}",
                 name,
-                token=mine.token,
+                token=pair.token,
             )

@@ -1,13 +1,13 @@
--- schema: what keeps the marks; the row without a name, if there is one, is the floor. Room in each page, as rows are updated.
+-- schema: the table of the marks; the row with an empty resource, if it exists, is min_token. Half of each page stays free for updates.
 CREATE TABLE IF NOT EXISTS fencelock_fence (
     resource text COLLATE "C" PRIMARY KEY,
     token    bigint NOT NULL,
     id       text COLLATE "C" NOT NULL
 ) WITH (fillfactor = 50)
 
--- check: raises the mark and keeps its row locked until the end of the transaction, which may be idle for so long and no longer.
--- The mark is looked at twice: as of the statement's snapshot, with the floor, so that one that is collected meanwhile still
--- counts, and as it is when its row is locked.
+-- check: sets the mark and keeps its row locked until the transaction ends; the server ends a transaction that is idle for `idle`
+-- ms. The statement compares the mark twice: in its snapshot, together with min_token, so that a mark that is pruned meanwhile still
+-- counts, and again when its row is locked.
 WITH passed AS (
     INSERT INTO fencelock_fence AS fence (resource, token, id)
     SELECT CAST(:resource AS text), CAST(:token AS bigint), CAST(:id AS text) WHERE NOT EXISTS (
@@ -27,19 +27,25 @@ SELECT (SELECT count(*) FROM passed), CASE WHEN CAST(:idle AS bigint) > 0 THEN s
         BETWEEN interval '1 microsecond' AND CAST(:idle AS bigint) * interval '1 millisecond'
     THEN current_setting('idle_in_transaction_session_timeout') ELSE CAST(CAST(:idle AS bigint) AS text) END, true) END
 
--- seen: what a token is compared with.
+-- get_mark: returns what a token is compared with.
 SELECT token, id FROM fencelock_fence WHERE resource IN (:resource, '') ORDER BY resource DESC LIMIT 1
 
--- move: puts the mark, or the floor, where it is told to.
+-- set_mark: sets the mark of a resource for any claim with this token or a higher one.
 INSERT INTO fencelock_fence (resource, token, id) VALUES (:resource, :token, '')
 ON CONFLICT (resource) DO UPDATE SET token = excluded.token, id = excluded.id
 
--- hold: lets no check begin, and waits for those that have: one that looked before the floor was raised could come in behind it.
+-- set_all_marks: sets all marks, and min_token if it exists.
+UPDATE fencelock_fence SET token = :token, id = ''
+
+-- count_marks: returns the number of marks.
+SELECT count(*) FROM fencelock_fence WHERE resource <> ''
+
+-- lock_table: blocks new checks, and waits for those in progress: one that read before min_token rose could insert an older mark.
 LOCK TABLE fencelock_fence IN SHARE ROW EXCLUSIVE MODE
 
--- raise: puts the floor there unless it is higher already.
+-- raise_min_token: sets min_token unless it is higher already.
 INSERT INTO fencelock_fence AS fence (resource, token, id) VALUES ('', :token, '')
 ON CONFLICT (resource) DO UPDATE SET token = greatest(fence.token, excluded.token)
 
--- collect: forgets the marks below the floor.
+-- prune: removes the marks below min_token.
 DELETE FROM fencelock_fence WHERE resource <> '' AND token < :token

@@ -1,4 +1,4 @@
-"""The statements, from a file for each dialect: `-- name: what it promises`, then the statement."""
+"""The SQL statements, from one file for each dialect: `-- name: what it does`, then the statement."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def statements(dialect: str) -> dict[str, str]:
     found = list(SECTION.finditer(text))
     ends = [start.start() for start in found[1:]] + [len(text)]
     sections = {start[1]: text[start.end() : end].strip() for start, end in zip(found, ends, strict=True)}
-    sections["unbounded"] = MARIADB_ONLY.sub("", sections["check"]).strip()
+    sections["check_without_timeout"] = MARIADB_ONLY.sub("", sections["check"]).strip()
     return sections
 
 
 def schema(dialect: str) -> list[str]:
-    """Return the statements that make what a fence needs in a database.
+    """Return the statements that create the table of the fence.
 
     >>> schema("sqlite")[0].splitlines()[0]
     'CREATE TABLE IF NOT EXISTS fencelock_fence ('
     """
-    all_of_them = statements(dialect)
-    return [all_of_them[name] for name in ("schema", "floor") if name in all_of_them]
+    sections = statements(dialect)
+    return [sections[name] for name in ("schema", "min_token") if name in sections]

@@ -1,13 +1,13 @@
--- What fencelock.lockfree needs in MySQL and MariaDB. Each statement may be repeated. Names are bytes: a collation would
--- take some different ones for the same.
+-- The tables of fencelock.lockfree in MySQL and MariaDB. Each statement can be repeated. Names are bytes, as a collation would
+-- treat some different names as equal.
 
 CREATE TABLE IF NOT EXISTS fencelock_idempotency (
     name        varbinary(1024) NOT NULL PRIMARY KEY,
     claim       char(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     fingerprint char(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     result      longtext CHARACTER SET ascii COLLATE ascii_bin,
-    ends        bigint NOT NULL,
-    KEY fencelock_idempotency_ends (ends)
+    expires_at  bigint NOT NULL,
+    KEY fencelock_idempotency_expiry (expires_at)
 ) ENGINE=InnoDB;
 
 CREATE TABLE IF NOT EXISTS fencelock_outbox (
@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS fencelock_outbox (
     KEY fencelock_outbox_order (outbox, id)
 ) ENGINE=InnoDB;
 
-CREATE TABLE IF NOT EXISTS fencelock_outbox_turn (
+CREATE TABLE IF NOT EXISTS fencelock_outbox_key (
     outbox varbinary(255) NOT NULL,
     name   varbinary(1024) NOT NULL,
     used   bigint NOT NULL,

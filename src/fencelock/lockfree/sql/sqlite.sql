@@ -1,14 +1,14 @@
--- What fencelock.lockfree needs in SQLite. Each statement may be repeated.
+-- The tables of fencelock.lockfree in SQLite. Each statement can be repeated.
 
 CREATE TABLE IF NOT EXISTS fencelock_idempotency (
     name        TEXT PRIMARY KEY,
     claim       TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     result      TEXT,
-    ends        REAL NOT NULL
+    expires_at  REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX IF NOT EXISTS fencelock_idempotency_ends ON fencelock_idempotency (ends);
+CREATE INDEX IF NOT EXISTS fencelock_idempotency_expiry ON fencelock_idempotency (expires_at);
 
 CREATE TABLE IF NOT EXISTS fencelock_outbox (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,

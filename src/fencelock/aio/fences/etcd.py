@@ -1,0 +1,27 @@
+"""The etcd fence, awaited."""
+
+from __future__ import annotations
+
+from fencelock.fences.etcd import BaseEtcdFence, coded
+from fencelock.runtime.half import ASYNCIO
+
+__all__ = ["EtcdFence", "coded"]
+
+
+class EtcdFence(BaseEtcdFence):
+    """Adds a compare to transactions, for a client whose `transaction` is `async def`. `fencelock.fences.etcd` describes it.
+
+    >>> async def sell(client: Etcd3Client, lease: fencelock.aio.Lease) -> None:
+    ...     fence = EtcdFence(client)
+    ...     await fence.enter(lease)                                         # before the first read
+    ...     put = {"request_put": {"key": coded("apples"), "value": coded("95")}}
+    ...     await fence.transaction(lease, {"success": [put]})               # StaleToken if a newer holder has entered
+    """
+
+    half = ASYNCIO
+    enter = BaseEtcdFence._enter
+    transaction = BaseEtcdFence._transaction
+    token = BaseEtcdFence._token
+    rebase = BaseEtcdFence._rebase
+    rebase_all = BaseEtcdFence._rebase_all
+    prune = BaseEtcdFence._prune

@@ -1,0 +1,86 @@
+"""Fencing over HTTP: the middleware for ASGI, and everything of `fencelock.fences.http` that needs no await."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from fencelock.aio.fences.sql import StandaloneSqlFence
+from fencelock.errors import StaleToken
+from fencelock.fences import TokenPair
+from fencelock.fences.http import (
+    HEADER,
+    STALE,
+    WRITES,
+    BadHeader,
+    FencingTokenAuth,
+    header,
+    parse,
+    path_of,
+    raise_for_stale,
+)
+from fencelock.fences.http.middleware import Problem, TokenGuard, refused
+
+__all__ = [
+    "HEADER",
+    "STALE",
+    "WRITES",
+    "BadHeader",
+    "FencingMiddleware",
+    "FencingTokenAuth",
+    "header",
+    "parse",
+    "path_of",
+    "raise_for_stale",
+]
+
+
+class FencingMiddleware:
+    """ASGI middleware: 409 and a problem+json body for an old token, 428 without a token, 400 for a malformed one.
+
+    `fence` is a fence of `fencelock.aio.fences` with `enter(lease, resource)`, such as RedisFence or MemoryFence, or a
+    function that opens a connection of asyncio to a database, for a StandaloneSqlFence. The application finds the token,
+    with the resource as its name, in `scope["fencelock"]`. `fencelock.fences.http.WsgiFencingMiddleware` describes the
+    rest.
+
+    >>> import aiosqlite
+    >>> async def app(scope, receive, send): ...
+    >>> def stock(scope):
+    ...     return "stock" if path_of(scope) == "/stock" else None
+    >>> fenced = FencingMiddleware(app, lambda: aiosqlite.connect("fences.db"), resource=stock)
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        fence: Any,
+        *,
+        resource: Callable[[Mapping[str, Any]], str | None],
+        methods: Iterable[str] = WRITES,
+        required: bool = True,
+    ) -> None:
+        self._app = app
+        self._guard = TokenGuard(fence, StandaloneSqlFence, resource, methods, required, awaited=True)
+        self._resource = resource
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        resource = self._resource(scope) if scope["type"] == "http" else None
+        if resource is None:
+            return await self._app(scope, receive, send)
+        name = HEADER.lower().encode()
+        values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+        found = self._guard.credentials(scope["method"], resource, values)
+        if isinstance(found, TokenPair):
+            try:
+                await self._guard.fence.enter(found, resource)
+                scope = {**scope, "fencelock": found}
+            except StaleToken as stale:
+                found = refused(stale)
+        if not isinstance(found, Problem):
+            return await self._app(scope, receive, send)
+        length = str(len(found.body)).encode()
+        headers = [(b"content-type", b"application/problem+json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": found.status, "headers": headers})
+        await send({"type": "http.response.body", "body": found.body})
+        return None

@@ -1,0 +1,104 @@
+"""Optimistic versions, awaited. `fencelock.lockfree.optimistic` describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fencelock.errors import VersionConflict
+from fencelock.lockfree.etag import check_if_match, etag
+from fencelock.lockfree.optimistic_sql import BaseSqlRow, Row
+from fencelock.lockfree.optimistic_stores import BaseEtcdKey, BaseHttpResource, BaseRecordKey, BaseRedisKey
+from fencelock.lockfree.versioned import BaseVersionedValue, Versioned
+from fencelock.runtime.half import ASYNCIO
+
+__all__ = [
+    "EtcdKey",
+    "HttpResource",
+    "RecordKey",
+    "RedisKey",
+    "SqlRow",
+    "VersionConflict",
+    "Versioned",
+    "VersionedValue",
+    "check_if_match",
+    "etag",
+]
+
+T = TypeVar("T")
+
+
+class VersionedValue(BaseVersionedValue[T]):
+    """A value that is read and written as a whole, and whose version shows whether others have written meanwhile.
+
+    For a store of your own, write `async def _load` and `_store`.
+    """
+
+    half = ASYNCIO
+
+    async def read(self) -> Versioned[T]:
+        """Return the current value with its version."""
+        return await self._load()
+
+    async def write(self, value: T, version: Any) -> None:
+        """Write, or raise VersionConflict if the version has changed."""
+        await self._write(value, version)
+
+    async def update(
+        self,
+        fn: Callable[[T], T | Awaitable[T | None] | None],
+        *,
+        timeout: float | None = 30.0,
+        attempts: int | None = None,
+    ) -> T | None:
+        """Replace the value by `fn(value)`, again until no other writer came between; return the new value.
+
+        `fn` may be `async def`. It may be called several times, so it should only compute. If it returns None, nothing is
+        written. After the timeout, or `attempts` attempts, it raises VersionConflict.
+        """
+        return await self._update(fn, timeout, attempts)
+
+
+class SqlRow(BaseSqlRow, VersionedValue[Row]):
+    """A row of a table with a version column, for a connection of asyncio.
+
+    >>> async def withdraw(connection):
+    ...     account = SqlRow(connection, "account", {"id": 7}, ["balance"])
+    ...     return await account.update(lambda row: {"balance": row["balance"] - 10})
+    """
+
+
+class RedisKey(BaseRedisKey, VersionedValue["bytes | None"]):
+    """A string of Redis, for a `redis.asyncio.Redis`. The value itself is the version.
+
+    >>> async def count(client):
+    ...     return await RedisKey(client, "visits").update(lambda value: b"%d" % (int(value or 0) + 1))
+    """
+
+
+class EtcdKey(BaseEtcdKey, VersionedValue["bytes | None"]):
+    """A key of etcd, for a client whose `get` and `transaction` are `async def`, in the form of etcd3gw.
+
+    >>> async def count(client):
+    ...     return await EtcdKey(client, "visits").update(lambda value: b"%d" % (int(value or 0) + 1))
+    """
+
+
+class RecordKey(BaseRecordKey, VersionedValue["bytes | None"]):
+    """A record beside the locks of a client of `fencelock.aio.connect`; with a lease, its token fences the write.
+
+    >>> import fencelock.aio
+    >>> async def main():
+    ...     async with fencelock.aio.connect("memory://records-aio") as locks:
+    ...         return await RecordKey(locks, "counter").update(lambda value: b"%d" % (int(value or 0) + 1))
+    >>> asyncio.run(main())
+    b'1'
+    """
+
+
+class HttpResource(BaseHttpResource, VersionedValue["bytes | None"]):
+    """A resource behind HTTP that has an ETag and obeys If-Match; for an httpx.AsyncClient.
+
+    >>> async def add_line(client, url):
+    ...     return await HttpResource(client, url).update(lambda body: body + b"more")
+    """

@@ -1,0 +1,24 @@
+"""The transactional outbox, awaited. `fencelock.lockfree.outbox` describes it."""
+
+from __future__ import annotations
+
+from fencelock.lockfree.outbox import BaseOutbox, Message
+from fencelock.runtime.half import ASYNCIO
+from fencelock.sqlio import AsyncConnection
+
+__all__ = ["Message", "Outbox"]
+
+_Base = BaseOutbox[AsyncConnection]
+
+
+class Outbox(BaseOutbox[AsyncConnection]):
+    """An outbox in the caller's database. Outboxes with different names are independent.
+
+    >>> async def paid(connection):                            # inside the transaction of the payment
+    ...     await Outbox("orders").append(connection, "order:42", {"event": "paid"})
+    """
+
+    half = ASYNCIO
+    append = _Base._append
+    pending = _Base._pending
+    prune = _Base._prune

@@ -1,0 +1,142 @@
+"""Removing claims: release, abandon, and claims that have expired by this client's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
+from fencelock.engines.etcd import messages as m
+from fencelock.engines.etcd.client import timeout_for
+from fencelock.engines.etcd.keyspace import Keyspace, read_claim
+from fencelock.engines.etcd.rpc_errors import RpcError
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.model import Claim
+
+if TYPE_CHECKING:
+    from fencelock.core.runtime import Runtime
+    from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
+    from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.engines.etcd.session import EtcdSession, Sessions
+
+BATCH = 60
+"""Claims that one transaction removes: etcd allows 128 steps."""
+
+
+def delete_if_created_at(key: bytes, revision: int) -> bytes:
+    """Return the transaction that deletes a claim's key, and never a later claim's with the same key."""
+    return m.txn([m.is_created_at(key, revision)], [m.do_delete(key)])
+
+
+class Parts(NamedTuple):
+    """What acquiring and removing claims share."""
+
+    runtime: Runtime
+    client: EtcdClient
+    keyspace: Keyspace
+    claims: OwnClaims
+    sessions: Sessions
+
+
+class Removal:
+    """Removes this client's claims."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._runtime, self._client, self._keyspace, self._claims, self._sessions = parts
+
+    async def release(self, own: OwnClaim, name: str) -> bool:
+        """Delete a held claim's key; return False if it was gone already."""
+        self._claims.end_hold(own)
+        assert own.session is not None
+        body = delete_if_created_at(own.key, own.revision)
+        seen = self._client.revision
+        data, sent = await self._client.request_counted(m.TXN, body, timeout_for(own.session.ttl))
+        reply = m.read_txn(data)
+        self._client.check_header(reply.header, seen)
+        if not own.in_flight:  # else the core abandons the claim after this
+            self._sessions.detach(own.id)
+            self._claims.remove(own, reuse=reply.succeeded)
+        if not reply.succeeded and sent > 1:
+            raise OutcomeUnknown(f"etcd at {self._client.address}: an earlier request may have released {name!r}")
+        return reply.succeeded
+
+    async def abandon(self, claim: Claim) -> None:
+        """Remove a claim whatever its state is, and keep attempts of it that are in flight from creating it again."""
+        own = self._claims.get(claim.id)
+        if own is None:
+            await self._abandon_foreign(claim)
+            return
+        self._claims.end_hold(own)
+        self._sessions.expire_claim(claim.id)
+        await self._remove([own], min(timeout_for(claim.ttl), MIN_REPLY_TIMEOUT))
+
+    async def _abandon_foreign(self, claim: Claim) -> None:
+        """Remove a claim that another client made, if it exists."""
+        timeout = min(timeout_for(claim.ttl), MIN_REPLY_TIMEOUT)
+        body = m.get_prefix(self._keyspace.queue(claim.name))
+        _, found = m.read_range(await self._client.request(m.RANGE, body, timeout))
+        for pair in found.pairs:
+            if read_claim(pair.value).id == claim.id:
+                await self._client.request(m.TXN, delete_if_created_at(pair.key, pair.created), timeout)
+
+    async def remove_expired(self, timeout: float = MAX_REPLY_TIMEOUT) -> None:
+        """Remove the expired claims of all sessions."""
+        now = self._runtime.now()
+        for session in self._sessions.all():
+            if session.expired(now):
+                await self.remove_expired_of(session, timeout)
+
+    async def remove_expired_of(self, session: EtcdSession, timeout: float = MAX_REPLY_TIMEOUT) -> bool:
+        """Remove the expired claims of a session; False if that failed, and then the session must not be kept alive."""
+        expired = session.expire(self._runtime.now())
+        owns = self._claims.expired(session, expired)
+        try:
+            for start in range(0, len(owns), BATCH):
+                await self._remove(owns[start : start + BATCH], timeout)
+        except EngineUnavailable:
+            return False
+        return True
+
+    async def _remove(self, owns: Sequence[OwnClaim], timeout: float) -> None:
+        """Delete the keys of claims of one session, by their create revision.
+
+        Of a claim with an attempt in flight that revision is not known. Its tomb keeps the attempt from creating the key
+        later; a key that exists already is deleted in a second step. Whatever arrives later has the same lease as the tomb:
+        when the tomb ends, it can create nothing.
+        """
+        in_flight = [own for own in owns if own.in_flight and own.session is not None and not own.session.ended]
+        steps = []
+        for own in in_flight:
+            assert own.session is not None
+            self._sessions.retire(own.session)
+            steps += [m.do_range(m.get_key(own.key)), m.do_put(self._keyspace.tomb(own.id), b"", own.session.handle)]
+        steps += [m.do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
+        if steps:
+            try:
+                reply = await self._send(steps, timeout)
+            except RpcError as error:
+                if not error.lease_not_found:
+                    raise error.translate(self._client.address) from error
+                assert in_flight[0].session is not None
+                self._sessions.ended(in_flight[0].session)  # all of them have the same one
+                await self._remove(owns, timeout)
+                return
+            found = [self._own_pair(own, reply.pairs(2 * at)) for at, own in enumerate(in_flight)]
+            if rest := [m.do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
+                await self._send(rest, timeout)
+        for own in owns:
+            self._sessions.detach(own.id)
+            self._claims.remove(own, reuse=bool(own.revision))
+
+    async def _send(self, steps: Sequence[bytes], timeout: float) -> m.TxnReply:
+        body, seen = m.txn([], steps), self._client.revision
+        reply = m.read_txn(await self._client.run(lambda connection, left: connection.call(m.TXN, body, left), timeout))
+        self._client.check_header(reply.header, seen)
+        return reply
+
+    @staticmethod
+    def _own_pair(own: OwnClaim, pairs: list[m.KeyValue]) -> m.KeyValue | None:
+        """Return the pair if the claim itself created it: after a restored backup, the key may be another claim's."""
+        if pairs and pairs[0].created != own.revision and read_claim(pairs[0].value).id == own.id:
+            return pairs[0]
+        return None

@@ -1,4 +1,0 @@
--- Forgets a mark below the floor, which must have been raised before; answers whether it did.
-local mark = redis.call('HGET', KEYS[1], ARGV[1])
-if mark and tonumber(string.match(mark, '^%d+')) < tonumber(ARGV[2]) then return redis.call('HDEL', KEYS[1], ARGV[1]) end
-return 0

@@ -1,0 +1,31 @@
+"""A multi-lock on an engine that hangs: its clean-up has one time limit for all names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from fencelock import aio
+from fencelock.core.leftovers import CLEANUP_SECONDS
+from tests.contract.faults import Faulty
+from tests.contract.runtimes import connect, direct
+from tests.contract.subject import waiting
+
+
+async def test_cancelled_group_on_an_engine_that_hangs() -> None:
+    """A cancelled group waits once for its clean-up, and not for one name after the other."""
+    locks = connect("aio", direct, "memory://multi-hangs")
+    async with locks, aio.connect("memory://multi-hangs") as other, other.lock("z"):
+        faulty = Faulty.around(locks)
+        task = asyncio.ensure_future(locks.multi("a", "b", "c", "z").acquire())
+        await waiting(locks, "z")
+        faulty.allow("abandon")
+        faulty.slow("abandon", 3, 20)
+        begun = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - begun < CLEANUP_SECONDS + 3
+        faulty.heal()
