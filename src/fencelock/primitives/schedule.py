@@ -28,7 +28,7 @@ from fencelock.primitives.slots import Plan, Rules, State
 
 HISTORY_MAX = 50
 """Runs that the record keeps."""
-LIST_KEY = "schedules"
+LIST_KEY = "schedules:all"
 """The record with the names of all schedules, for `fencelock jobs`."""
 SHARED_TOKEN = 1
 """The token of that record: it has no lock, and its writes are ordered by versions alone."""
