@@ -79,19 +79,20 @@ class OnceFactory(Generic[L]):
         return None
 
     async def _claim(self, lease: L) -> ClaimedRun[L] | None:
-        record = await self._read()
-        last = self._decode(record)
-        if last is not None and last.outcome is Outcome.RUNNING:
-            last = last._replace(outcome=Outcome.ABANDONED)  # this lease is the only one, so its worker is gone
-        if not self._may_run(last):
-            return None
-        attempt = 1 if last is None else last.attempt + 1
-        run = runs.begun(self.name, self.slot, None, attempt, lease, self.now())
-        expect = 0 if record is None else record.version
-        written = await runs.write_once(self._client, self._records, lease, _encoded(run), self._keep, expect)
-        if written is None:
-            return None
-        return ClaimedRun(self._records, lease, run, written.version, _encoded, self._keep)
+        while True:
+            record = await self._read()
+            last = self._decode(record)
+            if last is not None and last.outcome is Outcome.RUNNING:
+                last = last._replace(outcome=Outcome.ABANDONED)  # this lease is the only one, so its worker is gone
+            if not self._may_run(last):
+                return None
+            attempt = 1 if last is None else last.attempt + 1
+            run = runs.begun(self.name, self.slot, None, attempt, lease, self.now())
+            expect = 0 if record is None else record.version
+            written = await runs.write_once(self._client, self._records, lease, _encoded(run), self._keep, expect)
+            if written is not None:
+                return ClaimedRun(self._records, lease, run, written.version, _encoded, self._keep)
+            lease.check()  # a worker that lost its lease has recorded its outcome meanwhile, or a new holder has claimed
 
     def _may_run(self, last: Run | None) -> bool:
         """Return whether a slot may run. Without the lock, nobody knows whether a run in progress has been abandoned."""
