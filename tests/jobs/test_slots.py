@@ -205,6 +205,18 @@ def test_first_run_due_runs_the_latest_slot() -> None:
     assert planned(None, Rules("all", 10 * MINUTE), now, now, early=0) == []
 
 
+def test_no_limit_of_age_costs_nothing() -> None:
+    """Without `within`, a schedule of seconds that was not used for years is decided at once."""
+    table = make_timetable(None, 1, "UTC", "job")
+    now = us("2026-07-01T18:30")
+    rules = Rules(within=10**16, overlap="wait")
+    state = State(table.text, us("2020-01-01T00:00"))
+    for known, early in ((None, 0), (state, 0), (state, None)):
+        found = plan(table, known, rules, now=now, since=now, early=early)
+        assert (found.slot, found.mark) == (now, now)
+        assert len(found.skipped) <= 20
+
+
 def test_run_due_accepts_a_slot_that_is_a_little_ahead() -> None:
     """Kubernetes may start a job by a clock that is ahead: the slot runs, and does not run again when its time comes."""
     slot = us("2026-07-01T18:00")

@@ -152,13 +152,14 @@ class ScheduleFactory(Generic[L]):
             return None
         lease._blocks.enter(lease, task)
         try:
-            state, version = await self._read()
-            run = self._begun(lease, now := self.now_us())._replace(triggered=True)
-            if state is None or state.text != self._table.text:  # a change of the expression catches nothing up
-                state = (state or State(self._table.text, 0))._replace(mark=max(now, state.mark if state else 0))
-            claimed = await self._claim(lease, state, version, Plan(mark=state.mark), run)
-            if claimed is None:
-                raise EngineUnavailable(f"the record of {self.name!r} was changed by another client", self.name)
+            claimed = None
+            while claimed is None:  # a worker that lost its lease may record its outcome meanwhile
+                lease.check()
+                state, version = await self._read()
+                run = self._begun(lease, now := self.now_us())._replace(triggered=True)
+                if state is None or state.text != self._table.text:  # a change of the expression catches nothing up
+                    state = (state or State(self._table.text, 0))._replace(mark=max(now, state.mark if state else 0))
+                claimed = await self._claim(lease, state, version, Plan(mark=state.mark), run)
         except BaseException as error:
             await lease._exit_block(error)
             raise

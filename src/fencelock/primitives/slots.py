@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Literal, NamedTuple, Protocol
 
 from fencelock.core.validation import check_seconds
@@ -184,9 +184,14 @@ def plan(
     floor = max(mark, now - rules.within - 1, settled)
     if changed:
         floor = max(floor, (now - CHANGED_GRACE if state is not None else 0) if called else since)
-    due = _due(table, floor, now, early or 0)
-    own = due[-1:] if called else [slot for slot in due if slot > since]
-    missed = [] if changed else due[: len(due) - len(own)]
+    # All missed slots are needed only if all of them are to run: there may be years of them.
+    find = _all if rules.catch_up == "all" and not changed else _last
+    if early is not None:
+        due = find(table, floor, now) + _early(table, max(floor, now), now, early)
+        own, missed = due[-1:], due[:-1]
+    else:
+        own, missed = _all(table, max(floor, since), now), find(table, floor, min(since, now))
+    missed = [] if changed else missed
     retry = None if state is None or changed else _retry(state, rules, now, not_started)
     chosen = _chosen(missed, own, state, rules)
     if retry is not None and (rules.overlap == "wait" or not chosen):
@@ -206,27 +211,23 @@ def _last(table: Timetable, start: int, end: int) -> list[int]:
     width = 60_000_000
     while True:
         begin = max(start, end - width)
-        found = list(takewhile(lambda slot: slot <= end, table.after(begin)))
+        found = _all(table, begin, end)
         if begin == start or len(found) >= MAX_SKIPPED:
             return found[-MAX_SKIPPED:]
         width *= 8
 
 
-def _due(table: Timetable, floor: int, now: int, early: int) -> list[int]:
-    """Return the slots that are due, and the next one if it is at most `early` ahead and nearer than the one before."""
-    due: list[int] = []
-    for slot in table.after(floor):
-        if slot <= now:
-            due.append(slot)
-            continue
-        if slot - now <= early and not _any_between(table, 2 * now - slot, now):
-            due.append(slot)
-        break
-    return due
+def _all(table: Timetable, start: int, end: int) -> list[int]:
+    return list(takewhile(lambda slot: slot <= end, table.after(start)))
 
 
-def _any_between(table: Timetable, start: int, end: int) -> bool:
-    return next(table.after(start), end + 1) <= end
+def _early(table: Timetable, start: int, now: int, early: int) -> list[int]:
+    """Return the next slot if it is at most `early` ahead, and nearer than the one before."""
+    return [
+        slot
+        for slot in islice(table.after(start), 1)
+        if slot - now <= early and next(table.after(2 * now - slot), slot) > now
+    ]
 
 
 def _chosen(missed: list[int], own: list[int], state: State | None, rules: Rules) -> list[int]:
