@@ -1,6 +1,6 @@
 """A nightly job that several processes watch: each slot runs in one of them. Start it twice, and kill one of the two.
 
-    python examples/nightly_job.py --seconds 10
+    python examples/nightly_job.py --seconds 60
 
 It uses $FENCELOCK_URL, else SQLite in the user's state folder. A "night" is two seconds long here; a real job would use
 cron="0 2 * * *" and a time zone.
@@ -27,7 +27,7 @@ def bill_customers(slot: fencelock.Slot) -> None:
 def main() -> None:
     """Watch the schedule for a while, then print what ran."""
     parser = argparse.ArgumentParser(description="A job that runs once per slot in all processes that watch it.")
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
     stop = threading.Event()
     threading.Timer(options.seconds, stop.set).start()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fencelock.primitives.runs import as_datetime, slot_text
 from tests.contract.jobs import nothing, once, schedule
 from tests.contract.runtimes import LocksView
 from tests.contract.subject import Subject, eventually
@@ -20,12 +21,12 @@ pytestmark = [pytest.mark.records, pytest.mark.processes, pytest.mark.runtime_na
 
 WATCH = """
 import time
-schedule = locks.raw.schedule("tick", every=every, overlap="wait", within=60)
+schedule = locks.raw.schedule("tick", every=every, overlap="wait", within=600)
 schedule._factory.clock = lambda: time.time() + skew
 
-class Stop:
+class Stop:  # slots run in order: the last one ends it, but not before it is due here, too
     def is_set(self):
-        return time.time() + skew > end
+        return time.time() + skew > end and last in open(path).read()
 
 def work(slot):
     with open(path, "a") as file:
@@ -54,10 +55,12 @@ async def runs_of_a_fleet(subject: Subject, path: Path, processes: int, slots: i
     workers = await asyncio.gather(*(subject.worker() for _ in range(processes)))
     first = (time.time() + wrong + 3) // every * every  # after all of them watch, by whatever clock
     end = first + slots * every
+    last = slot_text(as_datetime(round((end - every) * 1e6)))
+    path.touch()
     skews = [wrong * (2 * number / (processes - 1) - 1) for number in range(processes)]
     await asyncio.gather(
         *(
-            worker.do(WATCH, skew=skew, every=every, end=end, path=str(path))
+            worker.do(WATCH, skew=skew, every=every, end=end, path=str(path), last=last)
             for worker, skew in zip(workers, skews, strict=True)
         )
     )

@@ -28,6 +28,8 @@ STEPS = (
     RedisEngine._release,
     SocketConnection.request,
     SocketConnection.post,
+    SocketConnection._use,
+    SocketConnection._send_request,
 )
 
 
@@ -63,10 +65,10 @@ def test_release_behind_a_pending_reply(own_redis: Own, late: Command, forced: b
                 run_sync(connection.raw.request(late, 0.05))
         finally:
             server.resume()
-        assert connection.raw.owed
+        assert connection.raw.pending
         assert lease.release() is not forced
         assert_in_step(locks)
-        assert not connection.raw.owed
+        assert not connection.raw.pending
 
 
 def test_idle_connections_after_many_threads(server: Redis) -> None:

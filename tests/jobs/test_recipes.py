@@ -1,4 +1,4 @@
-"""The page "Run a job once" and its example: every block runs, with the real packages, on several hosts at once."""
+"""The recipes of "Run a job once" and its example program run with the real packages, on several hosts at once."""
 
 from __future__ import annotations
 
@@ -82,12 +82,6 @@ def with_slot(recipe: str) -> str:
     """Return a recipe in Python with a slot that is due at any time."""
     assert "every=3600" in recipe
     return recipe.replace("every=3600", "every=31536000, within=40000000")
-
-
-def test_example_of_the_page(tmp_path: Path) -> None:
-    """The first block runs as it is."""
-    (tmp_path / "page.py").write_text(block("python"))
-    assert "importing 2026-07-01" in run_on_hosts([sys.executable, "page.py"], tmp_path, 1)
 
 
 def test_crontab_on_ten_hosts(tmp_path: Path) -> None:

@@ -350,14 +350,10 @@ class MemoryEngine:
         for event in list(self._wakeups.values()):
             event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: no resource of this engine must be released before a fork."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """Empty the store in the child: no process would release the claims in the copied queues."""
-        if child:
-            self._wakeups.clear()
-            self._store.reset()
+    def after_fork(self) -> None:
+        """Empty the store: no process would release the claims in the copied queues."""
+        self._wakeups.clear()
+        self._store.reset()
 
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the store. The simulated runtime puts a network here."""

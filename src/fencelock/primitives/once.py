@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Generic, Literal
 
-from fencelock.core.acquire import naming
+from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client, L
 from fencelock.core.records import Record, records_of
 from fencelock.core.validation import check_seconds
@@ -123,7 +123,7 @@ class OnceFactory(Generic[L]):
 
     async def _read(self) -> Record | None:
         self._client._check_open(self.name)
-        with naming(self._key):
+        with attach_name(self._key):
             return await self._records.read(self._key)
 
     def _decode(self, record: Record | None) -> Run | None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple
 
-from fencelock.core.acquire import FIRST_PAUSE, LONGEST_PAUSE, naming
+from fencelock.core.acquire import FIRST_PAUSE, LONGEST_PAUSE, attach_name
 from fencelock.core.client import Client, L
 from fencelock.core.lease import BaseLease
 from fencelock.core.log import WARNING, log
@@ -157,7 +157,7 @@ async def write_once(
     pause = FIRST_PAUSE
     while True:
         try:
-            with naming(lease.name):
+            with attach_name(lease.name):
                 if unknown is None:
                     done, record = await records.write(lease.name, value, token=lease.token, ttl=ttl, expect=expect)
                     return record if done or (record is not None and record.value == value) else None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Generic, Literal, NamedTuple
 
-from fencelock.core.acquire import naming
+from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client, L
 from fencelock.core.log import ERROR, WARNING, log
 from fencelock.core.records import FOREVER, VALUE_MAX_BYTES, Record, Records, records_of
@@ -308,7 +308,7 @@ def _check_choice(value: object, choices: tuple[str, ...], what: str, name: str)
 async def read_state(records: Records, name: str) -> tuple[State | None, int]:
     """Return the state of a schedule and the version of its record."""
     key = record_key("schedule", name)
-    with naming(key):
+    with attach_name(key):
         record = await records.read(key)
     if record is None:
         return None, 0

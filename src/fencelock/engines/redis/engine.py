@@ -245,14 +245,10 @@ class RedisEngine:
         for queued in list(self._queued.values()):
             queued.event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: the child only has to drop the connections."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's connections without sending anything."""
-        if child:
-            self._queued.clear()
-            self._pool.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's connections without sending anything."""
+        self._queued.clear()
+        self._pool.detach_after_fork()
 
     # ------------------------------------------------------------------ connections, queued claims, commands, keys
 

@@ -83,12 +83,12 @@ class RedisPool:
         """
         raw, now = connection.raw, self._now()
         since = raw.oldest_pending_since
-        if since is not None and now - since >= max(timeout, 2 * raw.pace):
+        if since is not None and now - since >= max(timeout, 2 * raw.last_latency):
             # The reply may be in the socket's buffer: a caller that needs no more replies does not read the rest.
             if not raw.alive():
                 return False
             since = raw.oldest_pending_since
-            if since is not None and now - since >= max(timeout, 2 * raw.pace):
+            if since is not None and now - since >= max(timeout, 2 * raw.last_latency):
                 self.hung = True
                 return False
         idle, connection.last_used = now - connection.last_used, now
@@ -274,10 +274,10 @@ class RedisPool:
     def detach_after_fork(self) -> None:
         """In a forked child, drop the parent's connections without sending anything over them."""
         for connection in self._all:
-            connection.raw.forget()
+            connection.raw.detach_after_fork()
         self._all = set()
         self._idle.clear()
-        self._connect_once.forget()
+        self._connect_once.clear()
 
 
 def escape_pattern(text: str) -> str:

@@ -156,7 +156,7 @@ class RedlockEngine:
         max_timeout = _reply_timeout(ttl)
         connections = await self._cluster.get(max_timeout, Deadline(self._runtime.now, ttl / 3))
         # A node that hangs must not take too much of a short ttl; but give slow nodes twice their last latency.
-        latencies = sorted(conn.raw.pace for conn in connections if conn is not None)[: self._cluster.majority]
+        latencies = sorted(conn.raw.last_latency for conn in connections if conn is not None)[: self._cluster.majority]
         timeout = min(max_timeout, max([ttl / 5, *(2 * seconds for seconds in latencies)]))
         silent: Connections = [None] * len(connections)
         try:
@@ -262,15 +262,11 @@ class RedlockEngine:
         for queued in list(self._queued.values()):
             queued.event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: the child only has to drop the connections."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's connections without sending anything."""
-        if child:
-            self._queued.clear()
-            self._proposals.clear()
-            self._cluster.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's connections without sending anything."""
+        self._queued.clear()
+        self._proposals.clear()
+        self._cluster.detach_after_fork()
 
     # ------------------------------------------------------------------ proposals and renewals
 

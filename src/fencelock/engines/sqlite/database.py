@@ -138,14 +138,15 @@ class Database:
         if self._mutex.acquire(timeout=FORK_TIMEOUT):
             self._disconnect()
 
-    def after_fork(self, *, child: bool) -> None:
+    def after_fork_in_parent(self) -> None:
         """Release the mutex. Both processes open a new connection when they need one."""
-        if child:
-            _unclosable.append(self._connection)  # None, unless a transaction lasted for all of FORK_TIMEOUT
-            self._connection = None
-            self._mutex = RLock()
-        else:
-            self._release_mutex()
+        self._release_mutex()
+
+    def after_fork(self) -> None:
+        """In the child, replace the mutex and drop the parent's connection without closing it."""
+        _unclosable.append(self._connection)  # None, unless a transaction lasted for all of FORK_TIMEOUT
+        self._connection = None
+        self._mutex = RLock()
 
     def mint(self, cursor: sqlite3.Cursor) -> int:
         """Return the next token. Call it in a step of a transaction; it raises NeedsReserve."""

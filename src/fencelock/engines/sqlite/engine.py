@@ -170,13 +170,16 @@ class SqliteEngine:
         """Close the connection before the fork."""
         self._database.before_fork()
 
-    def after_fork(self, *, child: bool) -> None:
-        """Open a new connection when one is needed."""
-        self._database.after_fork(child=child)
-        if child:
-            self._close_wakeups()
-            self._wakeup_sender.close()
-            self._wakeup_sender = WakeupSender()
+    def after_fork_in_parent(self) -> None:
+        """Allow a new connection."""
+        self._database.after_fork_in_parent()
+
+    def after_fork(self) -> None:
+        """Drop the parent's wake-ups, and open a new connection when one is needed."""
+        self._database.after_fork()
+        self._close_wakeups()
+        self._wakeup_sender.close()
+        self._wakeup_sender = WakeupSender()
 
     # ------------------------------------------------------------------ wake-ups, and running a step
 
