@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import eventually, session_members
+from tests.cli.conftest import session_members
+from tests.support.waiting import eventually_blocking
 
 ROOT = Path(__file__).parent.parent
 STORY = ROOT / "demo" / "story.py"
@@ -108,7 +109,7 @@ def test_demo_interrupted() -> None:
         os.killpg(demo.pid, signal.SIGINT)
         _, err = demo.communicate(timeout=60)
         assert (demo.returncode, err) == (130, "")
-        eventually(lambda: not session_members(demo.pid))
+        eventually_blocking(lambda: not session_members(demo.pid))
     finally:
         for pid in session_members(demo.pid):
             os.kill(pid, signal.SIGKILL)

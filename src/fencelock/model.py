@@ -251,6 +251,10 @@ class Waiter(NamedTuple):
     """The value of an election's candidate."""
 
 
+StoredClaim = tuple[str, int | None, float, bool, int | None, str]
+"""Owner, token (None while the claim waits), seconds left, shared, limit, and value."""
+
+
 class Snapshot(NamedTuple):
     """The holders and waiters of a name at one moment; `inspect` returns it."""
 
@@ -260,6 +264,19 @@ class Snapshot(NamedTuple):
     """The claims that hold it: one, or several readers or permits."""
     waiters: tuple[Waiter, ...] = ()
     """The claims that wait for it."""
+
+    @classmethod
+    def of(cls, name: str, claims: Iterable[StoredClaim], clock: float) -> Snapshot:
+        """Return the snapshot of the stored claims of a name, in queue order, at `clock` µs on the tokens' scale."""
+        holders: list[Holder] = []
+        waiters: list[Waiter] = []
+        for owner, token, expires_in, shared, limit, value in claims:
+            mode = Mode.of(shared, limit)
+            if token is None:
+                waiters.append(Waiter(owner, expires_in, mode, limit, value))
+            else:
+                holders.append(Holder(owner, token, expires_in, mode, limit, held_for(token, clock), value))
+        return cls(name, tuple(holders), tuple(waiters))
 
     @property
     def token(self) -> int | None:

@@ -9,10 +9,11 @@ import pytest
 
 import fencelock
 from fencelock.cli.codes import NOT_ACQUIRED
-from tests.cli.conftest import LONG, Cli, eventually, session_members
+from tests.cli.conftest import Cli, session_members
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgresTls
 from tests.servers.redis import Redis
+from tests.support.waiting import LONG, eventually_blocking
 
 
 @pytest.mark.parametrize("engine", ["redis", "redlock"])
@@ -23,7 +24,7 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
     name = f"{engine} {number}"  # of its own: a holder that is killed at the end keeps it for a ttl
     holder = cli.hold(name)
     waiter = cli.start("run", name, "--", "touch", "ran")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     waiter.send_signal(number)
     assert waiter.wait(LONG) == 128 + number
     assert cli.json("show", name)["waiters"] == []

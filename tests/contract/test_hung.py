@@ -9,8 +9,9 @@ import pytest
 from fencelock import EngineUnavailable, LockTimeout
 from fencelock.core.clock import boottime
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import Subject, background, free_again, nobody, take, waiting
+from tests.contract.steps import background, take, wait_until_free, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.servers.cluster import Cluster
 from tests.servers.plugin import Session
@@ -43,7 +44,7 @@ class Network:
 
 
 @pytest.fixture
-def network(case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale) -> Iterator[Network]:
+def network(case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale) -> Iterator[Network]:
     """A client whose network can be stopped."""
     assert case.server is not None
     server = engines.get(case.server)
@@ -51,7 +52,7 @@ def network(case: EngineCase, engines: Session, url: str, runtime_name: str, pac
     with Proxies(members) as proxies:
         for member, proxy in zip(members, proxies.members, strict=True):
             url = url.replace(member.address, proxy.address)
-        yield Network(proxies, Subject(url, runtime_name, pace).connect())
+        yield Network(proxies, ClientFactory(url, runtime_name, ttl_scale).connect())
 
 
 async def seconds(work: Callable[[], Awaitable[object]]) -> float:
@@ -64,7 +65,7 @@ async def seconds(work: Callable[[], Awaitable[object]]) -> float:
 
 @pytest.mark.parametrize("timeout", [0.0, 0.2])
 async def test_hung_engine_does_not_delay_a_caller_with_little_time(
-    network: Network, subject: Subject, timeout: float
+    network: Network, factory: ClientFactory, timeout: float
 ) -> None:
     """On a warm connection the caller is told within half a second of its timeout, and its claim is cleaned up later."""
     locks = network.locks
@@ -73,17 +74,17 @@ async def test_hung_engine_does_not_delay_a_caller_with_little_time(
     took = await seconds(lambda: locks.lock("x", ttl=30).acquire(timeout=timeout))
     network.heal()
     assert took < timeout + ANSWER + SLACK
-    await free_again(subject.connect(), "x")
+    await wait_until_free(factory.connect(), "x")
     await locks.close()
 
 
 @pytest.mark.parametrize("ttl", [30, 2.5])
-async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: Subject, ttl: float) -> None:
+async def test_engine_that_hangs_as_the_timeout_ends(network: Network, factory: ClientFactory, ttl: float) -> None:
     """A waiter's answer does not wait for the clean-up, which goes on in the background.
 
     With the shorter ttl the waiter has shown a sign of life, and has asked again, before the engine hangs.
     """
-    locks, others = network.locks, subject.connect()
+    locks, others = network.locks, factory.connect()
     await take(locks, "y")
     async with others.lock("x"):
         began = boottime()
@@ -94,5 +95,5 @@ async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: 
             took = boottime() - began
         network.heal()
         assert took < 1 + ANSWER + SLACK
-    await nobody(others, "x")
+    await wait_until_unclaimed(others, "x")
     await locks.close()

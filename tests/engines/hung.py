@@ -9,9 +9,10 @@ import pytest
 from fencelock import EngineUnavailable
 from fencelock.core.clock import boottime
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, free_again, take
+from tests.contract.steps import background, take, wait_until_free
 from tests.engines.conftest import Clients
 from tests.servers.server import Server
+from tests.support.waiting import SOON
 
 
 async def in_vain(locks: LocksView, name: str, ttl: float, timeout: float) -> float:
@@ -41,4 +42,4 @@ async def hurried(server: Server, url: str, clients: Clients) -> None:
             server.resume()
         await (await asyncio.wait_for(patient, SOON)).release()
     assert max(took) < 9
-    await free_again(locks, "x")
+    await wait_until_free(locks, "x")

@@ -16,11 +16,12 @@ from fencelock import EngineUnavailable, GuaranteeUnavailable, LockTimeout
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.model import Claim, Grant, LossReason
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import compact, counted, keys, own_prefix
 from tests.servers.etcd import Etcd, EtcdCluster
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 
 async def test_restart_with_its_data_keeps_holder_and_waiter(own_etcd: Callable[..., Etcd], clients: Clients) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import leases, own_prefix
 from tests.servers.etcd import Etcd
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 CHILD = """
 import gc
@@ -69,8 +70,8 @@ async def test_child_has_its_own(own_etcd: Callable[..., Etcd], proxy: Callable[
 
 async def test_fork_while_waiting(etcd1: Etcd, clients: Clients) -> None:
     """A parent that waits is served although a child came and went meanwhile."""
-    subject = clients.on(own_prefix(etcd1.url))
-    locks, worker = subject.connect(), await subject.worker()
+    factory = clients.on(own_prefix(etcd1.url))
+    locks, worker = factory.connect(), await factory.worker()
     holder = await locks.lock("x", ttl=60).acquire()
     await worker.do(
         """
@@ -105,8 +106,8 @@ got[0].check()
 
 async def test_killed_holder(etcd1: Etcd, clients: Clients) -> None:
     """A process that is killed is replaced when its session has run out, and leaves nothing."""
-    subject = clients.on(own_prefix(etcd1.url))
-    locks, worker = subject.connect(), await subject.worker()
+    factory = clients.on(own_prefix(etcd1.url))
+    locks, worker = factory.connect(), await factory.worker()
     token = await worker.acquire("x", ttl=2)
     async with background(take(locks, "x", SOON)) as (task,):
         await waiting(locks, "x")

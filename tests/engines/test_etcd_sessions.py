@@ -20,12 +20,14 @@ from fencelock.engines.etcd.removal import Removal
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import client_of, core_of
-from tests.contract.subject import SOON, Subject, background, eventually, is_free, take, waiting
+from tests.contract.steps import background, is_free, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
 from tests.servers.etcd import Etcd
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -42,8 +44,8 @@ def prefix_of(url: str) -> str:
 async def test_ten_thousand_held_locks_need_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
     """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
     server = own_etcd()
-    subject = Subject(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
-    locks = subject.connect()
+    factory = ClientFactory(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
+    locks = factory.connect()
     held = []
     for start in range(0, 10_000, 500):
         held += await asyncio.gather(*(locks.lock(f"n{start + i}", ttl=60).acquire() for i in range(500)))

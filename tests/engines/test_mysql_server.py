@@ -16,11 +16,12 @@ from fencelock.engines.mysql.url import MySQLUrl, parse
 from fencelock.model import Claim, Grant, LossReason, Waiting
 from fencelock.runtime.blocking import BlockingRuntime
 from tests.contract.runtimes import LeaseView
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import own_database
 from tests.servers.mariadb import MariaDB, unpacked
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON
 
 
 async def test_crash(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:

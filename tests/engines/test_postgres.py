@@ -19,11 +19,12 @@ from fencelock.core.urls import open_engine
 from fencelock.engines.postgres.schema import LAYOUT
 from fencelock.model import Claim, Grant
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
-from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import advisory, any_alive, ask, connected, empty, fill, kill_sessions, sessions
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -290,7 +291,7 @@ async def test_ended_while_releasing(pg: Postgres, clients: Clients) -> None:
     lease = await locks.lock("x", ttl=60).acquire()
     kill_sessions(pg)
     assert await lease.release() is True
-    await nobody(clients.connect(pg.url), "x")
+    await wait_until_unclaimed(clients.connect(pg.url), "x")
 
 
 async def test_rows_outlive_their_sessions(pg: Postgres, clients: Clients) -> None:
@@ -352,7 +353,7 @@ async def test_hung_server(pg: Postgres, url: str, clients: Clients) -> None:
         assert lease.reason is LossReason.EXPIRED
     finally:
         pg.resume()
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
     assert await take(other, "x") > lease.token
 
 
@@ -424,7 +425,7 @@ async def test_cancelled_release_on_a_slow_session(pg: Postgres, clients: Client
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await take(other, "x", within=0)
+    assert await take(other, "x", timeout=0)
     go_on.join()
 
 
@@ -497,7 +498,7 @@ async def test_rows_behind_a_pooler(pooler: PgBouncer, clients: Clients) -> None
         await renewed(lease)
     await asyncio.gather(*tasks)
     assert served == list(range(5))
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 async def test_advisory_behind_a_pooler(pooler: PgBouncer, clients: Clients) -> None:

@@ -17,10 +17,10 @@ from django.db import ConnectionHandler
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
 from tests import django_app
-from tests.contract.subject import SOON
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import ask, empty
 from tests.servers.postgres import Postgres
+from tests.support.waiting import SOON
 
 PASSWORD = "s3cr3t ';--%40"
 WORDS = {"user": "app", "password": PASSWORD}

@@ -20,12 +20,13 @@ from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import client_of
-from tests.contract.subject import SOON, background, eventually
+from tests.contract.steps import background
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.postgres_server import advisory, ask, empty
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture

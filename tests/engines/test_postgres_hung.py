@@ -16,11 +16,12 @@ from fencelock.core.clock import Deadline
 from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres.url import parse
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
-from tests.contract.subject import eventually, is_free, renewed, take
+from tests.contract.steps import is_free, renewed, take
 from tests.engines.conftest import Clients
 from tests.engines.hung import hurried, in_vain
 from tests.engines.postgres_server import advisory, empty
 from tests.servers.postgres import Postgres
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("engine", ["rows", "advisory"])

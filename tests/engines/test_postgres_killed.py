@@ -10,10 +10,11 @@ import pytest
 
 from fencelock import EngineUnavailable, LockTimeout, LossReason
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import advisory, connected, empty, kill_sessions, sessions
 from tests.servers.postgres import Postgres
+from tests.support.waiting import SOON, eventually
 
 TURN = "SELECT pg_advisory_lock(hashtextextended('x', hashtextextended('fencelock', 7306372540837290870)))"
 """What makes every step on the name x wait, on rows."""
@@ -167,4 +168,4 @@ async def test_leaving(pg: Postgres, url: str, clients: Clients) -> None:
         with pytest.raises((LockTimeout, EngineUnavailable)):  # whichever it was about to do: leave, or look once more
             await asyncio.wait_for(task, SOON)
     assert await lease.release() is True
-    await nobody(other, "x")
+    await wait_until_unclaimed(other, "x")

@@ -21,9 +21,9 @@ from fencelock.engines.redis.connector import RedisConnector, from_url
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
-from tests.contract.subject import SOON
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis, RedisTls
+from tests.support.waiting import SOON
 
 CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, tell
 from tests.servers.redis import Redis, RedisTls
+from tests.support.waiting import SOON
 
 CHILD = """
 import gc
@@ -84,8 +85,8 @@ async def test_child_is_silent_on_inherited_connections(at: tuple[Redis, str], c
 async def test_fork_while_waiting(at: tuple[Redis, str], clients: Clients) -> None:
     """A parent that waits is called although a child came and went meanwhile, and the child got its own locks."""
     server, url = at
-    subject = clients.on(url)
-    locks, worker = subject.connect(), await subject.worker()
+    factory = clients.on(url)
+    locks, worker = factory.connect(), await factory.worker()
     holder = await locks.lock("x", ttl=60).acquire()
     await worker.do(
         """

@@ -12,12 +12,13 @@ from fencelock import ClientClosed, EngineUnavailable, LeaseLost, LockTimeout
 from fencelock.core.clock import boottime
 from fencelock.engines.redis.engine import RedisEngine
 from tests.contract.runtimes import LeaseView, LocksView
-from tests.contract.subject import SOON, background, eventually, free_again, is_free, renewed, take, waiting
+from tests.contract.steps import background, is_free, renewed, take, wait_until_free, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.redis_server import tell
 from tests.servers.proxy import Proxies
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 
 async def test_nothing_is_left_of_what_a_hung_server_was_asked(
@@ -31,7 +32,7 @@ async def test_nothing_is_left_of_what_a_hung_server_was_asked(
     with pytest.raises(EngineUnavailable):
         await locks.lock("x", ttl=60, timeout=0.5).acquire()
     server.resume()
-    await free_again(locks, "x")
+    await wait_until_free(locks, "x")
 
 
 @pytest.mark.parametrize(("ttl", "connected"), [(30, True), (1, True), (30, False)])
@@ -73,7 +74,7 @@ async def test_release_in_an_outage(own_redis: Callable[..., Redis], clients: Cl
         if then == "closed":
             await locks.close()
             assert await is_free(clients.connect(server.url), "x")
-        await free_again(clients.connect(server.url), "x")
+        await wait_until_free(clients.connect(server.url), "x")
 
 
 async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients: Clients) -> None:
@@ -101,7 +102,7 @@ async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients:
     tell(server, "SCRIPT", "KILL")
     await script
     await take(locks, "y")
-    await free_again(clients.connect(server.url), "x")
+    await wait_until_free(clients.connect(server.url), "x")
 
 
 @pytest.mark.parametrize(("ttl", "silence"), [(4.5, 2.2), (9, 4.5)])
@@ -150,7 +151,7 @@ async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, mo
     await locks.close()
     with pytest.raises(ClientClosed):
         await locks.lock("x").acquire()
-    await free_again(clients.connect(server.url), "x")
+    await wait_until_free(clients.connect(server.url), "x")
 
 
 async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
@@ -161,7 +162,7 @@ async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clie
     await locks.close()
     assert boottime() - begun < 4
     server.resume()
-    await free_again(clients.connect(server.url), "x")
+    await wait_until_free(clients.connect(server.url), "x")
 
 
 async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:

@@ -11,21 +11,21 @@ import pytest
 import fencelock
 from fencelock.core.runtime import Command
 from fencelock.engines.redis.engine import RedisEngine
-from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS
+from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS, RedisPool
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
-from tests.contract.subject import SOON
 from tests.engines.redis_steps import assert_in_step, engine_of, held
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 
 STEPS = (
     RedisEngine.attempt,
     RedisEngine.release,
-    RedisEngine._release,
+    RedisPool.run,
     SocketConnection.request,
     SocketConnection.post,
     SocketConnection._use,

@@ -10,11 +10,12 @@ import pytest
 
 from fencelock import LossReason
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, tell
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Between = Callable[..., Proxy]
 

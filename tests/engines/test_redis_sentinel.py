@@ -15,10 +15,11 @@ import redis.sentinel
 
 import fencelock
 from fencelock import EngineUnavailable, aio
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import free_port, tell
 from tests.servers.redis import Redis, Sentinel
+from tests.support.waiting import SOON, eventually
 
 PASSWORD, WATCHWORD = "for&servers%=1", "for-sentinels"
 

@@ -11,10 +11,11 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
-from tests.contract.subject import SOON, background, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, free_port, tell
 from tests.servers.redis import Redis, RedisNodes, RedisTls
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 SECRET = "s3cr3t"

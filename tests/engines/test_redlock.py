@@ -14,11 +14,12 @@ from fencelock.core.clock import NO_DEADLINE, boottime
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim, Grant, Renewal
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, is_free, renewed, take, waiting
+from tests.contract.steps import background, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import tell
 from tests.servers.proxy import Proxies
 from tests.servers.redis import Redis, RedisNodes, RedisTls
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., RedisNodes]
 

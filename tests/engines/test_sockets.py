@@ -19,9 +19,9 @@ from fencelock.engines.redis.connector import from_url
 from fencelock.runtime.socket_connection import SocketConnection
 from fencelock.runtime.socket_poll import request_all
 from fencelock.runtime.socket_stream import CHUNK
-from tests.contract.subject import SOON
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 RESET = struct.pack("ii", 1, 0)
 MANY_STEPS = 200

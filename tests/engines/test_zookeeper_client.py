@@ -16,11 +16,12 @@ import pytest
 import fencelock
 from fencelock import EngineUnavailable
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
-from tests.contract.subject import SOON, eventually, take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.waiting import SOON, eventually
 
 
 def with_login(url: str, login: str) -> str:

@@ -11,10 +11,11 @@ import pytest
 from fencelock import EngineUnavailable, LossReason
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, eventually, take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import chroot, session_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperCluster
+from tests.support.waiting import SOON, eventually
 
 LONG = 60.0
 ONE_RUNTIME = pytest.mark.runtime_name("aio")

@@ -11,11 +11,12 @@ from fencelock import EngineUnavailable, LossReason
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot, engine_of, expire, session_of
 from tests.servers.proxy import Direction, Proxy
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.waiting import SOON, eventually
 
 Between = Callable[..., Proxy]
 

@@ -8,7 +8,7 @@ import pytest
 
 from fencelock import EngineUnavailable, LockTimeout
 from fencelock.core.clock import boottime
-from tests.contract.subject import background, free_again, take, waiting
+from tests.contract.steps import background, take, wait_until_free, waiting
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import chroot
 from tests.servers.zookeeper import ZooKeeper
@@ -30,7 +30,7 @@ async def test_timeout_while_the_server_hangs(
             await ask()
         assert boottime() - begun < 9
     server.resume()
-    await free_again(locks, "x")
+    await wait_until_free(locks, "x")
 
 
 async def test_timeout_of_a_waiter_whose_server_hangs(
