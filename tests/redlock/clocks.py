@@ -62,7 +62,7 @@ class Clocks:
             yield self.arrive(state, Event("expire", state.node.holder))
 
     def tick(self, state: Timed) -> Timed:
-        """Time passes; whoever is past a deadline stops to believe, or waits for the answers to a later round."""
+        """Time passes; a client past its deadline no longer holds, or waits for the replies to a later round."""
         state = state._replace(now=state.now + 1)
         for owner in range(len(state.clients)):
             while self.over(state, owner, state.clients[owner].round):
