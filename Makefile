@@ -32,7 +32,7 @@ lint: $(STAMP)  ## ruff and strict mypy
 bench: $(STAMP)  ## speed, beside the bare statements and the peers
 	$(BIN)/python -m bench $(ARGS)
 
-sim: $(STAMP)  ## many more seeds in the simulated world (ARGS="--seeds 200000")
+sim: $(STAMP)  ## many more seeds in the simulator (ARGS="--primitive multi --seeds 200000")
 	$(BIN)/python -m fencelock.sim $(ARGS)
 
 docs: $(STAMP)  ## docs/api.md, from the docstrings

@@ -124,10 +124,15 @@ class Faulty:
         await self.inner.close()
 
     def before_fork(self) -> None:
-        self.inner.before_fork()
+        if hasattr(self.inner, "before_fork"):
+            self.inner.before_fork()
 
-    def after_fork(self, *, child: bool) -> None:
-        self.inner.after_fork(child=child)
+    def after_fork_in_parent(self) -> None:
+        if hasattr(self.inner, "after_fork_in_parent"):
+            self.inner.after_fork_in_parent()
+
+    def after_fork(self) -> None:
+        self.inner.after_fork()
 
 
 class FaultyRates:

@@ -264,6 +264,25 @@ async def test_downgrade_admits_the_readers_behind_it(factory: ClientFactory) ->
 
 
 @pytest.mark.shared
+async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(factory: ClientFactory) -> None:
+    """A repeated attempt of a writer may reach the engine after its downgrade: it stays a reader, beside the others."""
+    engine = factory.engine()
+    claim, other = Claim("x", 60, "w"), reader()
+    writing = await attempt(engine, claim)
+    assert isinstance(writing, Grant)
+    reading = await engine.downgrade(writing)
+    beside = await attempt(engine, other)
+    assert isinstance(beside, Grant)
+    late = await attempt(engine, claim)
+    assert isinstance(late, Grant)
+    assert late.token == writing.token
+    assert [holder.mode for holder in (await engine.inspect("x")).holders] == [Mode.SHARED] * 2
+    assert await engine.renew([beside]) == [Renewal.RENEWED]
+    assert await engine.release(reading) is True
+    assert isinstance(await attempt(engine, Claim("x", 60)), Waiting)
+
+
+@pytest.mark.shared
 async def test_downgrade_of_a_lock_that_is_gone(factory: ClientFactory) -> None:
     """A holder that was dropped learns it from the downgrade, and does not come back as a reader."""
     engine = factory.engine()

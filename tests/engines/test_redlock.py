@@ -161,7 +161,7 @@ async def test_nobody_waits_for_the_slowest(
         proxy.delay(0.4)  # less than is waited for an answer
     grant = await engine.attempt(Claim("x", 30.0), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    assert all(connection.raw.owed for node in list(engine._cluster)[:2] for connection in node.pool._all)
+    assert all(connection.raw.pending for node in list(engine._cluster)[:2] for connection in node.pool._all)
 
 
 async def test_all_are_asked_at_once(

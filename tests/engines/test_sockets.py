@@ -16,7 +16,9 @@ import pytest
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.connector import from_url
-from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
+from fencelock.runtime.socket_connection import SocketConnection
+from fencelock.runtime.socket_poll import request_all
+from fencelock.runtime.socket_stream import CHUNK
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
 from tests.support.waiting import SOON
@@ -86,7 +88,7 @@ def test_request_interrupted_while_it_is_sent(server: Redis, made: ExitStack) ->
         connection = wire_to(server.port, made)
         interrupted = interrupted_at(
             step,
-            (SocketConnection.post, SocketConnection.tell),
+            (SocketConnection.post, SocketConnection._use, SocketConnection._send_request),
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:
@@ -135,7 +137,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
     send = SocketConnection._send
 
     answers: list[Any] = [NO_REPLY]
-    connection.owed.append((0.0, answers, 0))
+    connection.pending.append((0.0, answers, 0))
     reader = threading.Thread(
         target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
     )
@@ -153,7 +155,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
         reader.start()
         time.sleep(0.05)
     monkeypatch.setattr(SocketConnection, "_send", send_slowly)
-    connection.tell(b"x")
+    connection.send(b"x")
     peer.sendall(b"+OK\r\n")
     reader.join(SOON)
     assert connection.open

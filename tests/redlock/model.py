@@ -1,9 +1,9 @@
-"""The search through every run of `protocol`, breadth first, and the worlds that are searched.
+"""A breadth-first search through every run of `protocol`, and the instances that are searched.
 
-Fewer states, and nothing lost: nodes are interchangeable, so that their order is forgotten; of two orders of proposals that
-differ in the clients' names only, one is searched; and `World.settle` drops what can make no difference any more.
+Three reductions keep the search complete: nodes are interchangeable, so their order does not count; of two orders of
+proposals that differ only in the names of clients, one is searched; `Model.simplified` drops what has no effect any more.
 
-`python -m tests.redlock.model` searches the worlds of the test run, `--large` the larger ones.
+`python -m tests.redlock.model` searches the instances of the test run, `--large` the larger ones.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from itertools import count, takewhile
 from math import isqrt, prod
 from typing import Generic, NamedTuple, TypeVar
 
-from tests.redlock.protocol import GONE, Clients, Event, Instance, Move, Node, Nodes, World
+from tests.redlock.protocol import GONE, Clients, Event, Instance, Model, Move, Node, Nodes
 
-# Every world has claims, late claims, late undos, loss and expiry, three nodes and two clients with two attempts each,
+# Every instance has claims, late claims, late undos, loss and expiry, three nodes and two clients with two attempts each,
 # the second under the same id, unless it says otherwise. A second round is a re-sent claim or a renewal. The figures are
 # states and seconds, on one core of a busy machine and CPython 3.11.
 SMALL = (
@@ -54,7 +54,7 @@ Seen = tuple[int, tuple[int, ...]]
 
 
 def primes() -> Iterator[int]:
-    """All of them, from 2 on."""
+    """Yield all primes."""
     found: list[int] = []
     for number in count(2):
         if all(number % prime for prime in takewhile(isqrt(number).__ge__, found)):
@@ -63,7 +63,7 @@ def primes() -> Iterator[int]:
 
 
 class Labels(Generic[T]):
-    """Numbers for things, given out in the order in which they turn up."""
+    """Numbers for objects, assigned in the order in which they first appear."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self.things: dict[int, T] = {}
@@ -79,7 +79,7 @@ class Labels(Generic[T]):
 
 
 class Step(NamedTuple):
-    """A client's move on numbers; what it makes of a node, and whether that votes for it, is noted as nodes turn up."""
+    """A client's move on numbers. Its effect on each node, and the node's vote, are computed once per node state."""
 
     move: Move
     clients: int
@@ -90,26 +90,26 @@ BITS = 24  # for the prime of a node's state
 
 
 class Search:
-    """All states of one world, each one integer: the number of the clients' state, then the product of the nodes' primes.
+    """All states of one model, each one integer: the number of the clients' state and the product of the nodes' primes.
 
-    Each state of a node has a prime of its own, so that a product tells which states the nodes have and nothing else. It is
-    the same in whatever order they come, which spares the innermost loop the sorting.
+    Each state of a node has its own prime, so the product says which states the nodes have, whatever their order. The
+    innermost loop need not sort.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.came_from: dict[int, int] = {}
         self._clients: Labels[Clients] = Labels(count())
         self._nodes: Labels[Node] = Labels(primes())
         self._node_steps: dict[int, list[int]] = {}
         self._client_steps: dict[int, list[Step]] = {}
-        self._shift = BITS * world.instance.nodes
+        self._shift = BITS * model.instance.nodes
 
     def run(self, promise: str | None = None, within: int = sys.maxsize) -> list[int] | None:
-        """A shortest way to a state whose next step breaks a promise (or this one), or None."""
-        start = self.number(*self.world.start())
+        """Return a shortest path to a state whose next step breaks a promise (or this promise), or None."""
+        start = self.number(*self.model.start())
         self.came_from = {start: start}
-        layer = [(start, tuple(self._nodes.of(node) for node in self.world.start()[1]))]
+        layer = [(start, tuple(self._nodes.of(node) for node in self.model.start()[1]))]
         while layer and within > 0:
             following: list[Seen] = []
             for seen in layer:
@@ -123,7 +123,7 @@ class Search:
         return self._clients.of(clients) << self._shift | prod(map(self._nodes.of, nodes))
 
     def _expand(self, seen: Seen, following: list[Seen], promise: str | None) -> bool:
-        """Note the states after this one that are new; True if a promise is broken instead."""
+        """Add the new states after this one; return True if a step breaks a promise."""
         came_from = self.came_from
         state, nodes = seen
         clients = state >> self._shift
@@ -154,20 +154,20 @@ class Search:
 
     def _steps_of_node(self, clients: int, node: int) -> list[int]:
         around = self._clients.things[clients]
-        steps = self.world.node_steps(self._nodes.things[node], around)
-        found = {self._nodes.of(self.world.advance_queue(changed, around, around)) for _, changed in steps}
+        steps = self.model.node_steps(self._nodes.things[node], around)
+        found = {self._nodes.of(self.model.simplified(changed, around, around)) for _, changed in steps}
         self._node_steps[clients << BITS | node] = ordered = sorted(found - {node})
         return ordered
 
     def _steps_of_clients(self, clients: int) -> list[Step]:
-        moves = self.world.client_moves(self._clients.things[clients])
+        moves = self.model.client_moves(self._clients.things[clients])
         self._client_steps[clients] = steps = [Step(move, self._clients.of(move.clients), {}) for move in moves]
         return steps
 
     def _meet(self, step: Step, clients: int, node: int) -> tuple[int, bool]:
         before, around = self._nodes.things[node], self._clients.things[clients]
-        after = self._nodes.of(self.world.advance_queue(before, around, step.move.clients))
-        step.nodes[node] = found = (after, self.world.votes(before, step.move.event))
+        after = self._nodes.of(self.model.simplified(before, around, step.move.clients))
+        step.nodes[node] = found = (after, self.model.votes(before, step.move.event))
         return found
 
     def _way(self, state: int) -> list[int]:
@@ -179,7 +179,7 @@ class Search:
 
 
 class Line(NamedTuple):
-    """One event of a trace: on which node, if any, and what was true after it."""
+    """One event of a trace, its node if it has one, and the state after it."""
 
     event: Event
     node: int
@@ -191,7 +191,7 @@ class Line(NamedTuple):
 class Trace:
     """A shortest run that breaks a promise."""
 
-    world: World
+    model: Model
     lines: tuple[Line, ...]
     broken: frozenset[str]
 
@@ -202,14 +202,14 @@ class Trace:
         for number, line in enumerate(self.lines, 1):
             what = SENTENCES[line.event.what].format(
                 attempt=self._name(line.event.attempt),
-                p=self.world.proposals[line.event.attempt],
+                p=self.model.proposals[line.event.attempt],
                 number=line.event.number,
                 node=line.node + 1,
             )
             yield f"    {number:2}  {what:58}{'   '.join(map(self._show, line.nodes))}"
 
     def _name(self, attempt: int) -> str:
-        client, k = divmod(attempt, self.world.instance.attempts)
+        client, k = divmod(attempt, self.model.instance.attempts)
         return f"{chr(ord('A') + client)}{k + 1}"
 
     def _show(self, node: Node) -> str:
@@ -221,7 +221,7 @@ SENTENCES = {
     "claim": "node {node} gets the claim of {attempt} (p={p}) and acknowledges",
     "undo": "node {node} gets the undo of {attempt} (p={p})",
     "heal": "node {node} is healed for {attempt} (p={p})",
-    "expire": "node {node} lets {attempt} run out",
+    "expire": "node {node} lets {attempt} expire",
     "collect": "node {node} collects, its floor is {number}",
     "wipe": "node {node} loses its data",
     "grant": "{attempt} counts its answers: granted, token {p}",
@@ -233,23 +233,23 @@ SENTENCES = {
 
 
 def replay(search: Search, way: list[int], promise: str | None) -> Trace:
-    """Tell a way through packed states again, with nodes that keep their names, up to the step that breaks a promise."""
-    clients, nodes = search.world.start()
+    """Return a path through packed states as a trace with named nodes, up to the step that breaks a promise."""
+    clients, nodes = search.model.start()
     lines: list[Line] = []
     for state in way[1:]:
         event, at, clients, nodes, _ = next(
-            step for step in search.world.steps(clients, nodes) if search.number(step[2], step[3]) == state
+            step for step in search.model.steps(clients, nodes) if search.number(step[2], step[3]) == state
         )
         lines.append(Line(event, at, clients, nodes))
     event, at, clients, nodes, broken = next(
-        step for step in search.world.steps(clients, nodes) if step[4] and promise in (None, *step[4])
+        step for step in search.model.steps(clients, nodes) if step[4] and promise in (None, *step[4])
     )
-    return Trace(search.world, (*lines, Line(event, at, clients, nodes)), broken)
+    return Trace(search.model, (*lines, Line(event, at, clients, nodes)), broken)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search of an instance came to: how much it saw, and a shortest trace if a promise can be broken."""
+    """The result of a search: the number of states, and a shortest trace if a promise can be broken."""
 
     instance: Instance
     states: int
@@ -262,11 +262,11 @@ class Found:
 
 
 def find(instance: Instance, promise: str | None = None, progress: Callable[[str], object] = print) -> Found:
-    """Search an instance, for any promise that can be broken or for this one, one order of proposals after another."""
+    """Search an instance for a broken promise, or for this one, in one order of proposals after the other."""
     started, states = time.monotonic(), 0
     trace: Trace | None = None
     for proposals in instance.proposals():
-        search = Search(World(instance, proposals))
+        search = Search(Model(instance, proposals))
         way = search.run(promise, within=len(trace.lines) - 1 if trace else sys.maxsize)
         trace = replay(search, way, promise) if way else trace
         states += len(search.came_from)
@@ -275,7 +275,7 @@ def find(instance: Instance, promise: str | None = None, progress: Callable[[str
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Search the instances of the test run, or the larger ones, and print what each takes."""
+    """Search the instances of the test run, or the larger ones, and print the result of each."""
     parser = argparse.ArgumentParser(prog="python -m tests.redlock.model", description=main.__doc__)
     parser.add_argument("--large", action="store_true", help="search the larger instances")
     wanted = LARGE if parser.parse_args(arguments).large else SMALL

@@ -1,24 +1,24 @@
-"""The fenced Redlock protocol as a model: what can happen next, on three nodes or so, to a few clients that want one lock.
+"""A model of the fenced Redlock protocol: the possible steps of a few clients and about three nodes, for one lock.
 
-**The protocol.** Of the name a node has `holder` (an attempt: a claim's id and its proposal p), `last` (the highest p that
-it took or undid; gone once collected) and `floor` (of the whole node; never falls). A proposal is compared with `last`, or
-with `floor` where `last` is gone. What a node does with each message is in the methods `claim`, `undo` (a release is the
-same message), `heal` and `collect` of `World`.
+**The protocol.** For the name, a node stores `holder` (an attempt: a claim's id and its proposal p), `last` (the highest p
+that it took or undid; gone once collected) and `floor` (of the whole node; never falls). A proposal is compared with
+`last`, or with `floor` where `last` is gone. The methods `claim`, `undo` (a release is the same message), `heal` and
+`collect` of `Model` say how a node handles each message.
 
-**The promises** are looked at whenever a client counts a majority and takes its attempt for granted:
+**The promises** are checked whenever a client counts a majority and considers its attempt granted:
 
-- exclusion: no other client believes that it holds the lock;
+- exclusion: no other client considers itself the holder;
 - uniqueness: no earlier grant has the same token;
-- order: no earlier grant has a higher token. Earlier is what was counted earlier, by a clock that nobody in the model has:
-  that is stronger than to compare with the grants that were there when this one was asked for.
+- order: no earlier grant has a higher token. "Earlier" means counted earlier in true time,
+  which is stronger than a comparison with the grants that existed when this one was requested.
 
-**Messages.** Whatever was sent may arrive at any later point, in any order, at some nodes only, never, or once more. So the
+**Messages.** A message may arrive at any later point, in any order, at some nodes only, never, or once more. So the
 network needs no state of its own, and everything may be sent as early as possible: when an attempt ends, its undo is on
 its way to all nodes, and so are the claims of the client's next attempt.
 
 **Time.** A client sends an attempt in rounds: the first claims, then re-sends, then renewals. The deadline of a round is
 its send time + ttl - drift. A node that got a message of round r counts the ttl from there, which is not before r was
-sent, so its hold cannot run out before the deadline of r (`since` is r); afterwards it may at any point. A client counts
+sent, so its hold cannot expire before the deadline of r (`since` is r); afterwards it may at any point. A client counts
 for round r only answers to r or later, only before the deadline of r, and then believes until that deadline. When a
 deadline passes is open, but for the order of the rounds:
 
@@ -26,14 +26,14 @@ deadline passes is open, but for the order of the rounds:
 - a believed one counted r last: a hold that saw only earlier rounds is not protected any more;
 - an attempt ends by a release, by giving up or by its last deadline, and nothing protects its holds any more.
 
-A hold by a heal, or by a message of a round that is past, is not protected either (`LOOSE`). All this lets holds run out
+A hold by a heal, or by a message of a round that is past, is not protected either (`LOOSE`). All this lets holds expire
 earlier than clocks would, never later. The one assumption is that of every lease: but for the drift, clocks run at one rate.
 
 **More may happen than really can**, which makes the answer stronger and the model smaller: a renewal may take a node, as
 a re-sent claim may; a heal may come from the first majority on, not only after a renewal, and to any node; a client may
 go on under the same id after a grant too. A later attempt with a higher proposal is under the same id, others are not.
 
-**Proposals** count by their order alone. Each order that those of all attempts can have, ties included, is a world of its
+**Proposals** count by their order alone. Each order that those of all attempts can have, ties included, is a model of its
 own, so a range of as many numbers as there are attempts stands for every range.
 """
 
@@ -44,12 +44,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-NOBODY = LOOSE = GONE = NONE = -1  # no holder; a hold that may run out now; a collected `last`; no answer
+NO_HOLDER = LOOSE = GONE = NONE = -1  # no holder; a hold that may run out now; a collected `last`; no answer
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The protocol as we build it; a variant differs in one or two of these."""
+    """The rules of the protocol; a variant differs in one or two of them."""
 
     majority: int | None = None  # of nodes; None: more than half
     claim_above_last: bool = True
@@ -74,7 +74,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Instance:
-    """How large the world is, and what may happen in it besides claims, undos, expiry and delay."""
+    """The size of the model, and what may happen in it besides claims, undos, expiry and delay."""
 
     name: str
     nodes: int = 3
@@ -91,7 +91,7 @@ class Instance:
         return self.rules.majority or self.nodes // 2 + 1
 
     def proposals(self) -> Iterator[tuple[int, ...]]:
-        """Each order that the proposals of all attempts can have, as numbers from 1 without a gap."""
+        """Yield each order that the proposals of all attempts can have, as numbers from 1 without a gap."""
         size = self.clients * self.attempts
         for order in itertools.product(range(1, size + 1), repeat=size):
             clients = [order[start : start + self.attempts] for start in range(0, size, self.attempts)]
@@ -102,9 +102,9 @@ class Instance:
 
 
 class Node(NamedTuple):
-    """What a node stores of the name, and what it has answered."""
+    """What a node stores for the name, and its replies."""
 
-    holder: int = NOBODY  # the number of an attempt
+    holder: int = NO_HOLDER  # the number of an attempt
     since: int = LOOSE  # the latest round of the holder that the node saw
     last: int = 0
     floor: int = 0
@@ -116,10 +116,10 @@ class Node(NamedTuple):
 
     @property
     def free(self) -> bool:
-        return self.holder == NOBODY
+        return self.holder == NO_HOLDER
 
     def freed(self) -> Node:
-        return self._replace(holder=NOBODY, since=LOOSE)
+        return self._replace(holder=NO_HOLDER, since=LOOSE)
 
 
 class Client(NamedTuple):
@@ -136,15 +136,15 @@ Nodes = tuple[Node, ...]
 
 
 class Event(NamedTuple):
-    """What happened, to which attempt, with which round or number."""
+    """A step: its kind, its attempt, and its round or number."""
 
     what: str
-    attempt: int = NOBODY
+    attempt: int = NO_HOLDER
     number: int = 0
 
 
 class Move(NamedTuple):
-    """A step of a client: possible when `quorum` of the nodes vote for it."""
+    """A step of a client; it needs the votes of `quorum` nodes."""
 
     event: Event
     clients: Clients
@@ -152,8 +152,8 @@ class Move(NamedTuple):
     quorum: int = 0
 
 
-class World:
-    """What can happen next, in one instance with one order of the proposals."""
+class Model:
+    """The possible steps in one instance with one order of the proposals."""
 
     def __init__(self, instance: Instance, proposals: tuple[int, ...]) -> None:
         self.instance = instance
@@ -162,7 +162,7 @@ class World:
         self.top = max(proposals)
 
     def start(self) -> tuple[Clients, Nodes]:
-        """Everybody has sent the claims of a first attempt, and none has arrived."""
+        """Return the first state: every client has sent the claims of a first attempt, and none has arrived."""
         clients = self.instance.clients
         return (Client(),) * clients, (Node(answers=(NONE,) * clients),) * self.instance.nodes
 
@@ -174,10 +174,10 @@ class World:
         rising = not self.rules.higher_under_same_id or earlier < later
         return self.owner(earlier) == self.owner(later) and rising
 
-    # What a node does with a message.
+    # How a node handles a message.
 
     def claim(self, node: Node, attempt: int, round: int, over: bool) -> Node:
-        """Take the node, or acknowledge again; the client of an attempt that is over does not count the answer."""
+        """Hold the node, or acknowledge again; the client does not count replies to an attempt that is over."""
         p, owner = self.proposals[attempt], self.owner(attempt)
         if node.holder == attempt:
             node = node._replace(since=max(node.since, round))
@@ -193,7 +193,7 @@ class World:
         return node._replace(answers=(*node.answers[:owner], answer, *node.answers[owner + 1 :]))
 
     def undo(self, node: Node, attempt: int) -> Node:
-        """Free the node if it is this attempt that holds it, and see to it that a late claim of it is too low."""
+        """Free the node if this attempt holds it, and raise `last` so that a late claim of it is refused."""
         p = self.proposals[attempt]
         same = not node.free and self.owner(node.holder) == self.owner(attempt)
         equal = same and self.proposals[node.holder] == p and not self.rules.another_after_undo
@@ -204,7 +204,7 @@ class World:
         return node._replace(last=p) if higher or self.rules.undo_lowers_last else node
 
     def heal(self, node: Node, attempt: int) -> Node:
-        """Hold a node again that is free and saw nothing higher."""
+        """Hold the node again if it is free and has seen no higher proposal."""
         p = self.proposals[attempt]
         refused = (self.rules.heal_if_free and not node.free) or (self.rules.heal_above_last and p < node.bound)
         if refused or node.holder == attempt:
@@ -281,13 +281,13 @@ class World:
             yield Move(Event("end", attempt), becomes(Client(client.attempt + 1, granted=client.granted)))
 
     def votes(self, node: Node, event: Event) -> bool:
-        """Whether this node is one of those that a client needs a quorum of."""
+        """Return whether this node counts for the client's quorum."""
         if event.what == "revive":
             return node.holder == event.attempt
         return node.answers[self.owner(event.attempt)] >= event.number
 
     def broken(self, clients: Clients, attempt: int) -> frozenset[str]:
-        """The promises that a grant of this attempt breaks."""
+        """Return the promises that a grant of this attempt breaks."""
         found = set()
         for owner, client in enumerate(clients):
             if client.believes and owner != self.owner(attempt):
@@ -301,8 +301,8 @@ class World:
                         found.add("order")
         return frozenset(found)
 
-    def advance_queue(self, node: Node, before: Clients, after: Clients) -> Node:
-        """The node without what can make no difference any more."""
+    def simplified(self, node: Node, before: Clients, after: Clients) -> Node:
+        """Return the node without the parts that have no effect any more."""
         answers = []
         for answer, was, client in zip(node.answers, before, after, strict=True):
             other = was.attempt != client.attempt and self.rules.count_one_proposal
@@ -317,16 +317,16 @@ class World:
         return node._replace(since=since, floor=self.needed_floor(node), answers=tuple(answers))
 
     def needed_floor(self, node: Node) -> int:
-        """The floor as far as it counts: below `last` it does not, as collecting would raise it to there."""
+        """Return the floor, or 0 if it has no effect: below `last`, collecting would raise it."""
         return 0 if self.rules.collect_raises_floor and node.last > node.floor else node.floor
 
     def steps(self, clients: Clients, nodes: Nodes) -> Iterator[tuple[Event, int, Clients, Nodes, frozenset[str]]]:
-        """Each event, the node it happens on if any, what comes of it, and the promises that it breaks."""
+        """Yield each event, its node if it has one, the state after it, and the promises that it breaks."""
         for at, node in enumerate(nodes):
             for event, changed in self.node_steps(node, clients):
-                settled = self.advance_queue(changed, clients, clients)
+                settled = self.simplified(changed, clients, clients)
                 yield event, at, clients, (*nodes[:at], settled, *nodes[at + 1 :]), frozenset()
         for move in self.client_moves(clients):
             if sum(self.votes(node, move.event) for node in nodes) >= move.quorum:
-                after = tuple(self.advance_queue(node, clients, move.clients) for node in nodes)
+                after = tuple(self.simplified(node, clients, move.clients) for node in nodes)
                 yield move.event, -1, move.clients, after, move.broken

@@ -1,4 +1,4 @@
-"""The fenced Redlock protocol keeps its promises in every run of a small world, and its rules are there for a reason."""
+"""The fenced Redlock protocol keeps its promises in every run of a small model, and needs each of its rules."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 from tests.redlock import model
 from tests.redlock.clocks import Clocks, gap
 from tests.redlock.model import SMALL, Search, Trace, find, main
-from tests.redlock.protocol import Clients, Event, Instance, Node, Nodes, Rules, World
+from tests.redlock.protocol import Clients, Event, Instance, Model, Node, Nodes, Rules
 
 
 @pytest.mark.parametrize("instance", SMALL, ids=lambda instance: instance.name)
 def test_the_protocol_holds(instance: Instance) -> None:
-    """Nothing that can happen in this world leads to a grant that breaks exclusion, uniqueness or order."""
+    """No run of this instance has a grant that breaks exclusion, uniqueness or order."""
     found = find(instance)
     print(found)
     assert found.trace is None, f"\n{found.trace}"
 
 
 class Variant(NamedTuple):
-    """A protocol with a fault, a world that is large enough to show it, and the promises that it breaks."""
+    """A faulty protocol, an instance that is large enough to show the fault, and the promises that it breaks."""
 
     name: str
     rules: Rules
-    world: Instance
+    instance: Instance
     breaks: tuple[str, ...]
 
 
@@ -84,9 +84,9 @@ VARIANTS = (
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_variant_is_unsound(variant: Variant) -> None:
-    """A run that breaks each promise is found; it is one by what a bystander sees, and the real rules do not allow it."""
+    """The search finds a run that breaks each promise; an independent check confirms it, and the real rules forbid it."""
     for promise in variant.breaks:
-        found = find(replace(variant.world, name=variant.name, rules=variant.rules), promise, progress=str)
+        found = find(replace(variant.instance, name=variant.name, rules=variant.rules), promise, progress=str)
         print(found, found.trace, sep="\n")
         assert found.trace is not None
         assert promise in found.trace.broken
@@ -96,21 +96,21 @@ def test_a_variant_is_unsound(variant: Variant) -> None:
 
 
 def seen(trace: Trace) -> set[str]:
-    """The promises that the last step breaks, by who believes to hold the lock and by the tokens in use so far."""
+    """Return the promises that the last step breaks, from the holders and the tokens of the trace alone."""
     counted = [line.event for line in trace.lines if line.event.what in ("grant", "revive")]
-    *earlier, token = (trace.world.proposals[event.attempt] for event in counted)
-    others = [trace.world.proposals[event.attempt] for event in counted[:-1] if event.attempt != counted[-1].attempt]
+    *earlier, token = (trace.model.proposals[event.attempt] for event in counted)
+    others = [trace.model.proposals[event.attempt] for event in counted[:-1] if event.attempt != counted[-1].attempt]
     holders = sum(client.believes for client in trace.lines[-1].clients)
     facts = {"exclusion": holders > 1, "uniqueness": token in others, "order": token < max(earlier)}
     return {promise for promise, broken in facts.items() if broken}
 
 
 def possible(trace: Trace, rules: Rules) -> bool:
-    """Whether each step of the trace can be taken under these rules, to the same effect."""
-    world = World(replace(trace.world.instance, rules=rules), trace.world.proposals)
-    clients, nodes = world.start()
+    """Return whether these rules allow each step of the trace, with the same effect."""
+    model = Model(replace(trace.model.instance, rules=rules), trace.model.proposals)
+    clients, nodes = model.start()
     for line in trace.lines:
-        if line not in [(event, at, *after) for event, at, *after, _ in world.steps(clients, nodes)]:
+        if line not in [(event, at, *after) for event, at, *after, _ in model.steps(clients, nodes)]:
             return False
         clients, nodes = line.clients, line.nodes
     return True
@@ -122,28 +122,28 @@ def possible(trace: Trace, rules: Rules) -> bool:
     ids=["heal below last", "heal of a held node", "a lost lease taken up again", "undo does not raise last"],
 )
 def test_a_rule_that_others_cover(rules: Rules) -> None:
-    """Breaking one of these rules alone breaks no promise: it is a second line of defence, or spares others a wait."""
-    for world in (TWICE, THREE):
-        found = find(replace(world, heal=True, rules=rules))
+    """Breaking one of these rules alone breaks no promise: it is a second defence, or it shortens a wait."""
+    for instance in (TWICE, THREE):
+        found = find(replace(instance, heal=True, rules=rules))
         print(found)
         assert found.trace is None, f"\n{found.trace}"
 
 
-class Plain(World):
-    """The world with the floors that the search drops."""
+class Plain(Model):
+    """The model with the floors that the search drops."""
 
     def needed_floor(self, node: Node) -> int:
         return node.floor
 
 
-def reach(world: World) -> tuple[set[tuple[Clients, Nodes]], set[Event]]:
-    """All states, by the plainest search there is, and the events that changed something."""
-    start = world.start()
+def reach(model: Model) -> tuple[set[tuple[Clients, Nodes]], set[Event]]:
+    """Return all states, found by a simple search, and the events that changed something."""
+    start = model.start()
     states, todo = {start}, [start]
     events: set[Event] = set()
     while todo:
         before = todo.pop()
-        for event, _, clients, nodes, _ in world.steps(*before):
+        for event, _, clients, nodes, _ in model.steps(*before):
             if (clients, nodes) != before:
                 events.add(event)
             if (clients, nodes) not in states:
@@ -152,16 +152,16 @@ def reach(world: World) -> tuple[set[tuple[Clients, Nodes]], set[Event]]:
     return states, events
 
 
-def test_the_search_leaves_nothing_out() -> None:
-    """A plain search, with nodes told apart and every floor kept, comes to the same states; and everything happens."""
+def test_the_search_is_complete() -> None:
+    """A simple search that keeps the order of nodes and every floor finds the same states, and every kind of event."""
     happened = set()
     for instance in (replace(ONCE, nodes=2, heal=True, collect=True), replace(ONCE, rounds=2)):
         for proposals in instance.proposals():
-            search = Search(World(instance, proposals))
+            search = Search(Model(instance, proposals))
             assert search.run() is None
             states, events = reach(Plain(instance, proposals))
             dropped = {
-                search.number(clients, tuple(search.world.advance_queue(node, clients, clients) for node in nodes))
+                search.number(clients, tuple(search.model.simplified(node, clients, clients) for node in nodes))
                 for clients, nodes in states
             }
             assert dropped == set(search.came_from)
@@ -177,20 +177,20 @@ CLOCKED = (
 
 
 @pytest.mark.parametrize(("instance", "until"), CLOCKED, ids=[instance.name for instance, _ in CLOCKED])
-def test_the_model_has_all_that_clocks_allow(instance: Instance, until: int) -> None:
-    """With send times, deadlines and expiries on a clock nothing happens that the model without clocks leaves out."""
+def test_the_model_has_every_step_that_clocks_allow(instance: Instance, until: int) -> None:
+    """With send times, deadlines and expiries on a clock, every step is also a step of the model without clocks."""
     for proposals in instance.proposals():
-        world = World(instance, proposals)
-        states, found = gap(Clocks(world, until))
+        model = Model(instance, proposals)
+        states, found = gap(Clocks(model, until))
         print(f"{instance.name}, proposals {proposals}: {states:,} states")
         assert found is None
-        _, found = gap(Clocks(world, until, late=1))
-        assert found is not None, "a client that believes too long went unnoticed"
+        _, found = gap(Clocks(model, until, late=1))
+        assert found is not None, "a client that trusts its lease too long was not found"
         assert found.event.what == "expire"
 
 
-def test_a_trace_tells_a_story() -> None:
-    """A trace is the shortest there is, one event a line, with the nodes beside it and the broken promise at the end."""
+def test_a_trace_is_readable() -> None:
+    """A trace is as short as possible, one event per line, with the nodes beside it and the broken promise at the end."""
     found = find(replace(ONCE, rules=Rules(majority=1)), "order")
     assert [line.strip() for line in str(found.trace).splitlines()] == [
         "1  node 1 gets the claim of A1 (p=1) and acknowledges        A1 last 1   -  last 0   -  last 0",
@@ -202,7 +202,7 @@ def test_a_trace_tells_a_story() -> None:
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says how much it searched, and fails with a trace where a promise can be broken."""
+    """The command prints the number of states, and fails with a trace if a promise can be broken."""
     monkeypatch.setattr(model, "SMALL", (ONCE,))
     monkeypatch.setattr(model, "LARGE", (replace(ONCE, rules=Rules(majority=1)),))
     assert main([]) == 0

@@ -1,8 +1,8 @@
-"""The scripts of a Redlock node, on a real Redis, beside the rules in plain Python, which are those of `protocol`.
+"""The scripts of a Redlock node, on a real Redis, compared with the rules of `protocol` in plain Python.
 
-Any messages in any order, of any age, with holds that run out and periods that end in between: script and rules answer the
-same, and keep the same. One thing is stricter than the model: an undo raises what was seen to one above the proposal, so
-that a heal of it is too late as well.
+Messages come in any order and at any age, while holds expire and periods end: scripts and rules reply and store the same.
+In one point the scripts are stricter than the model: an undo raises `last` to one above the proposal, so that a late heal
+of it is refused, too.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tests.servers.redis import Redis
 
 BASE = "scripts:redlock"
 SEEN = f"{BASE}:seen"
-EAR = "scripts/ear"
+CHANNEL = "scripts/channel"
 TTL = 60_000
 NAMES, IDS = ("a", "b:c"), ("1" * 32, "2" * 32, "3" * 32)
 PROPOSALS = range(-1, 9)
-"""Above the time at which the node was new."""
+"""Relative to the time at which the node was created."""
 FAR = 10**9
-"""A period that the clock does not end, whatever minute it is."""
+"""A period that does not end during a test."""
 
 
 class Rules:
-    """One node, by the rules."""
+    """One node, as the rules say."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, int]] = {}
-        self.line: set[tuple[str, str]] = set()
+        self.waiters: set[tuple[str, str]] = set()
         self.seen: dict[str, int] = {}
         self.before: dict[str, int] = {}
         self.high = self.high_before = self.floor = self.born = 0
@@ -42,7 +42,7 @@ class Rules:
         """Whether the period is over."""
 
     def turn(self) -> None:
-        """Forget what was seen two periods ago, behind the floor."""
+        """Collect what was seen two periods ago, behind the floor."""
         if self.ends:
             self.floor = max(self.floor, self.high_before)
             self.before, self.seen = self.seen, {}
@@ -67,7 +67,7 @@ class Rules:
             return [-1, least]
         self.raise_to(name, proposal)
         self.held[name] = id, proposal
-        self.line.discard((name, id))
+        self.waiters.discard((name, id))
         return [1]
 
     def undo(self, name: str, id: str, proposal: int, stays: bool) -> int:
@@ -75,9 +75,9 @@ class Rules:
         if had:
             del self.held[name]
         if stays:
-            self.line.add((name, id))
+            self.waiters.add((name, id))
         else:
-            self.line.discard((name, id))
+            self.waiters.discard((name, id))
         if proposal:
             if self.seen.get(name) != proposal:
                 self.turn()
@@ -100,27 +100,27 @@ class Rules:
 
 
 class Node:
-    """The same node, by the scripts."""
+    """The same node, as the scripts do it."""
 
     def __init__(self, client: Any) -> None:  # its signatures have no types
         self._client = client
 
-    def tell(self, *words: str | int) -> Any:
+    def execute(self, *words: str | int) -> Any:
         return self._client.execute_command(*words)
 
     def period(self, ends: bool) -> None:
-        """Have the period be over, or last."""
-        self.tell("HSET", SEEN, "\0period", 0 if ends else FAR)
+        """End the period, or let it last."""
+        self.execute("HSET", SEEN, "\0period", 0 if ends else FAR)
 
     def run(self, script: Script, *args: str | int) -> Any:
-        return self.tell("EVAL", script.text, 1, BASE, *args)
+        return self.execute("EVAL", script.text, 1, BASE, *args)
 
     def claim(self, name: str, id: str, proposal: int) -> Any:
         answer = self.run(CLAIM, name, TTL, "owner", id, proposal)
         return [0] if answer[0] == 0 and 0 < answer[1] <= TTL else answer
 
     def undo(self, name: str, id: str, proposal: int, stays: bool) -> Any:
-        return self.run(UNDO, name, id, proposal, *((TTL, "owner", EAR, 1) if stays else ()))
+        return self.run(UNDO, name, id, proposal, *((TTL, "owner", CHANNEL, 1) if stays else ()))
 
     def heal(self, name: str, id: str, proposal: int) -> Any:
         return self.run(HEAL, name, TTL, "owner", id, proposal)
@@ -128,62 +128,62 @@ class Node:
     def force(self, name: str) -> Any:
         return self.run(FORCE, name)
 
-    def kept(self) -> dict[str, Any]:
-        """Return all that is stored, as the rules have it."""
-        line = [(name, id.decode()) for name in NAMES for id in self.tell("HKEYS", f"{BASE}:waiters:{name}")]
-        called = [(name, id.decode()) for name in NAMES for id in self.tell("ZRANGE", f"{BASE}:queue:{name}", 0, -1)]
-        assert sorted(line) == sorted(called)
-        locks = {name: self.tell("GET", f"{BASE}:lock:{name}") for name in NAMES}
+    def stored(self) -> dict[str, Any]:
+        """Return all that the node stores, in the form of the rules."""
+        waiters = [(name, id.decode()) for name in NAMES for id in self.execute("HKEYS", f"{BASE}:waiters:{name}")]
+        queued = [(name, id.decode()) for name in NAMES for id in self.execute("ZRANGE", f"{BASE}:queue:{name}", 0, -1)]
+        assert sorted(waiters) == sorted(queued)
+        locks = {name: self.execute("GET", f"{BASE}:lock:{name}") for name in NAMES}
         held = {name: value.decode().split(":")[:2] for name, value in locks.items() if value is not None}
         seen, before = (self._names(key) for key in (SEEN, f"{BASE}:before"))
-        floor = int(self.tell("HGET", SEEN, "\0floor"))
+        floor = int(self.execute("HGET", SEEN, "\0floor"))
         return {
             "held": {name: (id, int(proposal)) for name, (id, proposal) in held.items()},
-            "line": set(line),
+            "waiters": set(waiters),
             "seen": seen,
             "before": before,
             "floor": floor,
         }
 
     def _names(self, key: str) -> dict[str, int]:
-        found = {name: self.tell("HGET", key, name) for name in NAMES}
+        found = {name: self.execute("HGET", key, name) for name in NAMES}
         return {name: int(value) for name, value in found.items() if value is not None}
 
 
 @pytest.fixture
 def node(redis_node: Redis) -> Iterator[Node]:
-    """A node that is new, and somebody who listens to what it calls."""
+    """A new node, with a subscriber to its notifications."""
     with redis.Redis(host=redis_node.host, port=redis_node.port, protocol=2) as client:
         client.flushall()
-        with client.pubsub() as ear:
-            ear.subscribe(EAR)
-            ear.get_message(timeout=5)
+        with client.pubsub() as subscriber:
+            subscriber.subscribe(CHANNEL)
+            subscriber.get_message(timeout=5)
             yield Node(client)
         client.flushall()
 
 
 def begin(node: Node) -> Rules:
-    """Have the node be new, and the rules begin where it does."""
+    """Create the node, and rules that start at the same time."""
     rules = Rules()
     assert node.claim("first", IDS[0], 1)[0] == -1
-    rules.born = int(node.tell("HGET", SEEN, "\0born"))
+    rules.born = int(node.execute("HGET", SEEN, "\0born"))
     node.period(ends=False)
     return rules
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_scripts_do_what_the_rules_say(node: Node, seed: int) -> None:
-    """Random messages: the same answers, and the same is kept."""
-    chance = random.Random(seed)
+    """Scripts and rules reply the same to random messages, and store the same."""
+    rng = random.Random(seed)
     rules = begin(node)
     for step in range(60):
-        name, id = chance.choice(NAMES), chance.choice(IDS)
-        proposal = rules.born + chance.choice(PROPOSALS)
-        what = chance.choice(["claim"] * 4 + ["undo"] * 3 + ["release"] * 2 + ["heal", "expire", "ends", "force"])
+        name, id = rng.choice(NAMES), rng.choice(IDS)
+        proposal = rules.born + rng.choice(PROPOSALS)
+        what = rng.choice(["claim"] * 4 + ["undo"] * 3 + ["release"] * 2 + ["heal", "expire", "ends", "force"])
         if what == "claim":
             answers = node.claim(name, id, proposal), rules.claim(name, id, proposal)
         elif what == "undo":
-            stays, made = chance.random() < 0.3, proposal if chance.random() < 0.9 else 0
+            stays, made = rng.random() < 0.3, proposal if rng.random() < 0.9 else 0
             answers = node.undo(name, id, made, stays), rules.undo(name, id, made, stays)
         elif what == "release":
             id, proposal = rules.held.get(name, (id, proposal))
@@ -193,13 +193,13 @@ def test_scripts_do_what_the_rules_say(node: Node, seed: int) -> None:
         elif what == "force":
             answers = node.force(name), rules.force(name)
         elif what == "expire":
-            answers = node.tell("DEL", f"{BASE}:lock:{name}"), int(rules.held.pop(name, None) is not None)
+            answers = node.execute("DEL", f"{BASE}:lock:{name}"), int(rules.held.pop(name, None) is not None)
         else:
             rules.ends, answers = True, (None, None)
         assert answers[0] == answers[1], (seed, step, what)
         node.period(rules.ends)
-        kept = node.kept()
-        assert kept == {key: getattr(rules, key) for key in kept}, (seed, step, what)
+        stored = node.stored()
+        assert stored == {key: getattr(rules, key) for key in stored}, (seed, step, what)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_scripts_do_what_the_rules_say(node: Node, seed: int) -> None:
 )
 @pytest.mark.parametrize("periods", [0, 1, 2, 3])
 def test_late_messages_of_what_was_undone(node: Node, late: Callable[[Node, int], bool], periods: int) -> None:
-    """What is still on its way when an attempt is undone changes nothing, however many periods have passed."""
+    """A message that arrives after the undo of its attempt changes nothing, however many periods have passed."""
     proposal = begin(node).born + 5
     assert node.claim("a", IDS[0], proposal) == [1]
     for period in range(periods):
@@ -225,15 +225,15 @@ def test_late_messages_of_what_was_undone(node: Node, late: Callable[[Node, int]
 
 
 def test_full_node(node: Node) -> None:
-    """A node that is out of memory takes no attempt, but gives back what it has."""
+    """A node that is out of memory refuses claims, but releases what it holds."""
     proposal = begin(node).born + 5
     assert node.claim("a", IDS[0], proposal) == [1]
-    node.tell("CONFIG", "SET", "maxmemory", 1)
+    node.execute("CONFIG", "SET", "maxmemory", 1)
     try:
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             node.claim("b:c", IDS[1], proposal)
         assert node.undo("a", IDS[0], proposal, stays=False) == 1
     finally:
-        node.tell("CONFIG", "SET", "maxmemory", 0)
+        node.execute("CONFIG", "SET", "maxmemory", 0)
     assert node.claim("b:c", IDS[1], proposal) == [1]
     assert node.claim("a", IDS[0], proposal) == [-1, proposal + 1]

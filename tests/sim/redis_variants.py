@@ -1,4 +1,4 @@
-"""Broken variants of the Redis engine, Python and Lua: each has one mistake, and must be caught.
+"""Broken variants of the Redis engine, Python and Lua: each has one mistake that the checker must find.
 
 To see one fail: `python -m fencelock.sim --engine redis --seeds 500 --variant tests.sim.redis_variants:no_tombstone`.
 """
@@ -25,21 +25,21 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def no_tombstone() -> Iterator[None]:
-    """An abandon does not stop the attempt that comes after it, on an older connection."""
+    """An abandon does not stop an attempt that arrives after it, on an older connection."""
     with script("ABANDON", "redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)", ""):
         yield
 
 
 @contextmanager
 def release_without_owner() -> Iterator[None]:
-    """A release frees whoever holds the name."""
+    """A release frees the name, whatever claim holds it."""
     with script("RELEASE", "local ours = token_of(id) ~= nil", "local ours = exclusive and true or false"):
         yield
 
 
 @contextmanager
 def tokens_from_the_clock() -> Iterator[None]:
-    """Tokens are what the server's clock says, which people set back."""
+    """Tokens are the server's clock, which can be set back."""
     without = "if last and (#last > #token or (#last == #token and last >= token)) then"
     never = "if false then"
     with script("ATTEMPT", without, never), script("RELEASE", without, never), script("ABANDON", without, never):
@@ -47,16 +47,16 @@ def tokens_from_the_clock() -> Iterator[None]:
 
 
 @contextmanager
-def nobody_is_called() -> Iterator[None]:
-    """A waiter that is handed the lock is not told."""
+def waiters_are_not_notified() -> Iterator[None]:
+    """A waiter that is granted the lock is not notified."""
     call, instead = "redis.pcall('PUBLISH', channel, ", "#tostring("
     with script("RELEASE", call, instead), script("ABANDON", call, instead), script("ATTEMPT", call, instead):
         yield
 
 
 @contextmanager
-def deadline_from_the_call() -> Iterator[None]:
-    """A lock that was handed over counts from when the waiter noticed, who may have been stopped until then."""
+def deadline_from_wake_up() -> Iterator[None]:
+    """A grant to a waiter counts from when the waiter noticed it; the waiter may have been paused until then."""
     wait = RedisEngine.wait
 
     async def late(self: RedisEngine, waiting: Waiting, timeout: float) -> Grant | None:
@@ -67,10 +67,28 @@ def deadline_from_the_call() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def blocked_waiters_are_overtaken() -> Iterator[None]:
+    """A claim that fits is admitted, also behind one that does not."""
+    skip = ("elseif not fits(mode) then\n      return token, id", "elseif not fits(mode) then\n      place = place + 1")
+    with script("ATTEMPT", *skip), script("RELEASE", *skip), script("ABANDON", *skip), script("DOWNGRADE", *skip):
+        yield
+
+
+@contextmanager
+def downgrade_is_a_release() -> Iterator[None]:
+    """A downgrade admits the waiters behind it before it holds the lock as a reader."""
+    hold, admit = "hold(id, token, ttl, 's', label)\n", "advance_queue()\n"
+    with script("DOWNGRADE", hold, admit + hold):
+        yield
+
+
 VARIANTS = (
     Variant(no_tombstone, "late", "orphans", 1500),
     Variant(release_without_owner, "lossy", "exclusion", 300),
     Variant(tokens_from_the_clock, "set", "tokens", 100),
-    Variant(nobody_is_called, "calm", "wake-ups", 20),
-    Variant(deadline_from_the_call, "stops", "exclusion", 300),
+    Variant(waiters_are_not_notified, "calm", "wake-ups", 20),
+    Variant(deadline_from_wake_up, "stops", "exclusion", 300),
+    Variant(blocked_waiters_are_overtaken, "calm", "order", 50, "rwlock"),
+    Variant(downgrade_is_a_release, "calm", "exclusion", 50, "rwlock"),
 )

@@ -1,4 +1,4 @@
-"""Broken variants of fenced Redlock, Python and Lua: each has one mistake, and must be caught.
+"""Broken variants of fenced Redlock, Python and Lua: each has one mistake that the checker must find.
 
 To see one fail: `python -m fencelock.sim --engine redlock --seeds 500 --variant tests.sim.redlock_variants:two_of_five`.
 """
@@ -27,7 +27,7 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def any_proposal() -> Iterator[None]:
-    """A free node takes any proposal, however low: tokens are then what the clients' clocks say."""
+    """A free node takes any proposal, however low: tokens are then the clients' clocks."""
     with script("CLAIM", "local above = tonumber(proposal) > least", "local above = true"):
         yield
 
@@ -47,21 +47,21 @@ def two_of_five() -> Iterator[None]:
 
 @contextmanager
 def undo_without_owner() -> Iterator[None]:
-    """Whoever undoes an attempt, or releases, frees the node, whoever has it."""
+    """An undo or a release frees the node, whatever claim holds it."""
     with script("UNDO", "string.sub(holder, 1, #mine) == mine and ", ""):
         yield
 
 
 @contextmanager
 def heal_takes_over() -> Iterator[None]:
-    """A lease is put back where somebody else has been since."""
+    """A heal takes a node that another claim has held since."""
     with script("HEAL", "if redis.call('EXISTS', LOCK) == 1 or tonumber(proposal) < last then return 0 end", ""):
         yield
 
 
 @contextmanager
 def deadline_from_reply() -> Iterator[None]:
-    """The ttl counts from when the last answer came."""
+    """The ttl counts from the last reply."""
     attempt = RedlockEngine.attempt
 
     async def late(self: RedlockEngine, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
@@ -72,7 +72,7 @@ def deadline_from_reply() -> Iterator[None]:
 
 
 @contextmanager
-def some_renewal_will_do() -> Iterator[None]:
+def one_renewal_is_enough() -> Iterator[None]:
     """A lease counts as renewed if any node renewed it."""
     renew = RedlockEngine.renew
 
@@ -91,7 +91,7 @@ VARIANTS = (
     Variant(any_proposal, "calm", "tokens", 50),
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
-    Variant(heal_takes_over, "calm", "exclusion", 100),
+    Variant(heal_takes_over, "outage", "exclusion", 150),
     Variant(deadline_from_reply, "late", "exclusion", 300),
-    Variant(some_renewal_will_do, "outage", "exclusion", 300),
+    Variant(one_renewal_is_enough, "outage", "exclusion", 300),
 )

@@ -1,4 +1,4 @@
-"""Simulated connections: in order, late, broken, and the server's end of them."""
+"""Simulated connections: messages in order, late or lost, broken connections, and the server's side."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Lab:
         self.ended = 0
 
     async def connection(self, label: str = "a") -> Connection:
-        return await self.runtime.connect(connector(label), self._heard, self._end)
+        return await self.runtime.connect(connector(label), self._on_push, self._end)
 
-    def _heard(self, push: Any) -> bool:
+    def _on_push(self, push: Any) -> bool:
         if push[0] == b"subscribe":
             return True  # an answer
         self.pushed.append(push)
@@ -43,7 +43,7 @@ class Lab:
         self.ended += 1
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Any]], seconds: float = 60.0) -> Any:
-        """Run to the end, and return the result or raise the error."""
+        """Run a coroutine to its end; return its result or raise its error."""
         task = self.process.spawn(work(), "work", lambda _: None)
         self.scheduler.run(self.scheduler.time + seconds, lambda: task.done)
         assert task.done
@@ -51,13 +51,13 @@ class Lab:
             raise task.error
         return task.result
 
-    def said(self, key: str) -> Any:
-        """Look at the first server from outside."""
+    def stored(self, key: str) -> Any:
+        """Return a list on the first server."""
         return self.hosts[0].redis.request(("LRANGE", key, 0, -1))[0]
 
 
-def test_answers_and_errors_are_as_a_real_parser_makes_them() -> None:
-    """Bulk strings are bytes, nothing is None, and an error is an answer of the driver's own type."""
+def test_replies_and_errors_are_as_the_real_parser_returns_them() -> None:
+    """Bulk strings are bytes, nil is None, and an error is a reply of the driver's own type."""
     lab = Lab(NetworkFaults())
 
     async def work() -> list[Any]:
@@ -73,7 +73,7 @@ def test_answers_and_errors_are_as_a_real_parser_makes_them() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_in_order_and_once(seed: int) -> None:
-    """Whatever the delays, what is sent over one wire arrives in that order, and never twice."""
+    """Whatever the delays, messages of one connection arrive in order, and never twice."""
     lab = Lab(NetworkFaults(delay=0.01, slow=0.3, slowest=1.0, doubled=0.5), seed)
 
     async def work() -> list[Any]:
@@ -82,11 +82,11 @@ def test_in_order_and_once(seed: int) -> None:
         return await lab.runtime.request_all(asked, 30, lambda answers: NO_REPLY not in answers)
 
     assert lab.run(work) == list(range(1, 21))
-    assert lab.said("l") == [b"%d" % number for number in range(20)]
+    assert lab.stored("l") == [b"%d" % number for number in range(20)]
 
 
-def test_a_stopped_process_reads_in_order() -> None:
-    """What came while a process was stopped is read in the order in which it came: answers and publications."""
+def test_a_paused_process_reads_in_order() -> None:
+    """Replies and pushes that arrived while a process was paused are read in the order of arrival."""
     lab = Lab(NetworkFaults())
 
     async def work() -> list[Any]:
@@ -103,7 +103,7 @@ def test_a_stopped_process_reads_in_order() -> None:
 
 
 def test_a_request_may_arrive_after_the_close_and_after_a_newer_one() -> None:
-    """A wire that is given up does not take back what was sent: it may arrive after what a newer wire carries."""
+    """Closing a connection does not withdraw its requests: they may arrive after those of a newer connection."""
 
     lab = Lab(NetworkFaults())
 
@@ -119,12 +119,12 @@ def test_a_request_may_arrive_after_the_close_and_after_a_newer_one() -> None:
         await lab.runtime.sleep(10)
 
     lab.run(work)
-    assert lab.said("l") == [b"new", b"old"]
+    assert lab.stored("l") == [b"new", b"old"]
     assert len(lab.hosts[0].sessions) == 1
 
 
-def test_a_late_answer_is_skipped() -> None:
-    """An answer that comes after its asker gave up is not taken for the next one's."""
+def test_a_late_reply_is_dropped() -> None:
+    """A reply that arrives after its caller timed out is not taken for the next reply."""
     lab = Lab(NetworkFaults())
 
     async def work() -> Any:
@@ -140,18 +140,18 @@ def test_a_late_answer_is_skipped() -> None:
     assert lab.run(work) == b"1"
 
 
-def test_a_cut_holds_back_and_a_restart_breaks() -> None:
-    """What is sent into a cut arrives after it; a server that restarts knows no connection, and keeps its data."""
+def test_a_partition_holds_back_and_a_restart_breaks() -> None:
+    """A message that is sent during a partition arrives after it; a restart ends all connections and keeps the data."""
     lab = Lab(NetworkFaults())
 
     async def work() -> None:
         connection = await lab.connection()
-        lab.network.cut("p1", "a", 1.0)
+        lab.network.partition("p1", "a", 1.0)
         with pytest.raises(OutcomeUnknown):
             await connection.request(("RPUSH", "l", "held"), 0.5)
-        assert lab.said("l") == []
+        assert lab.stored("l") == []
         await lab.runtime.sleep(2)
-        assert lab.said("l") == [b"held"]
+        assert lab.stored("l") == [b"held"]
         lab.hosts[0].crash(0.5)
         with pytest.raises(EngineUnavailable):
             await lab.connection()
@@ -163,13 +163,13 @@ def test_a_cut_holds_back_and_a_restart_breaks() -> None:
         await lab.connection()
 
     lab.run(work)
-    assert lab.said("l") == [b"held"]
+    assert lab.stored("l") == [b"held"]
 
 
-def test_dialling_a_server_that_is_out_of_reach() -> None:
-    """Nobody waits for ever for a connection, and a cut one is not made later behind the caller's back."""
-    lab = Lab(NetworkFaults(patience=0.25))
-    lab.network.cut("a", "p1", 5.0)
+def test_connecting_to_a_server_that_cannot_be_reached() -> None:
+    """A connect times out, and no connection is made after that."""
+    lab = Lab(NetworkFaults(reply_timeout=0.25))
+    lab.network.partition("a", "p1", 5.0)
 
     with pytest.raises(EngineUnavailable):
         lab.run(lab.connection)
@@ -180,7 +180,7 @@ def test_dialling_a_server_that_is_out_of_reach() -> None:
 
 
 def test_a_lost_message_breaks_the_connection() -> None:
-    """Nothing arrives over a wire that lost a message, and the client learns of it, if only by waiting in vain."""
+    """Nothing arrives on a connection that lost a message, and the client learns of it, if only by a timeout."""
     lab = Lab(NetworkFaults())
 
     async def work() -> None:
@@ -193,11 +193,11 @@ def test_a_lost_message_breaks_the_connection() -> None:
             await connection.request(("RPUSH", "l", "2"), 0.2)
 
     lab.run(work)
-    assert lab.said("l") == []
+    assert lab.stored("l") == []
 
 
-def test_fan_ends_with_enough() -> None:
-    """A fan over several servers ends as soon as the answers are enough, and never waits for a closed wire."""
+def test_request_all_ends_with_enough_replies() -> None:
+    """It ends as soon as the replies are enough, and never waits for a closed connection."""
     lab = Lab(NetworkFaults())
 
     async def work() -> list[Any]:

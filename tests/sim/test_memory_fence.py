@@ -1,4 +1,4 @@
-"""The in-memory fence: what it lets in, what it refuses, and what it says."""
+"""The in-memory fence: what it accepts, what it refuses, and its errors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_examples(module: ModuleType) -> None:
 
 
 def test_it_starts_at_the_first_token_seen() -> None:
-    """An unknown resource takes any token, and remembers it."""
+    """An unknown resource accepts any token, and remembers it."""
     fence = MemoryFence()
     fence.enter(holder(5), "a")
     assert (fence.token("a"), fence.token("b")) == (5, None)
 
 
 def test_an_older_token_is_refused() -> None:
-    """An older token gets in nowhere, and the error names the resource and both tokens."""
+    """An older token is refused everywhere, and the error names the resource and both tokens."""
     fence = MemoryFence()
     fence.enter(holder(34), "a")
     for step in (fence.enter, fence.check):
@@ -49,7 +49,7 @@ def test_an_older_token_is_refused() -> None:
 
 
 def test_an_equal_token_of_another_owner_is_refused() -> None:
-    """Tokens that repeat after an engine lost its data are told apart by the claim's id."""
+    """Tokens that repeat after an engine lost its data differ by the claim's id."""
     fence = MemoryFence()
     fence.enter(holder(7, "one"), "a")
     with pytest.raises(StaleToken, match="token 7 of another claim"):
@@ -63,11 +63,11 @@ def test_a_refused_write_does_not_begin() -> None:
     fence.enter(holder(2), "a")
     with pytest.raises(StaleToken):
         with fence.write(holder(1), "a"):
-            pytest.fail("a stale write was let in")
+            pytest.fail("a stale write was accepted")
 
 
-def test_nobody_enters_during_a_write() -> None:
-    """Between the check of a write and its end no other thread gets in, so that no stale write can follow a check."""
+def test_no_other_token_enters_during_a_write() -> None:
+    """Between the check of a write and its end no other thread enters, so no stale write can follow a check."""
     fence = MemoryFence()
     entered = threading.Event()
 
@@ -84,7 +84,7 @@ def test_nobody_enters_during_a_write() -> None:
 
 
 def test_rebase_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A fence that is moved on purpose lets lower tokens in, once for each owner, and leaves a trace."""
+    """A fence that is rebased accepts lower tokens, and the change is logged."""
     fence = MemoryFence()
     fence.enter(holder(1000), "a")
     with caplog.at_level(logging.WARNING, "fencelock.fences"):

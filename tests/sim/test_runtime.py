@@ -1,73 +1,31 @@
-"""The simulated world does what the real ones do, and its faults are what they claim to be."""
+"""The simulated runtime behaves like the real ones, and its faults do what they say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from fencelock.core.client import Client
 from fencelock.core.runtime import CancelGuard, Runtime
 from fencelock.errors import LeaseLost, OutcomeUnknown
 from fencelock.model import LossReason
 from fencelock.primitives.lock import LockFactory
 from fencelock.sim.clocks import RATE_ERROR, BootClock
-from fencelock.sim.history import Kind, Outcome
 from fencelock.sim.locks import Held, SimLease
-from fencelock.sim.memory_engine import SimMemoryEngine, SimulatedMemory
-from fencelock.sim.network import Network, NetworkFaults
-from fencelock.sim.process import Process
-from fencelock.sim.recorder import Recorder
-from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scheduler import Scheduler
-from fencelock.sim.task import Cancelled, Task
-
-
-class Lab:
-    """One process, one engine, good weather."""
-
-    def __init__(self) -> None:
-        self.scheduler = Scheduler(0)
-        self.process = Process(self.scheduler, "p1")
-        self.runtime = SimRuntime(self.process)
-        self.network = Network(self.scheduler, NetworkFaults(delay=0.01))
-        self.engine = SimulatedMemory(self.network)
-        self.recorder = Recorder(self.scheduler, self.engine, 1.0)
-        self.log: list[Any] = []
-        self.told: list[LossReason] = []
-        self.client = self.connect(self.runtime)
-
-    def connect(self, runtime: SimRuntime) -> Client[SimLease]:
-        def make(*args: Any) -> SimLease:
-            return SimLease(self.recorder, *args)
-
-        client_engine = SimMemoryEngine(runtime, self.network, self.engine)
-        return Client(
-            runtime, client_engine, make, ttl=3.0, owner="p1", on_lost=lambda lease, reason: self.told.append(reason)
-        )
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> Task:
-        return self.process.spawn(work, "work", self._ended)
-
-    def _ended(self, task: Task) -> None:
-        self.log.append("cancelled" if isinstance(task.error, Cancelled) else task.error or task.result)
-
-    def run(self, seconds: float) -> list[Any]:
-        self.scheduler.run(self.scheduler.time + seconds)
-        return self.log
+from tests.sim.lab import Lab
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     lab = Lab()
     yield lab
-    lab.process.end()
-    lab.client.renewer.stop(LossReason.CLOSED)
+    lab.close()
 
 
-def test_it_is_a_world(lab: Lab) -> None:
-    """The type checker agrees that it implements the port, and that its guard is one."""
+def test_it_is_a_runtime(lab: Lab) -> None:
+    """The type checker confirms that it implements the port, and that its guard is a CancelGuard."""
     runtime: Runtime = lab.runtime
     guard: Callable[[], CancelGuard] | None = runtime.cancel_guard
     assert runtime.process_wakeup() is None
@@ -75,7 +33,7 @@ def test_it_is_a_world(lab: Lab) -> None:
 
 
 def test_sleep_is_never_short(lab: Lab) -> None:
-    """A sleep lasts as long as was asked for, by the process's own clock."""
+    """A sleep lasts at least as long as requested, by the process's own clock."""
 
     async def work() -> float:
         before = lab.runtime.now()
@@ -111,8 +69,8 @@ def test_event_wakes_and_times_out(lab: Lab) -> None:
     assert lab.run(0.1) == [[False, True, True, False]]
 
 
-def test_a_stopped_process_does_nothing_but_age(lab: Lab) -> None:
-    """While a process is stopped none of its tasks run; afterwards it finds that time has passed."""
+def test_a_paused_process_runs_nothing_while_time_passes(lab: Lab) -> None:
+    """While a process is paused none of its tasks run; afterwards its clock has advanced."""
 
     async def work() -> float:
         before = lab.runtime.now()
@@ -128,7 +86,7 @@ def test_a_stopped_process_does_nothing_but_age(lab: Lab) -> None:
 
 
 def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
-    """After a crash not even a finally block runs, until the end of the run closes the coroutines quietly."""
+    """After a crash not even a finally block runs, until the end of the run closes the coroutines."""
     cleaned = []
 
     async def work() -> None:
@@ -149,7 +107,7 @@ def test_a_crashed_process_runs_no_clean_up(lab: Lab) -> None:
 
 
 def test_cancelled_at_an_await(lab: Lab) -> None:
-    """A cancellation comes out of the await where the task is parked."""
+    """A cancellation is raised at the await where the task is suspended."""
 
     async def work() -> None:
         await lab.runtime.sleep(10)
@@ -160,8 +118,8 @@ def test_cancelled_at_an_await(lab: Lab) -> None:
     assert lab.run(0.1) == ["cancelled"]
 
 
-def test_shield_ends_its_work_before_the_cancellation_comes_out(lab: Lab) -> None:
-    """Work under a shield is not cancelled with its caller, who learns of the cancellation afterwards."""
+def test_shield_ends_its_work_before_it_raises_the_cancellation(lab: Lab) -> None:
+    """Work under a shield is not cancelled with its caller; the cancellation is raised afterwards."""
     steps = []
 
     async def inner() -> str:
@@ -182,7 +140,7 @@ def test_shield_ends_its_work_before_the_cancellation_comes_out(lab: Lab) -> Non
     assert steps == ["done"]
 
 
-def test_shield_gives_up_in_the_end(lab: Lab) -> None:
+def test_shield_times_out(lab: Lab) -> None:
     """A shield lasts for its time-out, returns what its work returned, and raises what it raised."""
 
     async def inner(seconds: float) -> str:
@@ -205,24 +163,24 @@ def test_shield_gives_up_in_the_end(lab: Lab) -> None:
     lab.process.end()
 
 
-def test_question_that_is_lost(lab: Lab) -> None:
-    """A question or an answer that is lost is Unanswered; the one was never carried out, the other was."""
+def test_lost_request_and_lost_reply(lab: Lab) -> None:
+    """A lost request and a lost reply both raise OutcomeUnknown; only the second was executed."""
     done: list[str] = []
 
     async def ask(what: str) -> None:
         await lab.network.request(lab.process, "engine", lambda: done.append(what))
 
-    lab.network.cut("p1", "engine", 1)
+    lab.network.partition("p1", "engine", 1)
     lab.start(ask("question"))
     assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
-    lab.network.cut("engine", "p1", 1)
+    lab.network.partition("engine", "p1", 1)
     lab.start(ask("answer"))
     assert isinstance(lab.run(1.1).pop(), OutcomeUnknown)
     assert done == ["answer"]
 
 
-def test_a_lease_is_kept(lab: Lab) -> None:
-    """The production keeper renews a lease for many ttls, and ends when it is released."""
+def test_a_lease_is_renewed(lab: Lab) -> None:
+    """The production renewer renews a lease for many ttls, and ends when it is released."""
 
     async def work() -> bool:
         lease = await LockFactory(lab.client, "x").acquire()
@@ -235,15 +193,15 @@ def test_a_lease_is_kept(lab: Lab) -> None:
     assert lab.run(2) == [True]
     lab.run(3)
     assert lab.process.tasks() == []
-    assert lab.engine.store.left(0.0) == []
+    assert lab.engine.store.leftovers(0.0) == []
 
 
 def test_loss_interrupts_the_body(lab: Lab) -> None:
-    """When the engine cannot be reached the body of a block is interrupted at the deadline, and LeaseLost comes out."""
+    """If the engine cannot be reached, the body of a block is cancelled at the deadline, and the block raises LeaseLost."""
 
     async def work() -> None:
         async with Held(await LockFactory(lab.client, "x").acquire()):
-            lab.network.cut("p1", "engine", 100)
+            lab.network.partition("p1", "engine", 100)
             await lab.runtime.sleep(50)
 
     lab.start(work())
@@ -252,14 +210,12 @@ def test_loss_interrupts_the_body(lab: Lab) -> None:
     assert lab.told == [LossReason.EXPIRED]
 
 
-def test_what_a_holder_believed_is_recorded_in_true_time(lab: Lab) -> None:
-    """Validity ends at the deadline of the last renewal that was answered, although the holder sleeps through it."""
+def test_the_validity_of_a_lease_is_recorded_in_true_time(lab: Lab) -> None:
+    """A lease is valid until the deadline of its last answered renewal, although its process is paused then."""
     lease: list[SimLease] = []
 
     async def work() -> None:
-        op = lab.recorder.call("x", Kind.ACQUIRE, lab.process)
         lease.append(await LockFactory(lab.client, "x", renew=False).acquire())
-        op.ended(Outcome.OK, lease[0])
         await lab.runtime.sleep(50)
 
     lab.start(work())
@@ -286,15 +242,14 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
         lease = await LockFactory(second, "x").acquire()
         await lease._release()
 
-    other = Process(lab.scheduler, "p2")
-    second = lab.connect(SimRuntime(other))
+    other, second = lab.add("p2")
     lab.start(hold())
     lab.run(0.1)
     waiter = other.spawn(wait(), "wait", lambda task: None)
-    other.strike(step, lambda task: waiter.cancel())
+    other.add_fault(step, lambda task: waiter.cancel())
     lab.run(4)
     assert waiter.done
-    assert lab.engine.store.left(0.0) == []
+    assert lab.engine.store.leftovers(0.0) == []
     lab.start(hold())
     lab.run(3)
     assert lab.log == [None, None]

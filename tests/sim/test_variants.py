@@ -5,20 +5,34 @@ from __future__ import annotations
 import pytest
 
 from fencelock.sim.run import play
-from fencelock.sim.scenario import BY_NAME, UNFENCED
-from tests.sim.variants import VARIANTS, Variant
+from fencelock.sim.scenario import UNFENCED, scenario_of
+from tests.sim import redis_variants, redlock_variants, variants
+from tests.sim.variants import Variant
+
+VARIANTS = {
+    "memory": variants.VARIANTS,
+    "redis": redis_variants.VARIANTS,
+    "redlock": redlock_variants.VARIANTS,
+}
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_variant_is_caught(variant: Variant) -> None:
-    """The broken code fails its check within so many seeds, and the code as it is passes every one of them."""
-    scenario = BY_NAME[variant.scenario]
+@pytest.mark.parametrize(
+    ("engine", "variant"),
+    [
+        pytest.param(engine, variant, id=f"{engine}-{variant.name}")
+        for engine, of_engine in VARIANTS.items()
+        for variant in of_engine
+    ],
+)
+def test_variant_is_caught(engine: str, variant: Variant) -> None:
+    """The broken code fails its check within so many seeds; the code as it is passes the seed that catches it."""
+    scenario = scenario_of(0, engine, variant.scenario, variant.primitive)
     for seed in range(variant.within):
-        assert play(seed, scenario).violations == []
         with variant.broken():
             violations = play(seed, scenario).violations
         if any(violation.check == variant.check for violation in violations):
-            print(f"\n{variant.name}: {variant.check}, seed {seed} of {variant.scenario}")
+            assert play(seed, scenario).violations == []
+            print(f"\n{variant.name}: {variant.check}, seed {seed} of {variant.primitive} {variant.scenario}")
             return
     pytest.fail(f"{variant.name} was not caught within {variant.within} seeds of {variant.scenario}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import fencelock
 from fencelock.core.clock import boottime
-from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome, Write
+from fencelock.sim.history import History, Kind, Leftover, Note, Op, Outcome, Write
 from tests.support.processes import Child
 
 TTL = 0.4
@@ -131,7 +131,7 @@ class Torture:
                 for role, somebody in [("holder", h) for h in snapshot.holders] + [
                     ("waiter", w) for w in snapshot.waiters
                 ]:
-                    self.history.add(Left(name, somebody.owner, role, boottime()))
+                    self.history.add(Leftover(name, somebody.owner, role, boottime()))
 
 
 def operations(name: str, text: str, killed: float | None) -> list[Op]:

@@ -47,7 +47,7 @@ class AdoptedClient(Generic[P]):
                 raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
         return self._place
 
-    async def connect(self, connect: Callable[[P], Awaitable[L]], refused: type[Exception], limit: Deadline) -> L:
+    async def connect(self, connect: Callable[[P], Awaitable[L]], refused: type[Exception], deadline: Deadline) -> L:
         """Connect as the application does. If that fails, call `find` again, once: passwords and addresses change.
 
         If `find` opens a connection, it runs again only if the server has `refused` the login, and so is reachable.
@@ -56,7 +56,7 @@ class AdoptedClient(Generic[P]):
         try:
             return await connect(place)
         except EngineUnavailable as error:
-            if limit.passed or (self.connects and not isinstance(error.__cause__, refused)):
+            if deadline.passed or (self.connects and not isinstance(error.__cause__, refused)):
                 raise
             fresh = await self.place(afresh=True)
             if fresh == place:

@@ -58,6 +58,6 @@ class ConnectOnce(Generic[T]):
             self._in_flight = None
             mine.done.set()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Start again in a forked child, without the parent's connect."""
         self._in_flight = None

@@ -104,15 +104,23 @@ class Engine(Protocol):
         """Close all connections."""
         ...
 
-    def before_fork(self) -> None:
-        """Release, in the parent, what must not exist twice. It must not fail, and must not block for long."""
-        ...
-
-    def after_fork(self, *, child: bool) -> None:
-        """Continue in the parent; in the child, drop the parent's connections without sending anything on them.
+    def after_fork(self) -> None:
+        """In a forked child, drop the parent's connections without sending anything on them.
 
         Bytes that the child sends would reach the server as the parent's.
         """
+        ...
+
+
+class ForkPrepared(Engine, Protocol):
+    """An engine with something that must not exist twice (a SQLite connection): it releases that before a fork."""
+
+    def before_fork(self) -> None:
+        """Release it, in the parent. It must not fail, and must not block for long."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Continue in the parent."""
         ...
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
-from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_seconds
 from fencelock.errors import FencelockError, LeaseLost
-from fencelock.model import LossReason
+from fencelock.model import Claim, LossReason
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
@@ -96,7 +95,6 @@ class BaseGroup:
 
     def _member_lost(self) -> None:
         """Report the loss of the group, once: a lease of it was lost."""
-        lost, reason = self._lost_member(), self.reason or LossReason.EXPIRED
         with self._client.mutex:
             if self._reported:
                 return
@@ -104,20 +102,7 @@ class BaseGroup:
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()
-        if reason is LossReason.CLOSED:
-            return
-        self._client.call_on_lost(self, reason)
-        others = f"; with it the group of {self.name}" if len(self._members) > 1 else ""
-        log(
-            "lease",
-            WARNING,
-            f"{lost._how_lost()}{others}",
-            lock=lost.name,
-            token=lost.token,
-            owner=lost.owner,
-            reason=reason.value,
-            engine=self._client.engine.traits.engine,
-        )
+        self._lost_member()._notify_lost(self, f"; with it the group of {self.name}" if len(self._members) > 1 else "")
 
     async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the group is lost or released; return whether it is lost."""
@@ -137,11 +122,21 @@ class BaseGroup:
                 held = await lease._release() and held
             except FencelockError as error:
                 held, failure = False, failure or error
+            except BaseException:
+                await self._client.renewer.leftovers.clean_up(*self._withdraw())
+                raise
         if self._event is not None:
             self._event.set()
         if failure is not None:
             raise failure
         return held
+
+    def _withdraw(self) -> list[Claim]:
+        """End the leases that are still held, without a request; return the claims to abandon, the last one first."""
+        claims = [lease._withdraw() for lease in reversed(self._members)]
+        if self._event is not None:
+            self._event.set()
+        return [claim for claim in claims if claim is not None]
 
     def _enter_block(self) -> None:
         """Begin a `with` block of the group itself."""

@@ -19,18 +19,23 @@ RETRY_SECONDS = 1.0
 
 
 class Leader(NamedTuple):
-    """The candidate that leads: its label, its value, and the number of its term."""
+    """The candidate that leads."""
 
     owner: str
+    """The label of its client."""
     value: str
+    """What it gave as `value`."""
     token: int
+    """The number of its term."""
 
 
 class Candidate(NamedTuple):
     """A candidate that leads or waits."""
 
     owner: str
+    """The label of its client."""
     value: str
+    """What it gave as `value`."""
 
 
 class ElectionFactory(Generic[L]):

@@ -8,7 +8,7 @@ from typing import Final, Generic, Literal, TypedDict, TypeVar
 
 from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, L
-from fencelock.core.lease import HoldOptions
+from fencelock.core.lease_state import HoldOptions
 from fencelock.core.validation import check_mode, check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
 from fencelock.model import Claim, Mode
 

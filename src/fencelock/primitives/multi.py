@@ -12,7 +12,7 @@ from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.group import BaseGroup
 from fencelock.core.validation import check_name, check_seconds
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
-from fencelock.model import Claim, Mode
+from fencelock.model import Mode
 from fencelock.primitives.lock import UNSET, LockFactory, SharedOptions, Unset, take_last
 
 MAX_NAMES = 32
@@ -30,12 +30,6 @@ def modes_of(names: Iterable[str], read: Iterable[str], write: Iterable[str]) ->
     if not 1 <= len(modes) <= MAX_NAMES:
         raise InvalidArgument(f"a multi-lock takes 1 to {MAX_NAMES} names, not {len(modes)}")
     return {name: modes[name] for name in sorted(modes, key=str.encode)}
-
-
-def _withdraw(group: BaseGroup) -> list[Claim]:
-    """End a group that its user never got; return the claims to abandon, the last one first."""
-    claims = [lease._withdraw() for lease in reversed(group._leases())]
-    return [claim for claim in claims if claim is not None]
 
 
 class MultiLockFactory(Generic[G]):
@@ -91,13 +85,13 @@ class MultiLockFactory(Generic[G]):
                 if not missing and group._complete():
                     return group, ""
             except FencelockError:
-                await leftovers.discard(*_withdraw(group), seconds=MIN_REPLY_TIMEOUT)
+                await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
                 raise
             except BaseException:
-                await leftovers.clean_up(*_withdraw(group))
+                await leftovers.clean_up(*group._withdraw())
                 raise
             # A lock was not free, or a lease was lost while this waited for the next: this process was stopped.
-            await leftovers.discard(*_withdraw(group), seconds=MIN_REPLY_TIMEOUT)
+            await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
             if missing:
                 return None, missing
 

@@ -1,6 +1,6 @@
-"""The simulated world: the production core on a virtual clock, with every delay, loss, pause and crash from one seed.
+"""The simulator: the production code on a virtual clock; one seed decides every delay, loss, pause and crash.
 
-`scheduler` is virtual time, `task` and `process` run coroutines on it, `world` is the core's port, `network` carries
-messages, `engine` and `resource` answer them. `scenario` says what goes wrong, `program` what clients do, `run` plays one
-seed, `history` is what came of it, `check` decides whether that was right.
+`scheduler` keeps virtual time, `task` and `process` run coroutines on it, `runtime` is the core's port, `network` and
+`connection` carry messages, the engines and `resource` answer them. `scenario` lists the faults, `program` is what clients
+do, `run` plays one seed, `history` is its record, and `check` finds what is wrong in it.
 """

@@ -1,37 +1,38 @@
-"""The checker: decides, in O(n log n) per name, whether a history is one that fencelock may leave behind."""
+"""The checker: decides, in O(n log n) per name, whether a history keeps what fencelock promises."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
-from fencelock.sim.history import History, Kind, Op, Outcome, Write
+from fencelock.sim.history import Group, History, Kind, Observation, Op, Outcome, Term, Write
 
 
 @dataclass(frozen=True, slots=True)
 class Invariants:
-    """What is demanded of a history. An engine that loses its data keeps fewer of them."""
+    """What must hold in a history. An engine that loses its data keeps fewer of them."""
 
     exclusion: bool = True
     tokens: bool = True
     order: bool = True
-    """First come, first served. Only where operations carry the engine's tickets."""
+    """First come, first served; only where operations carry the engine's tickets."""
     resource: bool = True
     free_at_most: float = inf
-    """Seconds for which a name may be free while somebody waits in line for it."""
+    """Seconds for which a name may be free while a caller waits in its queue."""
     clean: bool = True
-    """Who released, gave up or was cancelled has left nothing behind, without waiting for a ttl."""
+    """A claim that was released, given up or cancelled leaves nothing on the engine, without waiting for a ttl."""
     ttl: float = inf
-    """After this time of quiet the engine holds nothing at all."""
+    """Seconds after the end of the run after which the engine has no claim at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One promise that was broken."""
+    """One broken promise."""
 
     check: str
     name: str
@@ -41,8 +42,8 @@ class Violation:
         return f"{self.check} of {self.name!r}: {self.message}"
 
 
-def check(history: History, promises: Invariants | None = None) -> list[Violation]:
-    """Return every promise that the history breaks; none, if all is well.
+def check(history: History, invariants: Invariants | None = None) -> list[Violation]:
+    """Return every violation of the invariants.
 
     >>> from fencelock.sim.history import Op
     >>> def held(owner: str, token: int, start: float, end: float) -> Op:
@@ -51,65 +52,90 @@ def check(history: History, promises: Invariants | None = None) -> list[Violatio
     exclusion of 'x': b (token 2) holds it from 1.5000, a (token 1) until 2.0000
     linearizability of 'x': b (token 2) was granted by 1.5000, but its turn came at 2.0000
     """
-    promises = promises or Invariants()
+    invariants = invariants or Invariants()
     by_name: defaultdict[str, list[Op]] = defaultdict(list)
     for op in history.ops:
         by_name[op.name].append(op)
     found: list[Violation] = []
     for name, ops in by_name.items():
-        grants = [op for op in ops if op.token is not None and op.outcome is Outcome.OK and op.kind in _TAKES]
-        found += _say("exclusion", name, exclusion(grants)) if promises.exclusion else ()
-        found += _say("linearizability", name, linearizability(grants)) if promises.exclusion else ()
-        found += _say("tokens", name, tokens(grants)) if promises.tokens else ()
-        found += _say("order", name, order(grants)) if promises.order else ()
-        found += _say("wake-ups", name, wake_ups(ops, promises.free_at_most))
-    if promises.resource:
+        grants = [op for op in ops if op.token is not None and op.outcome is Outcome.OK and op.kind in _ACQUIRES]
+        found += _violations("exclusion", name, exclusion(grants)) if invariants.exclusion else ()
+        found += _violations("linearizability", name, linearizability(grants)) if invariants.exclusion else ()
+        found += _violations("tokens", name, tokens(grants)) if invariants.tokens else ()
+        found += _violations("downgrade", name, downgrades(ops, grants))
+        found += _violations("order", name, order(grants)) if invariants.order else ()
+        found += _violations("wake-ups", name, wake_ups(ops, invariants.free_at_most))
+        found += _violations("term", name, terms([term for term in history.terms if term.name == name], ops))
+        seen = [observation for observation in history.observations if observation.name == name]
+        found += _violations("observer", name, observations(seen, grants)) if invariants.tokens else ()
+    if invariants.resource:
         by_resource: defaultdict[str, list[Write]] = defaultdict(list)
         for write in history.writes:
             by_resource[write.resource].append(write)
         for name, writes in by_resource.items():
-            found += _say("resource", name, resource(writes))
-    found += orphans(history, promises)
+            found += _violations("resource", name, resource(writes))
+    found += groups(history.groups, history.ops)
+    found += orphans(history, invariants)
     return found
 
 
-_TAKES = (Kind.ACQUIRE, Kind.TRY)
+_ACQUIRES = (Kind.ACQUIRE, Kind.TRY)
 
 
-def _say(check: str, name: str, messages: Iterable[str]) -> Iterator[Violation]:
+def _violations(check: str, name: str, messages: Iterable[str]) -> Iterator[Violation]:
     return (Violation(check, name, message) for message in messages)
 
 
-def exclusion(grants: Iterable[Op]) -> Iterator[str]:
-    """No two holders at a time that believe to hold it; readers share, permits are counted."""
-    edges: list[tuple[float, bool, int]] = []
-    ops = list(grants)
-    for index, op in enumerate(ops):
+class _Hold(NamedTuple):
+    """A time in which a holder could trust its lease in one mode. A downgraded lease has two of them."""
+
+    start: float
+    end: float
+    shared: bool
+    op: Op
+
+
+def _holds(ops: Iterable[Op]) -> list[_Hold]:
+    found = []
+    for op in ops:
         start, end = _validity(op)
-        if start < end:
-            edges.append((start, True, index))
-            edges.append((end, False, index))
-    edges.sort()  # who ends at a moment makes room for who begins then
+        if op.downgraded is not None and op.downgraded < end:
+            found += [_Hold(start, op.downgraded, op.shared, op), _Hold(op.downgraded, end, True, op)]
+        else:
+            found.append(_Hold(start, end, op.shared, op))
+    return [hold for hold in found if hold.start < hold.end]
+
+
+def exclusion(grants: Iterable[Op]) -> Iterator[str]:
+    """An exclusive holder is alone. A permit has fewer than its own limit of holders beside it that were admitted earlier."""
+    holds = _holds(grants)
+    edges = [(hold.start, True, index) for index, hold in enumerate(holds)]
+    edges += [(hold.end, False, index) for index, hold in enumerate(holds)]
+    edges.sort()  # at one moment, ends come before starts
     holders: dict[int, Op] = {}
     exclusive = 0
-    for _, begins, index in edges:
-        op = ops[index]
-        if not begins:
+    for _, starts, index in edges:
+        start, _, shared, op = holds[index]
+        if not starts:
             del holders[index]
-            exclusive -= not op.shared
+            exclusive -= not shared
             continue
-        full = op.shared and op.limit is not None and len(holders) >= op.limit
-        if exclusive or full or (holders and not op.shared):
+        if exclusive or (holders and not shared) or _is_full(op, holders.values()):
             other = max(holders.values(), key=attrgetter("valid_until"))
-            yield f"{_who(op)} holds it from {op.valid_from:.4f}, {_who(other)} until {other.valid_until:.4f}"
+            yield f"{_who(op)} holds it from {start:.4f}, {_who(other)} until {other.valid_until:.4f}"
         holders[index] = op
-        exclusive += not op.shared
+        exclusive += not shared
+
+
+def _is_full(op: Op, holders: Iterable[Op]) -> bool:
+    """Return whether a permit found no room. Tokens are in the order of admission; a later permit may have a higher limit."""
+    return op.limit is not None and sum(other.token < op.token for other in holders) >= op.limit  # type: ignore[operator]
 
 
 def linearizability(grants: Iterable[Op]) -> Iterator[str]:
     """There is an order of the grants, that of their tokens, in which each could have been made during its call.
 
-    Tokens fix the order, so each grant is put at the first moment that its call and those before it allow.
+    Tokens fix the order, so each grant is placed at the first moment that its call and the grants before it allow.
     """
     turn = exclusive_end = any_end = -inf
     permits: list[float] = []
@@ -125,11 +151,11 @@ def linearizability(grants: Iterable[Op]) -> Iterator[str]:
             turn = op.returned
         any_end = max(any_end, end)
         if not op.shared:
-            exclusive_end = max(exclusive_end, end)
+            exclusive_end = max(exclusive_end, end if op.downgraded is None else min(op.downgraded, end))
 
 
 def tokens(grants: Iterable[Op]) -> Iterator[str]:
-    """Tokens are unique, and each is above every one that was returned before it was asked for."""
+    """Tokens are unique, and each is above every token that was returned before it was asked for."""
     grants = list(grants)
     seen: dict[int | None, Op] = {}
     for op in grants:
@@ -148,6 +174,14 @@ def tokens(grants: Iterable[Op]) -> Iterator[str]:
             yield f"{_who(op)} asked at {op.called:.4f}, after {_who(highest)} was returned"
 
 
+def downgrades(ops: Iterable[Op], grants: Iterable[Op]) -> Iterator[str]:
+    """A downgrade keeps the token of the lease."""
+    granted = {(op.owner, op.token) for op in grants}
+    for op in ops:
+        if op.kind is Kind.DOWNGRADE and op.token is not None and (op.owner, op.token) not in granted:
+            yield f"the engine has token {op.token} after a downgrade by {op.owner}, who never got that token"
+
+
 def order(grants: Iterable[Op]) -> Iterator[str]:
     """First come, first served: tokens rise with the engine's tickets."""
     last: Op | None = None
@@ -158,37 +192,84 @@ def order(grants: Iterable[Op]) -> Iterator[str]:
 
 
 def wake_ups(ops: Iterable[Op], at_most: float) -> Iterator[str]:
-    """A name is not free for long while somebody waits in line for it."""
+    """A name is not free for long while callers wait: it is free if there is room for every one of them."""
     if at_most == inf:
         return
-    edges: list[tuple[float, bool, int, bool, int]] = []
-    for op in ops:
-        if op.kind not in _TAKES:
-            continue
-        limit = op.limit or 0
-        start, end = _validity(op)
-        if op.outcome is Outcome.OK and start < end:
-            edges.append((start, True, 1, op.shared, limit))
-            edges.append((end, True, -1, op.shared, limit))
+    edges: list[tuple[float, bool, int, float]] = []  # the last: 0 if exclusive, else the limit
+    callers = [op for op in ops if op.kind in _ACQUIRES]
+    for hold in _holds(op for op in callers if op.outcome is Outcome.OK):
+        edges += [(hold.start, True, 1, float(hold.shared)), (hold.end, True, -1, float(hold.shared))]
+    for op in callers:
         if op.kind is Kind.ACQUIRE and op.returned is not None:
-            edges.append((op.called, False, 1, op.shared, limit))
-            edges.append((op.returned, False, -1, op.shared, limit))
+            room = 0.0 if not op.shared else inf if op.limit is None else op.limit
+            edges += [(op.called, False, 1, room), (op.returned, False, -1, room)]
     edges.sort()
-    holding, waiting = [0, 0], [0, 0]
+    holding, waiting = [0, 0], Counter[float]()
     free_since: float | None = None
-    for at, holds, change, shared, limit in edges:
-        (holding if holds else waiting)[shared] += change
-        room = not holding[1] or (not waiting[0] and holding[1] < limit)
-        if (waiting[0] or waiting[1]) and not holding[0] and room:
+    for at, holds, change, room in edges:
+        if holds:
+            holding[int(room)] += change
+        else:
+            waiting[room] += change
+        least = min((room for room, count in waiting.items() if count), default=None)
+        if least is not None and not holding[0] and (not holding[1] or holding[1] < least):
             free_since = at if free_since is None else free_since
         else:
             if free_since is not None and at - free_since > at_most:
-                yield f"free from {free_since:.4f} to {at:.4f} while somebody waited; {at_most:g} s are allowed"
+                yield f"free from {free_since:.4f} to {at:.4f} while a caller waited; {at_most:g} s are allowed"
             free_since = None
 
 
+def terms(works: Iterable[Term], ops: Iterable[Op]) -> Iterator[str]:
+    """The lock of a term is not released while the work of the term runs."""
+    released = {(op.owner, op.token): op.called for op in ops if op.kind is Kind.RELEASE}
+    for term in works:
+        at = released.get((term.owner, term.token), inf)
+        if at < term.end:
+            yield f"{term.owner} released term {term.token} at {at:.4f}, while its work was running"
+
+
+def observations(seen: Iterable[Observation], grants: Iterable[Op]) -> Iterator[str]:
+    """An observer never sees an older term after a newer one, and sees the owner and the value of the term."""
+    leaders = {op.token: (op.owner, op.value) for op in grants}
+    last: dict[str, int] = {}
+    for saw in sorted(seen, key=attrgetter("at")):
+        if saw.token is None:
+            continue
+        if saw.token < last.get(saw.observer, 0):
+            yield f"{saw.observer} saw term {saw.token} at {saw.at:.4f}, after term {last[saw.observer]}"
+        last[saw.observer] = saw.token
+        expected = leaders.get(saw.token, (saw.owner, saw.value))
+        if (saw.owner, saw.value) != expected:
+            yield f"{saw.observer} saw {saw.owner} ({saw.value!r}) lead term {saw.token}, which {expected} got"
+
+
+def groups(acquired: Iterable[Group], ops: Sequence[Op]) -> Iterator[Violation]:
+    """A multi-lock has all leases or none: what a failed one acquired is over when it returns, and all after a release."""
+    grants = {(op.name, op.token): op for op in ops if op.kind in _ACQUIRES and op.valid_until is not None}
+    for group in acquired:
+        if group.returned is None:
+            continue  # its process died
+        held = group.leases[-len(group.names) :] if group.outcome is Outcome.OK else ()
+        missing = set(group.names) - {
+            name for name, token in held if _valid_at(grants.get((name, token)), group.returned)
+        }
+        if group.outcome is Outcome.OK and missing:
+            message = f"{group.owner} got the group {group.names} at {group.returned:.4f} without {sorted(missing)}"
+            yield Violation("group", min(missing), message)
+        for name, token in group.leases:
+            op, over = grants.get((name, token)), group.released if (name, token) in held else group.returned
+            if op is not None and over is not None and op.valid_until > over + 1e-9:  # type: ignore[operator]
+                message = f"{_who(op)} still holds it after {over:.4f}, when its group was over"
+                yield Violation("group", name, message)
+
+
+def _valid_at(op: Op | None, at: float) -> bool:
+    return op is not None and op.valid_until is not None and op.valid_until >= at - 1e-9
+
+
 def resource(writes: Iterable[Write]) -> Iterator[str]:
-    """Accepted tokens never fall, and every accepted write saw the accepted one before it: none is lost."""
+    """Accepted tokens never fall, and every accepted write saw the accepted write before it: none is lost."""
     last: Write | None = None
     for write in sorted((write for write in writes if write.accepted), key=attrgetter("at")):
         if last is not None and write.token < last.token:
@@ -201,25 +282,33 @@ def resource(writes: Iterable[Write]) -> Iterator[str]:
         last = write
 
 
-def orphans(history: History, promises: Invariants) -> Iterator[Violation]:
-    """After quiet and one ttl nothing is left; of those who ended in order, nothing at once."""
-    given_back = {(op.name, op.token) for op in history.ops if op.kind is Kind.RELEASE and op.outcome is Outcome.OK}
+def orphans(history: History, invariants: Invariants) -> Iterator[Violation]:
+    """One ttl after the end nothing is left; of callers that released or gave up, nothing is left at any time."""
+    released = {(op.name, op.token) for op in history.ops if op.kind is Kind.RELEASE and op.outcome is Outcome.OK}
     unsure = {
         (op.name, op.owner)
         for op in history.ops
-        if op.outcome is Outcome.UNKNOWN or (op.token is not None and (op.name, op.token) not in given_back)
+        if op.kind is not Kind.DOWNGRADE
+        and (op.outcome is Outcome.UNKNOWN or (op.token is not None and (op.name, op.token) not in released))
     }
     quiet = inf if history.quiet is None else history.quiet
-    for left in history.left:
-        who = f"a {left.role} of {left.owner or 'somebody'}"
-        if left.at >= quiet + promises.ttl:
-            yield Violation(
-                "orphans", left.name, f"{who} is left {left.at - quiet:.4f} s after the end, and after its ttl"
-            )
-        elif promises.clean and left.since is not None:
-            yield Violation("orphans", left.name, f"{who} is left {left.at - left.since:.4f} s after it was given back")
-        elif promises.clean and left.at >= quiet and left.owner and (left.name, left.owner) not in unsure:
-            yield Violation("orphans", left.name, f"{who} is left although everything of theirs ended in order")
+    for left in history.leftovers:
+        who = f"a {left.role} of {left.owner or 'an unknown owner'}"
+        if left.at >= quiet + invariants.ttl:
+            message = f"{who} is left {left.at - quiet:.4f} s after the end, and after its ttl"
+        elif left.role == DEAD:
+            message = f"{who} is left {left.at - (left.since or 0.0):.4f} s after the process died"
+        elif invariants.clean and left.since is not None:
+            message = f"{who} is left {left.at - left.since:.4f} s after it was released"
+        elif invariants.clean and left.at >= quiet and left.owner and (left.name, left.owner) not in unsure:
+            message = f"{who} is left although all its operations ended"
+        else:
+            continue
+        yield Violation("orphans", left.name, message)
+
+
+DEAD = "claim of a dead process"
+"""The role of a leftover whose process has died, and whose ttl is over."""
 
 
 def _validity(op: Op) -> tuple[float, float]:

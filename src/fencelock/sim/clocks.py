@@ -1,4 +1,4 @@
-"""The clocks of simulated hosts: boot clocks that run a little fast or slow, wall clocks that people set."""
+"""The clocks of simulated hosts: boot clocks that run a little fast or slow, and wall clocks that are set."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class BootClock:
         self.rate = rate
 
     @classmethod
-    def any(cls, scheduler: Scheduler) -> BootClock:
-        """Return a clock of some rate that shows some time."""
-        chance = scheduler.random
-        error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
-        return cls(scheduler, 1 + error, chance.uniform(0, 1e5))
+    def random(cls, scheduler: Scheduler) -> BootClock:
+        """Return a clock with a random rate and a random start."""
+        rng = scheduler.random
+        error = rng.choice((-1, 1, rng.uniform(-1, 1))) * RATE_ERROR
+        return cls(scheduler, 1 + error, rng.uniform(0, 1e5))
 
     def now(self) -> float:
-        """Return what the clock shows."""
+        """Return the time that the clock shows."""
         return self._offset + self._scheduler.time * self.rate
 
     def true(self, shown: float) -> float:
         """Return the true time at which the clock shows this."""
         return (shown - self._offset) / self.rate
 
-    def last(self, seconds: float) -> float:
-        """Return how long so many seconds of this clock truly last."""
+    def true_seconds(self, seconds: float) -> float:
+        """Return the true duration of so many seconds of this clock."""
         return seconds / self.rate
 
 
 class WallClock:
-    """A wall clock in µs. It jumps; it may even stand still, so that a wiped engine repeats its tokens exactly."""
+    """A wall clock in µs. It can be set; it may stand still, so that an engine that lost its data repeats its tokens."""
 
     __slots__ = ("_rate", "_scheduler", "shift", "stands", "step")
 
@@ -49,10 +49,10 @@ class WallClock:
         self.shift = 1_700_000_000_000_000
         self.stands = False
         self.step = 1
-        """µs by which it moves on at a time."""
+        """µs: it advances in steps of this size."""
 
     def us(self) -> int:
-        """Return what the clock shows."""
+        """Return the time that the clock shows."""
         return self.shift + (
             0 if self.stands else int(self._scheduler.time * self._rate * 1e6) // self.step * self.step
         )

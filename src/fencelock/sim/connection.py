@@ -1,4 +1,4 @@
-"""Connections of the simulated world: what is sent arrives in order, late, or not at all, and perhaps after the close."""
+"""Simulated connections: messages arrive in order, late or not at all, and perhaps after the connection was closed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fencelock.sim.network import Network
 from fencelock.sim.process import Process
 from fencelock.sim.task import Suspension
 
-TOLD = 0.6
-"""The chance that somebody learns of a broken connection other than by waiting in vain."""
-LATER = 0.5
-"""Seconds after which somebody is told, or tries again after an outage, at most."""
+TOLD_PROBABILITY = 0.6
+"""The probability that one side is told of a broken connection; otherwise only its timeout shows it."""
+TOLD_WITHIN = 0.5
+"""Seconds after which a side is told, or sends again after a partition, at most."""
 
 
 class Channel:
-    """One direction of a connection. A message that is lost takes the connection with it."""
+    """One direction of a connection. A lost message breaks the connection."""
 
     __slots__ = ("_held", "_last", "_network", "_source", "_target", "broken", "on_loss")
 
@@ -35,31 +35,31 @@ class Channel:
         self.broken = False
 
     def send(self, arrive: Callable[[], object]) -> None:
-        """Send a message: `arrive` happens at the other end, perhaps."""
+        """Send a message: `arrive` is called at the other end, unless it is lost."""
         if self.broken:
             return
         network = self._network
         lost = network.faults.lost
         if lost and network.scheduler.random.random() < lost:
             self.on_loss()
-        elif self._held or network.is_cut(self._source, self._target):
+        elif self._held or network.is_partitioned(self._source, self._target):
             if not self._held:
-                network.when_mended(self._source, self._target, self._again_later)
+                network.when_reachable(self._source, self._target, self._resend_later)
             self._held.append(arrive)
         else:
             self._last = max(self._last, network.scheduler.time + network.delay())
             network.scheduler.at(self._last, arrive)
 
-    def _again_later(self) -> None:
-        """Wait a little after an outage: nobody knows when it is over before the next try."""
+    def _resend_later(self) -> None:
+        """Send again a little after the partition: the sender does not know that it has ended."""
         network = self._network
-        wait = 0.0 if network.healed else network.scheduler.random.random() * LATER
-        network.scheduler.after(wait, self._reenter)
+        wait = 0.0 if network.faults_cleared else network.scheduler.random.random() * TOLD_WITHIN
+        network.scheduler.after(wait, self._resend)
 
-    def _reenter(self) -> None:
+    def _resend(self) -> None:
         network = self._network
-        if network.is_cut(self._source, self._target):
-            network.when_mended(self._source, self._target, self._again_later)
+        if network.is_partitioned(self._source, self._target):
+            network.when_reachable(self._source, self._target, self._resend_later)
             return
         held, self._held = self._held, []
         if not self.broken:
@@ -67,13 +67,13 @@ class Channel:
                 self._last = max(self._last, network.scheduler.time + network.delay())
                 network.scheduler.at(self._last, arrive)
 
-    def give_up(self) -> None:
-        """Forget what is held back."""
+    def drop_held_back(self) -> None:
+        """Drop the messages that a partition holds back."""
         self._held.clear()
 
 
 class SimConnection:
-    """`fencelock.core.runtime.Wire` between a simulated process and a simulated server. It is the server's session too."""
+    """`fencelock.core.runtime.Connection` between a process and a server, and the server's session of it."""
 
     def __init__(
         self,
@@ -84,26 +84,26 @@ class SimConnection:
         on_end: Callable[[], None],
     ) -> None:
         self.open = False
-        self.pace = 0.0
+        self.last_latency = 0.0
         self._process, self._network, self._connector = process, network, connector
         self._host: SimulatedHost = network.hosts[connector.address]
         self._on_push, self._on_end = on_push, on_end
         self._up = Channel(network, process.label, self._host.label, self._lost)
         self._down = Channel(network, self._host.label, process.label, self._lost)
-        self.owed: deque[tuple[float, Callable[[Any], None]]] = deque()
+        self.pending: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._inbox: deque[tuple[bool, Any]] = deque()
-        self._dialled = Suspension(process)
+        self._connecting = Suspension(process)
         self._ended = False
 
-    # ------------------------------------------------------------------ the client's end
+    # ------------------------------------------------------------------ the client's side
 
-    async def connect(self, patience: float) -> SimConnection:
-        """Connect: one message there and one back."""
-        parked = self._dialled
+    async def connect(self, timeout: float) -> SimConnection:
+        """Connect: one message to the server and one back."""
+        suspension = self._connecting
         self._up.send(partial(self._host.deliver, self._accept, self._reset))
-        timer = self._process.timer(patience, parked.wake)
+        timer = self._process.timer(timeout, suspension.wake)
         try:
-            await parked
+            await suspension
         except BaseException:
             self.close()
             raise
@@ -116,94 +116,94 @@ class SimConnection:
 
     @property
     def oldest_pending_since(self) -> float | None:
-        """When the oldest command that is not answered yet was sent."""
-        return self.owed[0][0] if self.owed else None
+        """When the oldest command without a reply was sent."""
+        return self.pending[0][0] if self.pending else None
 
     def alive(self) -> bool:
-        """The process is told of the end by itself."""
+        """Return whether it is open: the process learns of the end by itself."""
         return self.open
 
     def post(self, command: Command | bytes, take: Callable[[Any], None]) -> None:
-        """Send, and give the answer to `take`; NO_ANSWER once there will be none."""
+        """Send, and call `take` with the reply, or with NO_REPLY if there will be none."""
         if not self.open:
             take(NO_REPLY)
             return
-        self.owed.append((self._process.clock.now(), take))
+        self.pending.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
-        """Send, and wait for the answer."""
+        """Send, and return the reply."""
         (answer,) = await request_all(self._process, [(self, command)], timeout, _never)
         if answer is NO_REPLY:
-            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
+            why = f"no reply within {timeout:g} s" if self.open else "the connection broke before the reply came"
             raise OutcomeUnknown(f"{self._connector.address}: {why}")
         return answer
 
     def close(self) -> None:
-        """Close it. What was sent before may still arrive, unless it was held back by an outage."""
+        """Close it. Messages that were sent before may still arrive, unless a partition held them back."""
         if self._ended:
             return
         if self._network.scheduler.random.random() < 0.5:
-            self._up.give_up()
-        self._up.send(partial(self._host.deliver, self._hang_up, _nothing))
+            self._up.drop_held_back()
+        self._up.send(partial(self._host.deliver, self._end_session, _nothing))
         self._end()
 
-    def tell(self, data: bytes) -> None:
-        """Simulated servers are asked commands; none of them reads bytes."""
+    def send(self, data: bytes) -> None:
+        """Refuse: simulated servers read commands, not bytes."""
         raise NotImplementedError(f"{len(data)} bytes for a simulated server")
 
-    def forget(self) -> None:
-        """Simulated processes do not fork."""
+    def detach_after_fork(self) -> None:
+        """Do nothing: simulated processes do not fork."""
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended, was_open, self.open = True, self.open, False
-        while self.owed:
-            self.owed.popleft()[1](NO_REPLY)
+        while self.pending:
+            self.pending.popleft()[1](NO_REPLY)
         if was_open:
             self._on_end()
         else:
-            self._dialled.wake()
+            self._connecting.wake()
 
-    def _take_in(self) -> None:
+    def _handle_inbox(self) -> None:
         while self._inbox and self.open:
             pushed, answer = self._inbox.popleft()
             if pushed and not self._on_push(answer):
                 continue
-            if self.owed:
-                sent, take = self.owed.popleft()
-                self.pace = self._process.clock.now() - sent
+            if self.pending:
+                sent, take = self.pending.popleft()
+                self.last_latency = self._process.clock.now() - sent
                 take(answer)
 
-    # ------------------------------------------------------------------ on the way
+    # ------------------------------------------------------------------ the network
 
     def _lost(self) -> None:
-        """Break: each end learns of it, or does not."""
+        """Break the connection: each side is told, or is not."""
         self._up.broken = self._down.broken = True
-        chance, scheduler = self._network.scheduler.random, self._network.scheduler
-        if chance.random() < TOLD:
-            scheduler.after(chance.random() * LATER, partial(self._process.deliver, self._end))
-        if chance.random() < TOLD:
-            scheduler.after(chance.random() * LATER, self._hang_up)
+        rng, scheduler = self._network.scheduler.random, self._network.scheduler
+        if rng.random() < TOLD_PROBABILITY:
+            scheduler.after(rng.random() * TOLD_WITHIN, partial(self._process.deliver, self._end))
+        if rng.random() < TOLD_PROBABILITY:
+            scheduler.after(rng.random() * TOLD_WITHIN, self._end_session)
 
     def _receive(self, pushed: bool, answer: Any) -> None:
         if self._process.dead:
-            self._hang_up()
-        # In order, even after a stop: whatever is delivered first takes in all that has come so far.
+            self._end_session()
+        # In order, even after a pause: the first delivery handles all messages that have arrived so far.
         self._inbox.append((pushed, answer))
-        self._process.deliver(self._take_in)
+        self._process.deliver(self._handle_inbox)
 
-    # ------------------------------------------------------------------ the server's end
+    # ------------------------------------------------------------------ the server's side
 
     def _accept(self) -> None:
         self._host.sessions[self] = None
         self._down.send(partial(self._process.deliver, self._connected))
 
     def _connected(self) -> None:
-        if not self._ended and not self._dialled.done:
+        if not self._ended and not self._connecting.done:
             self.open = True
-            self._dialled.wake()
+            self._connecting.wake()
 
     def _serve(self, command: Command | bytes) -> None:
         if self not in self._host.sessions:
@@ -215,19 +215,19 @@ class SimConnection:
             self._down.send(partial(self._receive, False, parsed))
 
     def push(self, message: list[Any]) -> None:
-        """Send what was published, or that it subscribed."""
+        """Send a published message, or the confirmation of a subscription."""
         self._down.send(partial(self._receive, True, message))
 
     def _reset(self) -> None:
-        """Tell the client that the server knows no such connection."""
+        """Tell the client that the server does not know this connection."""
         self._down.send(partial(self._process.deliver, self._end))
 
-    def _hang_up(self) -> None:
+    def _end_session(self) -> None:
         self._host.hang_up(self)
 
 
 def as_parsed(connector: Connector, answer: Any) -> Any:
-    """Return an answer as the client's own parser makes it: errors are of a type of its own."""
+    """Return a reply as the client's parser returns it: errors have a type of their own."""
     if isinstance(answer, Refused):
         parser = connector.parser()
         parser.feed(f"-{answer}\r\n".encode())
@@ -239,31 +239,31 @@ def as_parsed(connector: Connector, answer: Any) -> Any:
 
 async def request_all(
     process: Process,
-    asked: Sequence[tuple[SimConnection, Command | bytes]],
+    requests: Sequence[tuple[SimConnection, Command | bytes]],
     timeout: float,
     enough: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:
-    """Send to all, then wait for all."""
-    answers: list[Any] = [NO_REPLY] * len(asked)
-    parked = Suspension(process)
-    left = len(asked)
+    """Send to all servers, then wait until the replies are enough."""
+    answers: list[Any] = [NO_REPLY] * len(requests)
+    suspension = Suspension(process)
+    left = len(requests)
 
     def take(place: int, answer: Any) -> None:
         nonlocal left
-        if not parked.done:
+        if not suspension.done:
             left -= 1
             answers[place] = answer
             if not left or enough(answers):
-                parked.wake()
+                suspension.wake()
 
-    for place, (connection, command) in enumerate(asked):
+    for place, (connection, command) in enumerate(requests):
         connection.post(command, partial(take, place))
-    timer = process.timer(timeout, parked.wake)
+    timer = process.timer(timeout, suspension.wake)
     try:
-        if asked and not enough(answers):
-            await parked
+        if requests and not enough(answers):
+            await suspension
     finally:
-        parked.done = True
+        suspension.done = True
         timer.cancel()
     return answers
 

@@ -1,4 +1,4 @@
-"""The engines that can be simulated: what a run needs of each, and which there are."""
+"""The simulated engines, and what a run needs of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fencelock.core.engine import Engine
 from fencelock.model import Claim
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -16,28 +16,32 @@ from fencelock.sim.scenario import Scenario
 
 
 class SimulatedEngine(Protocol):
-    """One engine: its servers, a way to them, and what can be seen of it from outside."""
+    """One engine: its servers, clients of it, and its state as the checker sees it."""
 
     labels: Sequence[str]
-    """Its servers on the network."""
+    """The labels of its servers on the network."""
     hosts: Sequence[SimulatedHost]
-    """Those that can be stopped and started."""
-    tickets: Mapping[int, int]
-    """In which order claims came, by token; empty where that means nothing."""
+    """Its servers that can be paused and restarted."""
+    tickets: Mapping[tuple[str, int], int]
+    """The place of each grant in the order of arrival, by name and token; empty if the engine is not fair."""
 
-    patience: float
-    """Seconds for which what runs in the background may still wait for an answer that never comes."""
+    reply_timeout: float
+    """Seconds for which background work may wait for a reply that never comes."""
 
     def connect(self, runtime: SimRuntime) -> Engine:
-        """Return the production backend for a process."""
+        """Return the production engine for a process."""
         ...
 
     def has(self, claim: Claim) -> bool:
-        """Return whether anything is kept for a claim."""
+        """Return whether the engine has anything of a claim."""
         ...
 
-    def left(self, at: float) -> list[Left]:
-        """Return whatever is kept for claims."""
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        ...
+
+    def leftovers(self, at: float) -> list[Leftover]:
+        """Return all claims that the engine has."""
         ...
 
     def wipe(self) -> None:
@@ -45,11 +49,11 @@ class SimulatedEngine(Protocol):
         ...
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         ...
 
     def jump(self, seconds: float, /) -> bool:
-        """Set the wall clock, if that is fair in this scenario; return whether it was."""
+        """Set the wall clock, if the scenario allows it; return whether it did."""
         ...
 
 
@@ -61,7 +65,7 @@ _MAKERS = {
 
 
 def make(network: Network, scenario: Scenario) -> SimulatedEngine:
-    """Return the engine that a scenario is played on; drivers are imported only here."""
+    """Return the engine of a scenario. Drivers are imported only here."""
     module, name = _MAKERS[scenario.engine]
     maker: Callable[[Network, Scenario], SimulatedEngine] = getattr(import_module(module), name)
     return maker(network, scenario)

@@ -1,4 +1,4 @@
-"""A simulated host that serves: a Redis, its clock, and the connections that lead to it."""
+"""A simulated server host: a Redis, its clock, and its connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencelock.sim.redis import Redis, Session
 
 
 class SimulatedHost:
-    """It can be stopped for a while, and it can go down and come back, with its data or without."""
+    """A host that can be paused, and can crash and restart with its data or without."""
 
     def __init__(self, network: Network, label: str, make: Callable[[Callable[[], int], str], Redis] = Redis) -> None:
         self.label = label
@@ -21,9 +21,9 @@ class SimulatedHost:
         self._down = 0
         self._backlog: list[Callable[[], object]] = []
         self._starts = 0
-        chance = self._scheduler.random
-        error = chance.choice((-1, 1, chance.uniform(-1, 1))) * RATE_ERROR
-        # Leases run out by this clock, so it goes at a bounded rate, as boot clocks do.
+        rng = self._scheduler.random
+        error = rng.choice((-1, 1, rng.uniform(-1, 1))) * RATE_ERROR
+        # Leases expire by this clock, so its rate is bounded as that of a boot clock.
         self.wall = WallClock(self._scheduler, 1 + error)
         self.redis = make(self.wall.us, self._run_id())
         self.sessions: dict[Session, None] = {}
@@ -34,7 +34,7 @@ class SimulatedHost:
         return f"{crc32(self.label.encode()):08x}{self._starts:032x}"
 
     def deliver(self, fn: Callable[[], object], refuse: Callable[[], object]) -> None:
-        """Let something happen here as soon as the host runs; tell the sender if nobody is there."""
+        """Call the function as soon as the host runs, or `refuse` if the host is down."""
         if self._stopped:
             self._backlog.append(partial(self.deliver, fn, refuse))
         elif self._down:
@@ -43,12 +43,12 @@ class SimulatedHost:
             fn()
 
     def hang_up(self, session: Session) -> None:
-        """Take note that a connection has ended."""
+        """End a connection on the server's side."""
         self.sessions.pop(session, None)
         self.redis.forget(session)
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while; what comes in meanwhile is answered afterwards."""
+        """Pause the host; it answers requests afterwards."""
         self._stopped += 1
         self._scheduler.after(seconds, self._resume)
 
@@ -60,19 +60,19 @@ class SimulatedHost:
                 fn()
 
     def crash(self, seconds: float, *, wipe: bool = False) -> None:
-        """Go down, and come back after a while: every connection is broken, and scripts are forgotten."""
+        """Crash and restart after so many seconds: all connections break, and loaded scripts are gone."""
         self._down += 1
         self._backlog.clear()
         self.sessions.clear()
         self.redis.start(self._run_id())
         if wipe:
             self.redis.wipe()
-        self._scheduler.after(seconds, self._rise)
+        self._scheduler.after(seconds, self._restart)
 
-    def _rise(self) -> None:
+    def _restart(self) -> None:
         self._down = max(0, self._down - 1)
 
-    def heal(self) -> None:
-        """Go on at once."""
+    def clear_faults(self) -> None:
+        """End all pauses and start the host."""
         self._down = self._stopped = 0
         self._resume()

@@ -1,4 +1,4 @@
-"""Lua as Redis has it: version 5.1, no new globals, and Redis's way to turn values into answers and back."""
+"""Lua as in Redis: version 5.1, no new globals, and Redis's conversion of values and replies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 
 class Status(bytes):
-    """An answer such as OK: bytes like any other for a client, a table with the field `ok` for a script."""
+    """A reply such as OK: bytes for a client, a table with the field `ok` for a script."""
 
 
 class Refused(Exception):
-    """An answer that is an error; the text begins with its code."""
+    """An error reply; its text begins with its code."""
 
 
 Commands = Mapping[bytes, Callable[[list[bytes]], Any]]
-"""What carries out each command, or raises Refused."""
+"""The function of each command; it may raise Refused."""
 
 NOT_A_NUMBER = "ERR value is not an integer or out of range"
 
 
 def refusal(name: bytes, error: Exception) -> Refused:
-    """Return what Redis says to words that cannot be unpacked, or to a word that is no number."""
+    """Return the error of Redis for a wrong number of arguments, or for an argument that is not a number."""
     if isinstance(error, IndexError) or "unpack" in str(error):
         return Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     return Refused(NOT_A_NUMBER)
@@ -65,7 +65,7 @@ end
 
 
 class Lua:
-    """One interpreter, for all simulated servers of this process: nothing of a script outlives its run."""
+    """One interpreter for all simulated servers of this process: a script leaves no state behind."""
 
     def __init__(self) -> None:
         from lupa import lua51
@@ -79,7 +79,7 @@ class Lua:
         self._run = self._runtime.execute(PRELUDE.encode(), self._invoke, lambda text: digest(text).encode())
 
     def load(self, text: bytes) -> Any:
-        """Return the script, ready to run; raise Refused if it is none."""
+        """Compile a script; raise Refused if it does not compile."""
         script = self._compiled.get(text)
         if script is None:
             try:
@@ -89,7 +89,7 @@ class Lua:
         return script
 
     def run(self, script: Any, keys: Sequence[bytes], arguments: Sequence[bytes], commands: Commands) -> Any:
-        """Run a script that can use these commands."""
+        """Run a script that may call these commands."""
         self._commands = commands
         return self._out(self._run(script, self._table(keys), self._table(arguments)))
 
@@ -111,7 +111,7 @@ class Lua:
         return self._table({b"err": str(refused).encode()})
 
     def _in(self, answer: Any) -> Any:
-        """Turn an answer into what a script sees."""
+        """Convert a reply to a Lua value."""
         kind = type(answer)
         if kind is bytes or kind is int:
             return answer
@@ -122,7 +122,7 @@ class Lua:
         return self._table([self._in(item) for item in answer])
 
     def _out(self, value: Any) -> Any:
-        """Turn what a script returned into an answer."""
+        """Convert the result of a script to a reply."""
         kind = type(value)
         if kind is bytes or kind is int:
             return value
@@ -152,13 +152,13 @@ class Lua:
 
 @cache
 def lua() -> Lua:
-    """Return this process's interpreter."""
+    """Return the interpreter of this process."""
     return Lua()
 
 
 @lru_cache(64)
 def digest(text: bytes) -> str:
-    """Return the name under which Redis remembers a script."""
+    """Return the SHA-1 under which Redis stores a script."""
     return sha1(text, usedforsecurity=False).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Play many seeds, on all cores, and add up what came of them."""
+"""Play many seeds on all cores, and add up the results."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from fencelock.sim.run import Result, play
 from fencelock.sim.scenario import scenario_of
 
 BATCH = 50
-"""Seeds that a process plays at a time; the rubbish of a run is collected once in a batch."""
+"""How many seeds a process plays at a time; garbage is collected once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A seed that broke a promise."""
+    """A seed with a violation."""
 
     seed: int
     scenario: str
     variant: str | None
     violations: tuple[str, ...]
     engine: str = "memory"
+    primitive: str = "lock"
 
     @property
     def command(self) -> str:
-        """The one command that plays it again."""
+        """The command that replays it."""
         variant = "" if self.variant is None else f" --variant {self.variant}"
         engine = "" if self.engine == "memory" else f" --engine {self.engine}"
-        return f"python -m fencelock.sim{engine} --seed {self.seed} --scenario {self.scenario}{variant}"
+        primitive = "" if self.primitive == "lock" else f" --primitive {self.primitive}"
+        return f"python -m fencelock.sim{engine}{primitive} --seed {self.seed} --scenario {self.scenario}{variant}"
 
 
 @dataclass(slots=True)
 class Summary:
-    """What came of many seeds."""
+    """The results of many seeds."""
 
     seeds: int = 0
     grants: int = 0
@@ -49,7 +51,7 @@ class Summary:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Summary) -> None:
-        """Add what came of other seeds."""
+        """Add the results of other seeds."""
         self.seeds += other.seeds
         self.grants += other.grants
         self.accepted += other.accepted
@@ -70,7 +72,7 @@ def cores() -> int:
 
 
 def broken(variant: str | None) -> AbstractContextManager[object]:
-    """Return the context manager that `module:name` names: it breaks the code on purpose, to see that it is caught."""
+    """Return the context manager `module:name`, which breaks the code on purpose to test the checker."""
     if variant is None:
         return nullcontext()
     module, _, name = variant.partition(":")
@@ -83,22 +85,23 @@ def play_many(
     *,
     jobs: int = 1,
     engine: str = "memory",
+    primitive: str = "lock",
     scenario: str | None = None,
     variant: str | None = None,
     progress: Callable[[Summary], None] = lambda _: None,
 ) -> Summary:
-    """Play the seeds and return what came of them, failures in the order of their seeds."""
+    """Play the seeds and return the results, with failures in the order of their seeds."""
     todo = list(seeds)
     batches = [todo[at : at + BATCH] for at in range(0, len(todo), BATCH)]
-    batch = partial(play_batch, engine=engine, scenario=scenario, variant=variant)
+    batch = partial(play_batch, engine=engine, primitive=primitive, scenario=scenario, variant=variant)
     summary = Summary()
     if jobs == 1:
         for seeds in batches:
             summary.add(batch(seeds))
             progress(summary)
     else:
-        # Not forked: a copy of a process that holds real leases would have to give them up first.
-        # With low priority: nothing here depends on real time, and other work of the machine may.
+        # Spawned, not forked: a forked copy of a process with real leases would lose them first.
+        # With low priority: nothing here depends on real time, but other processes may.
         with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=os.nice, initargs=(10,)) as pool:
             for future in as_completed([pool.submit(batch, seeds) for seeds in batches]):
                 summary.add(future.result())
@@ -107,7 +110,7 @@ def play_many(
     return summary
 
 
-def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: str | None) -> Summary:
+def play_batch(seeds: list[int], *, engine: str, primitive: str, scenario: str | None, variant: str | None) -> Summary:
     """Play some seeds in this process."""
     summary = Summary()
     collecting = gc.isenabled()
@@ -115,7 +118,7 @@ def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: 
     try:
         with broken(variant):
             for seed in seeds:
-                _count(summary, play(seed, scenario_of(seed, engine, scenario)), engine, variant)
+                _count(summary, play(seed, scenario_of(seed, engine, scenario, primitive)), variant)
     finally:
         if collecting:
             gc.enable()
@@ -123,8 +126,8 @@ def play_batch(seeds: list[int], *, engine: str, scenario: str | None, variant: 
     return summary
 
 
-def _count(summary: Summary, result: Result, engine: str, variant: str | None) -> None:
-    history = result.history
+def _count(summary: Summary, result: Result, variant: str | None) -> None:
+    history, scenario = result.history, result.scenario
     accepted = sum(write.accepted for write in history.writes)
     summary.seeds += 1
     summary.grants += sum(op.valid_from is not None for op in history.ops)
@@ -133,4 +136,5 @@ def _count(summary: Summary, result: Result, engine: str, variant: str | None) -
     summary.events += result.events
     if result.violations:
         violations = tuple(map(str, result.violations))
-        summary.failures.append(Failure(result.seed, result.scenario, variant, violations, engine))
+        failure = Failure(result.seed, scenario.name, variant, violations, scenario.engine, scenario.primitive)
+        summary.failures.append(failure)

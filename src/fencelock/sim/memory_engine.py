@@ -1,16 +1,17 @@
-"""The memory engine on a host of its own, behind the network: the production store and the production backend."""
+"""The memory engine behind a network: the production store and the production client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from random import Random
+from typing import ParamSpec, TypeVar, cast
 
 from fencelock.engines.memory import Entry, MemoryEngine, MemoryStore
 from fencelock.errors import ClientClosed
-from fencelock.model import Claim
+from fencelock.model import Claim, Snapshot
 from fencelock.sim.clocks import BootClock, WallClock
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -21,78 +22,93 @@ P = ParamSpec("P")
 
 
 class SimStore(MemoryStore):
-    """A store that numbers the claims in the order in which they came, for the checker."""
+    """A store that numbers claims in order of arrival, for the checker."""
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
         super().__init__(now, wall)
-        self.tickets: dict[int, int] = {}
-        """By token."""
+        self.tickets: dict[tuple[str, int], int] = {}
+        """By name and token."""
         self._places: dict[str, tuple[Entry, int]] = {}
+        self._read: list[tuple[float, Snapshot]] = []
         self._last = 0
 
     def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
         for entry in self._queues.get(name, ()):
-            # A claim that ran out and lines up anew has the same id, and a place and a ticket of its own.
+            # A claim that expired and is enqueued again has the same id and a new ticket.
             if self._places.get(entry.id, (None, 0))[0] is not entry:
                 self._last += 1
                 self._places[entry.id] = entry, self._last
         update = super()._advance(name, now)
         for entry in self._queues.get(name, ()):
             if entry.token is not None:
-                self.tickets.setdefault(entry.token, self._places[entry.id][1])
+                self.tickets.setdefault((name, entry.token), self._places[entry.id][1])
         return update
+
+    def inspect_member(self, name: str, lag: float, rng: Random) -> Snapshot:
+        """Return the state of a name, or one that was read up to `lag` seconds ago, as from a member that is behind."""
+        now = self._now()
+        self._read = [(at, state) for at, state in self._read if at > now - lag]
+        self._read.append((now, self.inspect(name)))
+        return rng.choice([state for _, state in self._read if state.name == name])
 
     def _entry(self, claim: Claim) -> Entry | None:
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:
-        """Return whether anything is kept for a claim."""
+        """Return whether the store has an entry or a wake-up of a claim."""
         return claim.id in self._wakeups or self._entry(claim) is not None
+
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        entry = self._entry(claim)
+        return None if entry is None else entry.token
 
     def wipe(self) -> None:
         """Lose all data, the counter included."""
         self.reset()
         self._counter = self._wall()
 
-    def left(self, at: float) -> list[Left]:
-        """Return whatever is kept for claims."""
+    def leftovers(self, at: float) -> list[Leftover]:
+        """Return all claims and wake-ups in the store."""
         found = []
         for name in self.names(""):
             snapshot = self.inspect(name)
-            found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
-            found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+            found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
+            found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
         queued = {entry.id for entries in self._queues.values() for entry in entries}
-        return found + [Left("", "", "bell", at) for id in self._wakeups if id not in queued]
+        return found + [Leftover("", "", "wake-up", at) for id in self._wakeups if id not in queued]
 
 
 class SimulatedMemory:
-    """`fencelock.sim.engines.Engine`: a store, the clocks of its host, and a label on the network."""
+    """`fencelock.sim.engines.SimulatedEngine`: a store and the clocks of its host."""
 
     labels: Sequence[str] = ("engine",)
     hosts: Sequence[SimulatedHost] = ()
-    patience = 0.0
+    reply_timeout = 0.0
 
     def __init__(self, network: Network, scenario: Scenario | None = None) -> None:
         self._network = network
         self._scenario = scenario
+        self.lag = 0.0 if scenario is None else scenario.lag
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
-        self.store = SimStore(BootClock.any(network.scheduler).now, self._wall.us)
-        self.tickets: Mapping[int, int] = self.store.tickets
+        self.store = SimStore(BootClock.random(network.scheduler).now, self._wall.us)
+        self.tickets: Mapping[tuple[str, int], int] = self.store.tickets
         self.has = self.store.has
-        self.left = self.store.left
+        self.token = self.store.token
+        self.leftovers = self.store.leftovers
         self.wipe = self.store.wipe
 
     def connect(self, runtime: SimRuntime) -> SimMemoryEngine:
-        """Return a client's way to the store."""
+        """Return a client of the store."""
         return SimMemoryEngine(runtime, self._network, self)
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         self.store.force_release(name)
 
     def jump(self, seconds: float) -> bool:
-        """Leases run out by a boot clock, so that this is fair unless tokens have nothing else to go by."""
+        """Set the wall clock. Leases expire by a boot clock, so only tokens after a loss of data depend on it."""
         if self._scenario is not None and self._scenario.wipes:
             return False
         self._wall.jump(seconds)
@@ -100,18 +116,26 @@ class SimulatedMemory:
 
 
 class SimMemoryEngine(MemoryEngine):
-    """A client's way to the store, with a network in between."""
+    """A client that reaches the store over the network."""
 
     def __init__(self, runtime: SimRuntime, network: Network, engine: SimulatedMemory) -> None:
         super().__init__(runtime, engine.store)
         self._process = runtime.process
         self._network = network
         (self._server,) = engine.labels
+        self._lag = engine.lag
+        self._rng = network.scheduler.random
 
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
         return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
+
+    async def inspect(self, name: str) -> Snapshot:
+        """Return the state of a name, perhaps an older one if members of the engine lag."""
+        if not self._lag:
+            return await super().inspect(name)
+        return await self._call(cast("SimStore", self._store).inspect_member, name, self._lag, self._rng)
 
     def _remote_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
         arrive = partial(self._process.deliver, wake)

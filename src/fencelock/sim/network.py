@@ -1,4 +1,4 @@
-"""The network: every message takes its time, may overtake others, may arrive twice, may never arrive."""
+"""The network: a message may be late, overtake others, arrive twice, or never arrive."""
 
 from __future__ import annotations
 
@@ -20,86 +20,86 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """How messages fare: chances from 0 to 1, times in seconds."""
+    """What happens to messages: probabilities from 0 to 1, times in seconds."""
 
     delay: float = 0.02
-    """An ordinary message takes up to this."""
+    """The longest delay of an ordinary message."""
     slow: float = 0.0
-    """The chance that it takes up to `slowest` instead."""
+    """The probability that a message takes up to `slowest` instead."""
     slowest: float = 0.0
     lost: float = 0.0
     doubled: float = 0.0
-    patience: float = 0.25
-    """How long a client waits for an answer before it gives up on it."""
+    reply_timeout: float = 0.25
+    """How long a client waits for a reply."""
 
 
 class Network:
-    """Carries messages between processes and servers, which are known by their labels."""
+    """Carries messages between processes and servers, by their labels."""
 
     def __init__(self, scheduler: Scheduler, faults: NetworkFaults) -> None:
         self.scheduler = scheduler
         self.faults = faults
-        self.healed = False
+        self.faults_cleared = False
         self.hosts: dict[str, SimulatedHost] = {}
-        """Servers that can be connected to, by label."""
-        self._cuts: dict[tuple[str, str], int] = {}
+        """The servers that accept connections, by label."""
+        self._partitions: dict[tuple[str, str], int] = {}
         self._held: list[tuple[str, str, Callable[[], object]]] = []
 
-    def cut(self, source: str, target: str, seconds: float) -> None:
-        """Lose every message that is sent this way from now on, for so long; what is on a connection is held back."""
-        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
-        self.scheduler.after(seconds, partial(self._mend, source, target))
+    def partition(self, source: str, target: str, seconds: float) -> None:
+        """Drop every message in this direction for so many seconds; connections hold theirs back instead."""
+        self._partitions[source, target] = self._partitions.get((source, target), 0) + 1
+        self.scheduler.after(seconds, partial(self._end_partition, source, target))
 
-    def _mend(self, source: str, target: str) -> None:
-        if self._cuts.get((source, target)):
-            self._cuts[source, target] -= 1
-        self._go_on()
+    def _end_partition(self, source: str, target: str) -> None:
+        if self._partitions.get((source, target)):
+            self._partitions[source, target] -= 1
+        self._send_held_back()
 
-    def is_cut(self, source: str, target: str) -> bool:
-        """Return whether nothing gets through this way now."""
-        return bool(self._cuts) and bool(self._cuts.get((source, target)))
+    def is_partitioned(self, source: str, target: str) -> bool:
+        """Return whether messages in this direction are dropped now."""
+        return bool(self._partitions) and bool(self._partitions.get((source, target)))
 
-    def when_mended(self, source: str, target: str, fn: Callable[[], object]) -> None:
-        """Call the function as soon as messages get through this way again."""
+    def when_reachable(self, source: str, target: str, fn: Callable[[], object]) -> None:
+        """Call the function when the partition of this direction ends."""
         self._held.append((source, target, fn))
 
-    def _go_on(self) -> None:
+    def _send_held_back(self) -> None:
         held, self._held = self._held, []
         for source, target, fn in held:
-            if self.is_cut(source, target):
+            if self.is_partitioned(source, target):
                 self._held.append((source, target, fn))
             else:
                 fn()
 
-    def heal(self) -> None:
-        """Lose nothing from now on; what was sent before may still be on its way."""
-        self.healed = True
-        self.faults = NetworkFaults(self.faults.delay, patience=self.faults.patience)
-        self._cuts.clear()
-        self._go_on()
+    def clear_faults(self) -> None:
+        """Drop nothing from now on. Messages that were sent before may still be late."""
+        self.faults_cleared = True
+        self.faults = NetworkFaults(self.faults.delay, reply_timeout=self.faults.reply_timeout)
+        self._partitions.clear()
+        self._send_held_back()
 
     def send(self, source: str, target: str, arrive: Callable[[], object], *, once: bool = False) -> None:
-        """Send a message: `arrive` happens at the other end, perhaps; `once` if it must not happen twice."""
-        faults, chance = self.faults, self.scheduler.random
-        if self._cuts.get((source, target)) or (faults.lost and chance.random() < faults.lost):
+        """Send a message: `arrive` is called at the other end, unless it is lost; with `once` never twice."""
+        faults, rng = self.faults, self.scheduler.random
+        if self._partitions.get((source, target)) or (faults.lost and rng.random() < faults.lost):
             return
         self.scheduler.after(self.delay(), arrive)
-        if faults.doubled and not once and chance.random() < faults.doubled:
+        if faults.doubled and not once and rng.random() < faults.doubled:
             self.scheduler.after(self.delay(), arrive)
 
     def delay(self) -> float:
-        """Return how long some message takes."""
-        faults, chance = self.faults, self.scheduler.random
-        slow = faults.slow and chance.random() < faults.slow
-        return chance.random() * (faults.slowest if slow else faults.delay)
+        """Return the delay of a message."""
+        faults, rng = self.faults, self.scheduler.random
+        slow = faults.slow and rng.random() < faults.slow
+        return rng.random() * (faults.slowest if slow else faults.delay)
 
     async def request(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
-        """Carry a question to a server and its answer back, or raise OutcomeUnknown."""
+        """Call `question` on a server and return its reply, or raise OutcomeUnknown."""
         call: Call[T] = Call(process)
-        timer = process.timer(self.faults.patience, call.parked.wake)
+        timer = process.timer(self.faults.reply_timeout, call.suspension.wake)
         self.send(process.label, server, partial(self._arrive, call, server, question), once=once)
         try:
-            await call.parked
+            await call.suspension
         finally:
             timer.cancel()
         return call.result()
@@ -113,34 +113,34 @@ class Network:
 
 
 class Call(Generic[T]):
-    """A question that was asked: the first answer counts."""
+    """A request in flight: its first reply counts."""
 
-    __slots__ = ("_error", "_value", "answered", "parked", "process")
+    __slots__ = ("_error", "_value", "answered", "process", "suspension")
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.parked = Suspension(process)
+        self.suspension = Suspension(process)
         self.answered = False
         self._error: Exception | None = None
         self._value: T | None = None
 
     def answer(self, value: T) -> None:
-        """Take the answer in."""
-        self._settle(value, None)
+        """Receive the reply."""
+        self._complete(value, None)
 
     def fail(self, error: Exception) -> None:
-        """Take an error in: the server refused."""
-        self._settle(None, error)
+        """Receive an error."""
+        self._complete(None, error)
 
-    def _settle(self, value: T | None, error: Exception | None) -> None:
-        if not self.parked.done:
+    def _complete(self, value: T | None, error: Exception | None) -> None:
+        if not self.suspension.done:
             self.answered, self._value, self._error = True, value, error
-            self.parked.wake()
+            self.suspension.wake()
 
     def result(self) -> T:
-        """Return the answer, or raise."""
+        """Return the reply, or raise its error, or OutcomeUnknown without a reply."""
         if not self.answered:
-            raise OutcomeUnknown("no answer from the simulated server")
+            raise OutcomeUnknown("no reply from the simulated server")
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""A simulated process: tasks and one clock. It can be stopped for a while, and it can end at any await."""
+"""A simulated process: tasks and one clock. It can be paused, and it can crash at any await."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fencelock.sim.scheduler import Scheduler, Timer
 from fencelock.sim.task import Cancelled, Task
 
 JITTER = 0.0002
-"""A task that can go on does so within this time: the seed decides who is first."""
+"""Seconds within which a task that is ready runs: the seed decides which task runs first."""
 
 LATE = 0.001
-"""Timers fire late by up to this, never early."""
+"""Seconds by which a timer may be late; it is never early."""
 
-Strike = Callable[[Task], None]
+Fault = Callable[[Task], None]
 
 
 class Process:
-    """Whatever happens inside goes through `deliver`: at once, after the pause, or never."""
+    """All that happens in a process goes through `deliver`: immediately, after a pause, or never."""
 
     def __init__(self, scheduler: Scheduler, label: str) -> None:
         self.scheduler = scheduler
         self.label = label
-        self.clock = BootClock.any(scheduler)
+        self.clock = BootClock.random(scheduler)
         self.current: Task | None = None
         self.dead = False
         self.died: float | None = None
@@ -34,29 +34,29 @@ class Process:
         self._stopped = 0
         self._backlog: list[Callable[[], object]] = []
         self._steps = 0
-        self._strikes: dict[int, Strike] = {}
+        self._faults: dict[int, Fault] = {}
 
     # ------------------------------------------------------------------ running
 
-    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None] | None = None) -> Task:
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, on_end: Callable[[Task], None] | None = None) -> Task:
         """Start a task; `whole` is called when it has ended."""
-        task = Task(self, coro, name, partial(self._ended, whole))
+        task = Task(self, coro, name, partial(self._ended, on_end))
         self._tasks[task] = None
         return task
 
-    def _ended(self, whole: Callable[[Task], None] | None, task: Task) -> None:
+    def _ended(self, on_end: Callable[[Task], None] | None, task: Task) -> None:
         del self._tasks[task]
-        if whole is not None:
-            whole(task)
+        if on_end is not None:
+            on_end(task)
         elif task.error is not None and not isinstance(task.error, Cancelled):
             self.errors.append(task.error)
 
     def tasks(self) -> list[Task]:
-        """Return what still runs here."""
+        """Return the tasks that have not ended."""
         return list(self._tasks)
 
     def deliver(self, fn: Callable[[], object]) -> None:
-        """Let something happen in this process as soon as it runs."""
+        """Call the function in this process, as soon as the process runs."""
         if self.dead:
             return
         if self._stopped:
@@ -65,29 +65,29 @@ class Process:
             fn()
 
     def soon(self, fn: Callable[[], object]) -> None:
-        """Let something happen a moment from now."""
+        """Call the function a moment from now."""
         self.scheduler.after(self.scheduler.random.random() * JITTER, partial(self.deliver, fn))
 
     def timer(self, seconds: float, fn: Callable[[], object]) -> Timer:
-        """Let something happen after so many seconds by this process's clock."""
+        """Call the function after so many seconds of this process's clock."""
         late = LATE * (0.01 + self.scheduler.random.random())
-        return self.scheduler.after(self.clock.last(max(0.0, seconds)) + late, partial(self.deliver, fn))
+        return self.scheduler.after(self.clock.true_seconds(max(0.0, seconds)) + late, partial(self.deliver, fn))
 
     # ------------------------------------------------------------------ faults
 
-    def strike(self, step: int, what: Strike) -> None:
-        """Do this at the await that some task of this process reaches as its so-manieth."""
-        self._strikes[step] = what
+    def add_fault(self, step: int, what: Fault) -> None:
+        """Inject a fault at the await that the process reaches as number `step`, in any of its tasks."""
+        self._faults[step] = what
 
     def stepped(self, task: Task) -> None:
-        """Take note that a task has reached an await."""
+        """Count an await that a task has reached, and inject the fault that is planned for it."""
         self._steps += 1
-        what = self._strikes.pop(self._steps, None)
+        what = self._faults.pop(self._steps, None)
         if what is not None:
             what(task)
 
     def pause(self, seconds: float) -> None:
-        """Run nothing for a while; time goes on and messages queue up."""
+        """Run nothing for a while; time passes and messages wait."""
         self._stopped += 1
         self.scheduler.after(seconds, self._resume)
 
@@ -98,20 +98,20 @@ class Process:
             for fn in backlog:
                 self.soon(fn)
 
-    def heal(self) -> None:
-        """Go on at once, and suffer nothing more."""
-        self._strikes.clear()
+    def clear_faults(self) -> None:
+        """End all pauses and drop the faults that are planned."""
+        self._faults.clear()
         self._stopped = 0
         self._resume()
 
     def crash(self) -> None:
-        """Run nothing ever again."""
+        """End the process: it runs nothing any more."""
         if not self.dead:
             self.dead, self.died = True, self.scheduler.time
             self._backlog.clear()
 
     def end(self) -> None:
-        """Close what is left, after the run, without letting any of it run."""
+        """Close the coroutines that are left after a run, without running them."""
         self.dead = True
         while self._tasks:
             self._tasks.popitem()[0].close()

@@ -1,100 +1,152 @@
-"""Writes the history of a run: operations are recorded when they are called and completed when all is over."""
+"""Writes the history of a run: calls are recorded when they are made and completed when the run is over."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fencelock.core.group import BaseGroup
+from fencelock.model import Claim
+from fencelock.sim.check import DEAD
 from fencelock.sim.engines import SimulatedEngine
-from fencelock.sim.history import History, Kind, Left, Note, Op, Outcome
+from fencelock.sim.history import Group, History, Kind, Leftover, Note, Op, Outcome
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
 
 
-class Pending:
-    """An operation under way."""
+class PendingOp:
+    """A call that has not returned."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        name: str,
-        kind: Kind,
-        process: Process,
-        token: int | None,
-        shared: bool,
-        limit: int | None,
-    ) -> None:
+    def __init__(self, recorder: Recorder, process: Process, kind: Kind, claim: Claim, token: int | None) -> None:
         self._recorder = recorder
         self._process = process
-        self._called = Op(
-            name, kind, process.label, recorder.scheduler.time, None, Outcome.UNKNOWN, token, shared=shared, limit=limit
+        now, unknown = recorder.scheduler.time, Outcome.UNKNOWN
+        self._op = Op(
+            claim.name,
+            kind,
+            process.label,
+            now,
+            None,
+            unknown,
+            token,
+            shared=claim.shared,
+            limit=claim.limit,
+            value=claim.value,
         )
-        self._returned: float | None = None
-        self._outcome = Outcome.UNKNOWN
         self._lease: SimLease | None = None
-        self._ticket: int | None = None
 
-    def ended(self, outcome: Outcome, lease: SimLease | None = None) -> None:
-        """Take note of how it ended."""
-        self._returned = self._recorder.scheduler.time
-        self._outcome = outcome
-        self._lease = lease
+    def ended(self, outcome: Outcome, lease: SimLease | None = None, token: int | None = None) -> None:
+        """Record the outcome, and the lease of an acquire or the token of a downgrade."""
+        op = self._op = replace(self._op, returned=self._recorder.scheduler.time, outcome=outcome)
         if lease is not None:
-            self._ticket = self._recorder.engine.tickets.get(lease.token)
+            self._lease = lease
+            self._op = replace(
+                op, token=lease.token, ticket=self._recorder.engine.tickets.get((lease.name, lease.token))
+            )
+        elif token is not None:
+            self._op = replace(op, token=token)
 
     def op(self) -> Op:
-        """Return what came of it."""
-        returned = self._process.died if self._returned is None else self._returned
-        op = replace(self._called, returned=returned, outcome=self._outcome)
-        lease = self._lease
+        """Return the record. Only at the end of a run is it known how long each lease was valid."""
+        lease, op = self._lease, self._op
+        if op.returned is None:
+            op = replace(op, returned=self._process.died)
         if lease is None:
             return op
-        token, ticket = lease.token, self._ticket
-        return replace(op, token=token, ticket=ticket, valid_from=lease.begun, valid_until=lease.valid_until())
+        return replace(op, valid_from=lease.begun, valid_until=lease.valid_until(), downgraded=lease.downgraded)
+
+
+class PendingGroup:
+    """A multi-lock that is being acquired, or held."""
+
+    def __init__(self, recorder: Recorder, process: Process, names: Sequence[str]) -> None:
+        self._recorder = recorder
+        self._made: list[BaseGroup] = []
+        self._group = Group(tuple(names), process.label, recorder.scheduler.time, None, Outcome.UNKNOWN, ())
+
+    def track(self, group: BaseGroup) -> BaseGroup:
+        """Note a group of leases that the multi-lock has begun to acquire."""
+        self._made.append(group)
+        return group
+
+    def ended(self, outcome: Outcome) -> None:
+        """Record the outcome of the acquire."""
+        self._group = replace(self._group, returned=self._recorder.scheduler.time, outcome=outcome)
+
+    def released(self) -> None:
+        """Record that the release has returned."""
+        self._group = replace(self._group, released=self._recorder.scheduler.time)
+
+    def group(self) -> Group:
+        """Return the record."""
+        leases = tuple((lease.name, lease.token) for group in self._made for lease in group._members)
+        return replace(self._group, leases=leases)
 
 
 class Recorder:
-    """What happened so far."""
+    """The history so far."""
 
     def __init__(self, scheduler: Scheduler, engine: SimulatedEngine, settled: float) -> None:
         self._settled = settled
-        """Seconds after which no message is on its way any more."""
+        """Seconds after which every message that was sent has arrived."""
         self.scheduler = scheduler
         self.engine = engine
         self.history = History()
-        self._pending: list[Pending] = []
+        self._ops: list[PendingOp] = []
+        self._groups: list[PendingGroup] = []
 
-    def call(
-        self,
-        name: str,
-        kind: Kind,
-        process: Process,
-        token: int | None = None,
-        *,
-        shared: bool = False,
-        limit: int | None = None,
-    ) -> Pending:
-        """Take note that an operation was called."""
-        pending = Pending(self, name, kind, process, token, shared, limit)
-        self._pending.append(pending)
-        return pending
+    def call(self, process: Process, kind: Kind, claim: Claim, token: int | None = None) -> PendingOp:
+        """Record that an operation was called."""
+        self._ops.append(PendingOp(self, process, kind, claim, token))
+        return self._ops[-1]
 
-    def given_back(self, lease: SimLease) -> None:
-        """Look, when the last message about a lease has arrived, whether the engine still has it."""
-        self.scheduler.after(self._settled, partial(self._look, lease, self.scheduler.time))
+    def group(self, process: Process, names: Sequence[str]) -> PendingGroup:
+        """Record that a multi-lock is being acquired."""
+        self._groups.append(PendingGroup(self, process, names))
+        return self._groups[-1]
 
-    def _look(self, lease: SimLease, since: float) -> None:
-        if self.engine.has(lease._grant.claim):
-            self.history.add(Left(lease.name, lease.owner, "claim", self.scheduler.time, since))
+    def released(self, lease: SimLease, since: float | None = None) -> None:
+        """Look, when the clean-up of a lease is confirmed and its last message has arrived, whether the engine has it."""
+        since = self.scheduler.time if since is None else since
+        self.scheduler.after(self._settled, partial(self._look_for, lease, since))
+
+    def _look_for(self, lease: SimLease, since: float) -> None:
+        if lease._process.dead or not self.engine.has(lease._grant.claim):
+            return
+        if lease.id in lease._client.renewer.leftovers:
+            self.released(lease, since)
+        else:
+            self.history.add(Leftover(lease.name, lease.owner, "claim", self.scheduler.time, since))
+
+    def died(self, process: Process, ttl: float) -> None:
+        """Look, when the claims of a dead process must have expired, whether the engine still has one.
+
+        A waiter may be granted the lock just before it expires, so this takes two ttls.
+        """
+        self.scheduler.after(2.02 * ttl + self._settled, partial(self._look_for_dead, process))
+
+    def _look_for_dead(self, process: Process) -> None:
+        now = self.scheduler.time
+        for left in self.engine.leftovers(now):
+            if left.owner == process.label:
+                self.history.add(replace(left, role=DEAD, since=process.died))
 
     def note(self, who: str, what: str) -> None:
-        """Take note of what befell somebody."""
+        """Record a fault or a loss."""
         self.history.add(Note(self.scheduler.time, who, what))
 
     def finish(self) -> History:
-        """Return the history: only now is it known how long each holder believed in its lease."""
+        """Return the history, as a copy: closing the processes must not change it."""
         so_far = self.history
-        ops = [pending.op() for pending in self._pending]
-        # A copy: closing what is left of the processes must not write in it.
-        return History(ops, list(so_far.writes), list(so_far.left), list(so_far.notes))
+        return replace(
+            so_far,
+            ops=[pending.op() for pending in self._ops],
+            groups=[pending.group() for pending in self._groups],
+            terms=list(so_far.terms),
+            writes=list(so_far.writes),
+            leftovers=list(so_far.leftovers),
+            notes=list(so_far.notes),
+            observations=list(so_far.observations),
+        )

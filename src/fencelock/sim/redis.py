@@ -1,6 +1,6 @@
-"""A small Redis for the simulated world: it runs the production Lua scripts, on the clock of a simulated host.
+"""A small simulated Redis: it runs the production Lua scripts on the clock of a simulated host.
 
-`tests/sim/test_redis_model.py` plays the same commands on a real one and compares every answer.
+`tests/sim/test_redis_model.py` sends the same commands to a real server and compares every reply.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fencelock.sim.redis_data import OK, Data, Words
 
 
 class Session(Protocol):
-    """A connection, as the server sees it."""
+    """The server's side of a connection."""
 
     def push(self, message: list[Any]) -> None:
-        """Send what was published on a channel that it subscribed to, or that it did."""
+        """Send a published message, or the confirmation of a subscription."""
         ...
 
 
 class Redis(Data):
-    """One server: its data, its scripts, and who listens to its channels."""
+    """One server: its data, its scripts and its subscribers."""
 
     def __init__(self, wall: Callable[[], int], run_id: str = "0" * 40) -> None:
         super().__init__(wall)
@@ -37,23 +37,23 @@ class Redis(Data):
         self._subscribers: dict[bytes, dict[Session, None]] = {}
         self.start(run_id)
 
-    # ------------------------------------------------------------------ what happens to it
+    # ------------------------------------------------------------------ its life
 
     def start(self, run_id: str) -> None:
-        """Begin anew: connections and scripts are gone, the data is what it was."""
+        """Start or restart: connections and scripts are gone, the data stays."""
         self.run_id = run_id
         self._scripts.clear()
         self._subscribers.clear()
 
     def forget(self, session: Session) -> None:
-        """Take note that a connection has ended."""
+        """Remove the subscriptions of a connection that has ended."""
         for channel in [channel for channel, sessions in self._subscribers.items() if session in sessions]:
             self._leave(channel, session)
 
-    # ------------------------------------------------------------------ being asked
+    # ------------------------------------------------------------------ requests
 
     def request(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
-        """Carry out a command and return its answers: one, but for subscriptions, which push. An error is an answer too."""
+        """Execute a command and return its replies: one, except that subscriptions push theirs. An error is a reply."""
         words = _unpacked(command) if isinstance(command, bytes) else [_word(word) for word in command]
         return self._ask(words, session)
 
@@ -145,15 +145,8 @@ class Redis(Data):
 
     # ------------------------------------------------------------------ the server itself
 
-    def _do_echo(self, words: Words) -> bytes:
-        (word,) = words
-        return word
-
     def _do_ping(self, words: Words) -> bytes:
         return words[0] if words else Status(b"PONG")
-
-    def _do_hello(self, _: Words) -> list[Any]:
-        return [b"server", b"redis", b"version", b"7.0.15", b"proto", 2, b"mode", b"standalone", b"role", b"master"]
 
     def _do_info(self, words: Words) -> bytes:
         sections = {
@@ -164,11 +157,11 @@ class Redis(Data):
         return "\r\n".join(sections[word] for word in wanted if word in sections).encode()
 
 
-FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"HELLO", b"INFO"}
+FORBIDDEN = {b"EVAL", b"EVALSHA", b"SCRIPT", b"SUBSCRIBE", b"UNSUBSCRIBE", b"INFO"}
 
 
 def _unpacked(command: bytes) -> Words:
-    """Take a packed command apart; none of ours has a word with a line's end of Redis's."""
+    """Decode a packed command; no argument of ours contains CR LF."""
     return command.split(b"\r\n")[2::2]
 
 

@@ -1,11 +1,10 @@
-"""The data of a simulated Redis: what its commands do to strings, hashes, sorted sets, sets and lists, and when keys end."""
+"""The data of a simulated Redis: its commands on strings, hashes, sorted sets and lists, and the expiry of keys."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import inf
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -24,11 +23,9 @@ class Zset(dict[bytes, float]):
     """Members and their scores."""
 
     def ranked(self) -> list[tuple[bytes, float]]:
-        """Return them in order."""
+        """Return the members in order."""
         return sorted(self.items(), key=lambda item: (item[1], item[0]))
 
-
-_RANGES = frozenset((b"WITHSCORES", b"REV", b"BYSCORE"))
 
 NAMES: dict[type, bytes] = {bytes: b"string", dict: b"hash", Zset: b"zset", set: b"set", list: b"list"}
 
@@ -47,7 +44,7 @@ class Data:
         self._expires: dict[bytes, int] = {}
 
     def contents(self) -> dict[bytes, Any]:
-        """Return all that has not run out, for whoever looks at the server from outside."""
+        """Return the keys that have not expired, for the checker."""
         self._now = self._wall() // 1000
         return {key: value for key in list(self._data) if (value := self._peek(key)) is not None}
 
@@ -110,12 +107,8 @@ class Data:
             self._expires[new] = until
         return OK
 
-    def _do_keys(self, words: Words) -> Words:
-        (pattern,) = words
-        return [key for key in self._keys() if _matches(key, pattern)]
-
     def _do_scan(self, words: Words) -> list[Any]:
-        """In the order of a checksum, which stays the same whatever else comes and goes."""
+        """Scan in the order of a checksum, which other keys do not change."""
         cursor, options = int(words[0]), {name.upper(): value for name, value in _pairs(words[1:])}
         pattern, count = options.get(b"MATCH", b"*"), int(options.get(b"COUNT", b"10"))
         rest = sorted((crc32(key) + 1, key) for key in self._keys() if crc32(key) + 1 > cursor)
@@ -125,39 +118,21 @@ class Data:
         last = page[-1][0] if len(page) < len(rest) else 0
         return [b"%d" % last, [key for _, key in page if _matches(key, pattern)]]
 
-    def _do_dbsize(self, _: Words) -> int:
-        return len(self._keys())
-
-    def _do_flushall(self, _: Words) -> Status:
-        self.wipe()
-        return OK
-
     # ------------------------------------------------------------------ time
 
     def _do_time(self, _: Words) -> Words:
         return [b"%d" % part for part in divmod(self._wall(), 1_000_000)]
 
     def _do_pexpireat(self, words: Words) -> int:
-        key, until, condition = words[0], int(words[1]), [word.upper() for word in words[2:]]
+        key, until = words
         if self._peek(key) is None:
             return 0
-        so_far = self._expires.get(key)
-        refused = (
-            (b"NX" in condition and so_far is not None)
-            or (b"XX" in condition and so_far is None)
-            or (b"GT" in condition and (so_far is None or until <= so_far))
-            or (b"LT" in condition and so_far is not None and until >= so_far)
-        )
-        if refused:
-            return 0
-        self._expire(key, until)
+        self._expire(key, int(until))
         return 1
 
     def _do_pexpire(self, words: Words) -> int:
-        return self._do_pexpireat([words[0], b"%d" % (self._now + int(words[1])), *words[2:]])
-
-    def _do_expire(self, words: Words) -> int:
-        return self._do_pexpire([words[0], b"%d" % (1000 * int(words[1])), *words[2:]])
+        key, ms = words
+        return self._do_pexpireat([key, b"%d" % (self._now + int(ms))])
 
     def _expire(self, key: bytes, until: int) -> None:
         if until <= self._now:
@@ -171,10 +146,6 @@ class Data:
             return -2
         until = self._expires.get(key)
         return -1 if until is None else until - self._now
-
-    def _do_persist(self, words: Words) -> int:
-        (key,) = words
-        return int(self._peek(key) is not None and self._expires.pop(key, None) is not None)
 
     # ------------------------------------------------------------------ strings
 
@@ -215,10 +186,6 @@ class Data:
         self._data[key] = b"%d" % value
         return value
 
-    def _do_incr(self, words: Words) -> int:
-        (key,) = words
-        return self._do_incrby([key, b"1"])
-
     # ------------------------------------------------------------------ hashes
 
     def _hash(self, key: bytes) -> dict[bytes, bytes]:
@@ -245,18 +212,6 @@ class Data:
             there.update(_pairs(rest))
         return len(there) - before
 
-    def _do_hsetnx(self, words: Words) -> int:
-        key, field, value = words
-        if field in self._hash(key):
-            return 0
-        return self._do_hset([key, field, value])
-
-    def _do_hincrby(self, words: Words) -> int:
-        key, field, by = words
-        value = int(self._hash(key).get(field, 0)) + int(by)
-        self._make(key, dict)[field] = b"%d" % value
-        return value
-
     def _do_hdel(self, words: Words) -> int:
         key, *fields = words
         there = self._hash(key)
@@ -273,14 +228,6 @@ class Data:
         (key,) = words
         return len(self._hash(key))
 
-    def _do_hkeys(self, words: Words) -> Words:
-        (key,) = words
-        return list(self._hash(key))
-
-    def _do_hvals(self, words: Words) -> Words:
-        (key,) = words
-        return list(self._hash(key).values())
-
     def _do_hgetall(self, words: Words) -> Words:
         (key,) = words
         return [word for pair in self._hash(key).items() for word in pair]
@@ -292,27 +239,16 @@ class Data:
 
     def _do_zadd(self, words: Words) -> int:
         key, *rest = words
-        flags = set()
-        while rest and rest[0].upper() in (b"NX", b"XX", b"GT", b"LT", b"CH"):
-            flags.add(rest.pop(0).upper())
-        if not rest or len(rest) % 2:
+        keep = bool(rest) and rest[0].upper() == b"NX"
+        if len(rest) - keep < 2 or (len(rest) - keep) % 2:
             raise Refused(SYNTAX)
-        pairs = [(member, _score(score)) for score, member in _pairs(rest)]
+        pairs = [(member, _score(score)) for score, member in _pairs(rest[keep:])]
         there = self._make(key, Zset)
-        added = changed = 0
+        before = len(there)
         for member, score in pairs:
-            so_far = there.get(member)
-            if so_far is None:
-                if b"XX" not in flags:
-                    there[member] = score
-                    added += 1
-            elif b"NX" in flags or (b"GT" in flags and score <= so_far) or (b"LT" in flags and score >= so_far):
-                continue
-            else:
-                changed += score != so_far
+            if not (keep and member in there):
                 there[member] = score
-        self._drop_if_empty(key)
-        return added + changed if b"CH" in flags else added
+        return len(there) - before
 
     def _do_zrem(self, words: Words) -> int:
         key, *members = words
@@ -322,93 +258,21 @@ class Data:
             self._drop_if_empty(key)
         return gone
 
-    def _do_zcard(self, words: Words) -> int:
-        (key,) = words
-        return len(self._zset(key))
-
-    def _do_zscore(self, words: Words) -> bytes | None:
-        key, member = words
-        score = self._zset(key).get(member)
-        return None if score is None else b"%.17g" % score
-
-    def _do_zrank(self, words: Words) -> int | None:
-        key, member = words
-        return next((rank for rank, (other, _) in enumerate(self._zset(key).ranked()) if other == member), None)
-
     def _do_zrange(self, words: Words) -> Words:
         key, start, stop, *options = words
-        flags = {option.upper() for option in options} if options else ()
-        if not _RANGES.issuperset(flags):
+        if options not in ([], [b"WITHSCORES"]):
             raise Refused(SYNTAX)
-        there = self._zset(key)
-        ranked = there.ranked() if there else []
-        if b"REV" in flags:
-            ranked.reverse()
-        if b"BYSCORE" in flags:
-            low, high = (stop, start) if b"REV" in flags else (start, stop)
-            found = [pair for pair in ranked if _above(pair[1], low) and _below(pair[1], high)]
-        else:
-            found = ranked[_span(len(ranked), start, stop)]
-        return _members(found, b"WITHSCORES" in flags)
+        ranked = self._zset(key).ranked()
+        found = ranked[_span(len(ranked), start, stop)]
+        return [word for member, score in found for word in ((member, b"%.17g" % score) if options else (member,))]
 
-    def _do_zrevrange(self, words: Words) -> Words:
-        return self._do_zrange([*words, b"REV"])
-
-    def _do_zrangebyscore(self, words: Words) -> Words:
-        return self._do_zrange([*words, b"BYSCORE"])
-
-    def _do_zremrangebyscore(self, words: Words) -> int:
-        key, low, high = words
-        found = self._do_zrange([key, low, high, b"BYSCORE"])
-        return self._do_zrem([key, *found]) if found else 0
-
-    def _do_zcount(self, words: Words) -> int:
-        key, low, high = words
-        return len(self._do_zrange([key, low, high, b"BYSCORE"]))
-
-    def _do_zpopmin(self, words: Words) -> Words:
-        key, *count = words
-        found = self._zset(key).ranked()[: int(count[0]) if count else 1]
-        if found:
-            self._do_zrem([key, *(member for member, _ in found)])
-        return _members(found, True)
-
-    # ------------------------------------------------------------------ sets and lists
-
-    def _do_sadd(self, words: Words) -> int:
-        key, *members = words
-        there: set[bytes] = self._make(key, set)
-        before = len(there)
-        there.update(members)
-        return len(there) - before
-
-    def _do_srem(self, words: Words) -> int:
-        key, *members = words
-        there: set[bytes] = self._find(key, set) or set()
-        gone = there.intersection(members)
-        if gone:
-            there -= gone
-            self._drop_if_empty(key)
-        return len(gone)
-
-    def _do_smembers(self, words: Words) -> Words:
-        (key,) = words
-        return sorted(self._find(key, set) or ())
+    # ------------------------------------------------------------------ lists
 
     def _do_rpush(self, words: Words) -> int:
         key, *items = words
         there: Words = self._make(key, list)
         there += items
         return len(there)
-
-    def _do_lpop(self, words: Words) -> bytes | None:
-        (key,) = words
-        there: Words | None = self._find(key, list)
-        if there is None:
-            return None
-        first = there.pop(0)
-        self._drop_if_empty(key)
-        return first
 
     def _do_lrange(self, words: Words) -> Words:
         key, start, stop = words
@@ -442,10 +306,6 @@ class Data:
         there.remove(item)
         self._drop_if_empty(key)
         return 1
-
-    def _do_llen(self, words: Words) -> int:
-        (key,) = words
-        return len(self._find(key, list) or ())
 
 
 def _pairs(words: Words) -> Iterable[tuple[bytes, bytes]]:
@@ -481,21 +341,3 @@ def _score(text: bytes) -> float:
         return float(text)
     except ValueError as error:
         raise Refused("ERR value is not a valid float") from error
-
-
-def _above(score: float, low: bytes) -> bool:
-    return score > _bound(low[1:]) if low.startswith(b"(") else score >= _bound(low)
-
-
-def _below(score: float, high: bytes) -> bool:
-    return score < _bound(high[1:]) if high.startswith(b"(") else score <= _bound(high)
-
-
-def _bound(text: bytes) -> float:
-    return {b"-inf": -inf, b"+inf": inf}.get(text) or _score(text)
-
-
-def _members(pairs: Iterable[tuple[bytes, float]], scores: bool) -> Words:
-    if not scores:
-        return [member for member, _ in pairs]
-    return [word for member, score in pairs for word in (member, b"%.17g" % score)]

@@ -1,4 +1,4 @@
-"""Redis in the simulated world: the production backend and the production scripts, on a simulated server."""
+"""Simulated Redis: the production engine and the production scripts on a simulated server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
 from fencelock.sim.connection import as_parsed
-from fencelock.sim.history import Left
+from fencelock.sim.history import Leftover
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.redis import Redis, Session
@@ -22,55 +22,64 @@ from fencelock.sim.scenario import Scenario
 
 NAMESPACE = "fencelock"
 COARSE = 1_000_000
-"""µs: the step of a clock that goes back when data is lost, so that tokens are counted up, and repeat."""
+"""µs: the step of a clock that is set back when data is lost, so that tokens repeat."""
 
 
-class Watched(Redis):
-    """A server that numbers the claims in the order in which they came, for the checker."""
+class TicketingRedis(Redis):
+    """A server that numbers claims in order of arrival, for the checker."""
 
     def __init__(self, wall: Callable[[], int], run_id: str) -> None:
-        self.tickets: dict[int, int] = {}
+        self.tickets: dict[tuple[str, int], int] = {}
         self._last = 0
         self._places: dict[bytes, int] = {}
         self._leaving: dict[bytes, int] = {}
         super().__init__(wall, run_id)
 
     def request(self, command: Command | bytes, session: Session | None = None) -> list[Any]:
-        """Forget who left the line during the command before: who left to hold the lock did so in one step."""
+        """Execute a command. A claim that leaves the queue and holds the lock does so within one command."""
         self._leaving.clear()
         return super().request(command, session)
 
-    def _do_zadd(self, words: Words) -> int:
+    def _do_rpush(self, words: Words) -> int:
         if b":queue:" in words[0]:
             self._last += 1
-            self._places[words[2]] = self._last
-        return super()._do_zadd(words)
+            self._places[words[1]] = self._last
+        return super()._do_rpush(words)
 
-    def _do_zrem(self, words: Words) -> int:
-        gone = super()._do_zrem(words)
-        if gone and b":queue:" in words[0]:
-            self._leaving[words[1]] = self._places.pop(words[1])
-        return gone
+    def _do_lrem(self, words: Words) -> int:
+        removed = super()._do_lrem(words)
+        if removed and b":queue:" in words[0]:
+            self._leaving[words[2]] = self._places.pop(words[2])
+        return removed
+
+    def _do_set(self, words: Words) -> Any:
+        if b":lock:" in words[0]:
+            id, token, *_ = words[1].split(b":", 2)
+            self._granted(words[0].partition(b":lock:")[2], id, token)
+        return super()._do_set(words)
 
     def _do_hset(self, words: Words) -> int:
         if b":holders:" in words[0]:
-            token = int(words[2].split(b":", 2)[1])
-            if token not in self.tickets:
-                self._last += 1
-                self.tickets[token] = self._leaving.get(words[1], self._last)
+            self._granted(words[0].partition(b":holders:")[2], words[1], words[2].split(b":", 2)[1])
         return super()._do_hset(words)
+
+    def _granted(self, name: bytes, id: bytes, token: bytes) -> None:
+        grant = name.decode(), int(token)  # names in different buckets may get the same token
+        if grant not in self.tickets:
+            self._last += 1
+            self.tickets[grant] = self._leaving.get(id, self._last)
 
 
 class SimulatedRedis:
     """One server."""
 
-    patience = CONNECT_TIMEOUT
+    reply_timeout = CONNECT_TIMEOUT
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._chance = network.scheduler.random
-        self._host = SimulatedHost(network, "redis", Watched)
-        self._server = cast("Watched", self._host.redis)
+        self._rng = network.scheduler.random
+        self._host = SimulatedHost(network, "redis", TicketingRedis)
+        self._server = cast("TicketingRedis", self._host.redis)
         self._start = self._host.wall.us()
         if scenario.rewinds:
             self._host.wall.step = COARSE
@@ -78,59 +87,71 @@ class SimulatedRedis:
         self.hosts: Sequence[SimulatedHost] = (self._host,)
         self._connector = connector("redis")
         self._probe = RedisEngine(outside(self.hosts), self._connector, NAMESPACE)
-        self.tickets: Mapping[int, int] = self._server.tickets
+        self.tickets: Mapping[tuple[str, int], int] = self._server.tickets
 
     def connect(self, runtime: SimRuntime) -> Engine:
-        """Return the production backend; as in asyncio its tasks share a connection, or as in threads they do not."""
-        runtime.shares_connections = self._chance.random() < 0.5
+        """Return the production engine; its tasks share a connection, as in asyncio, or do not, as with threads."""
+        runtime.shares_connections = self._rng.random() < 0.5
         return RedisEngine(runtime, self._connector, NAMESPACE)
 
     def has(self, claim: Claim) -> bool:
-        """Return whether a claim is in line, or holds the lock."""
+        """Return whether a claim waits or holds the lock."""
         id = claim.id.encode()
-        return any(id in value for value in self._server.contents().values() if isinstance(value, dict))
+        return self.token(claim) is not None or any(
+            id in value for value in self._server.contents().values() if isinstance(value, dict)
+        )
 
-    def left(self, at: float) -> list[Left]:
-        """Return whom the production code finds."""
-        return look(self._probe, self._scenario.names, at)
+    def token(self, claim: Claim) -> int | None:
+        """Return the token with which a claim holds its name, or None."""
+        id = claim.id.encode()
+        for key, value in self._server.contents().items():
+            if b":lock:" in key and value.startswith(id):
+                return int(value.split(b":", 2)[1])
+            if b":holders:" in key and id in value:
+                return int(value[id].split(b":", 2)[1])
+        return None
+
+    def leftovers(self, at: float) -> list[Leftover]:
+        """Return the claims that `inspect` finds."""
+        return inspect_all(self._probe, self._scenario.names, at)
 
     def wipe(self) -> None:
-        """Lose all data, with the server or without; tokens repeat if the clock goes back as well."""
+        """Lose all data, with a restart or without one; tokens repeat if the clock is set back, too."""
         if self._scenario.rewinds:
             self._host.wall.shift -= self._host.wall.us() - self._start
-        if self._chance.random() < 0.5:
+        if self._rng.random() < 0.5:
             self._host.redis.wipe()
         else:
-            self._host.crash(self._chance.random(), wipe=True)
+            self._host.crash(self._rng.random(), wipe=True)
 
     def force(self, name: str) -> None:
-        """Release by force."""
+        """Release a name by force."""
         run_sync(self._probe.force_release(name))
 
     def jump(self, seconds: float) -> bool:
-        """Leases run out by this clock: it is set only where nothing is promised of them."""
+        """Set the clock by which leases expire, only in scenarios that promise no exclusion."""
         if self._scenario.jumps:
             self._host.wall.jump(seconds)
         return self._scenario.jumps
 
 
 def connector(label: str) -> RedisConnector:
-    """Return the production dialer, which never dials here: simulated wires ask it for nothing but how errors look."""
+    """Return a production connector. Simulated connections use it only to decode errors."""
     return RedisConnector(label, _never, _never)
 
 
-def look(client_engine: Engine, names: Sequence[str], at: float) -> list[Left]:
-    """Return whom a backend finds under some names."""
+def inspect_all(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftover]:
+    """Return the holders and waiters that an engine finds under the names."""
     found = []
     for name in names:
         snapshot = run_sync(client_engine.inspect(name))
-        found += [Left(name, holder.owner, "holder", at) for holder in snapshot.holders]
-        found += [Left(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
+        found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
+        found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
     return found
 
 
 def outside(hosts: Sequence[SimulatedHost]) -> Runtime:
-    """Return a world for whoever looks at servers from outside: every answer is there at once, whatever goes wrong."""
+    """Return a runtime for the checker: it reaches every server immediately, whatever the faults are."""
     return cast("Runtime", _Outside({host.label: host for host in hosts}))
 
 
@@ -153,14 +174,14 @@ class _Outside:
         return _Direct(self._hosts[connector.address], connector)
 
     async def request_all(
-        self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
+        self, requests: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
     ) -> list[Any]:
-        return [await connection.request(command, timeout) for connection, command in asked]
+        return [await connection.request(command, timeout) for connection, command in requests]
 
 
 class _Direct:
     open = True
-    owed = ()
+    pending = ()
     oldest_pending_since = None
 
     def __init__(self, host: SimulatedHost, connector: Connector) -> None:
@@ -180,4 +201,4 @@ class _Direct:
 
 
 def _never() -> Any:
-    raise AssertionError("nobody dials a real server in the simulated world")
+    raise AssertionError("the simulator does not connect to real servers")

@@ -1,4 +1,4 @@
-"""What the lock is there for: a resource that is read, changed and written back over the network, fenced or not."""
+"""The resource that a lock protects: clients read, change and write it back over the network, with a fence or without."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Resource:
         self.label = label
 
     async def read(self, process: Process, lease: Fenced) -> int:
-        """Return the value; the fence comes first."""
+        """Pass the fence, then return the value."""
         return await self._network.request(process, self.label, partial(self.read_step, lease))
 
     async def write(self, process: Process, lease: Fenced, saw: int) -> None:
-        """Replace the value that was seen by a new one."""
+        """Replace the value that was read by a new one."""
         self._values += 1
         question = partial(self.write_step, process.label, lease, saw, self._values)
-        # A server that took the same write twice would need no lock to lose data.
+        # A server that applied one write twice would lose data even with a perfect lock.
         await self._network.request(process, self.label, question, once=True)
 
     def read_step(self, lease: Fenced) -> int:
-        """Enter and read, at the server."""
+        """Enter the fence and read, on the server."""
         if self._fence is not None:
             self._fence.enter(lease, self.label)
         return self._value
 
     def write_step(self, owner: str, lease: Fenced, saw: int, value: int) -> None:
-        """Check and write, at the server."""
+        """Check the fence and write, on the server."""
         at = self._network.scheduler.time
         try:
             if self._fence is not None:

@@ -1,23 +1,23 @@
-"""Play one seed: build the world that the scenario describes, let it run to its end, return the history."""
+"""Play one seed: build what the scenario describes, run it to its end, and return its history."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from fencelock.core.client import Client
+from fencelock.core.group import BaseGroup
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import LossReason
 from fencelock.sim import engines
 from fencelock.sim.check import Violation, check
-from fencelock.sim.history import History, Left
-from fencelock.sim.locks import SimLease
+from fencelock.sim.history import History, Leftover
+from fencelock.sim.locks import SimClient, SimLease
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
-from fencelock.sim.program import Worker, any_job
+from fencelock.sim.program import Job, Observe, Worker, random_campaign, random_use
 from fencelock.sim.recorder import Recorder
 from fencelock.sim.resource import Resource
 from fencelock.sim.runtime import SimRuntime
@@ -25,55 +25,55 @@ from fencelock.sim.scenario import Scenario, scenario_of
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
 
-logging.getLogger("fencelock").addHandler(logging.NullHandler())  # servers that lose their data are part of the play
+logging.getLogger("fencelock").addHandler(logging.NullHandler())  # losses and outages are part of the run
 
 HORIZON = 2000.0
-"""Virtual seconds after which a run that has not ended never will."""
+"""Virtual seconds after which a run counts as stuck."""
 
-MANY = 50_000
-"""Events after which a run is given up: somebody asks over and over, and gets nowhere."""
+MAX_EVENTS = 50_000
+"""Events after which a run counts as stuck: a client repeats a request without an end."""
 
-SPAN = 6.0
+FAULT_SECONDS = 6.0
 """Virtual seconds within which engines and networks fail; most runs last about as long."""
 
-CLUSTERED = 0.4
-"""The chance that a misfortune follows closely on the last one: what one leaves behind, the next brings out."""
+CLUSTER_PROBABILITY = 0.4
+"""The probability that a fault follows closely on the last one: pairs of faults find the most."""
 
 MIN_REPLY_TIMEOUT = 0.05
-"""Seconds for tasks to take in the last message."""
+"""Seconds for tasks to handle the last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
-    scenario: str
+    scenario: Scenario
     history: History
     violations: list[Violation]
     events: int
 
 
 def play(seed: int, scenario: Scenario | None = None) -> Result:
-    """Play a seed and check what came of it."""
+    """Play a seed and check its history."""
     scenario = scenario or scenario_of(seed)
     run = Run(seed, scenario)
     try:
-        history, stuck = run.to_the_end()
+        history, stuck = run.finish()
     finally:
         run.close()
-    violations = check(history, scenario.promises)
+    violations = check(history, scenario.invariants)
     if stuck:
-        violations.append(Violation("end", "", f"{stuck} still at work after {run.ended:.0f} s"))
-    return Result(seed, scenario.name, history, violations, run.scheduler.events)
+        violations.append(Violation("end", "", f"{stuck} workers have not ended after {run.ended:.0f} s"))
+    return Result(seed, scenario, history, violations, run.scheduler.events)
 
 
 class Run:
-    """One run. Engine, network, resource and processes know nothing of each other but what is handed to them here."""
+    """One run: it creates the engine, the network, the resources and the processes, and injects the faults."""
 
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.scenario = scenario
-        # The time within which every message has arrived, and been answered.
+        # The time within which every message has arrived and has its reply.
         self._settled = max(4 * scenario.faults.delay, scenario.faults.slowest) + MIN_REPLY_TIMEOUT
         self.scheduler = Scheduler(f"{scenario.name}:{seed}")
         self.network = Network(self.scheduler, scenario.faults)
@@ -83,8 +83,8 @@ class Run:
         fence = MemoryFence() if scenario.fence else None
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
         self.processes: list[Process] = []
-        self.clients: list[Client[SimLease]] = []
-        self._limit = self._chance.choice((None, 2, 3)) if scenario.sharing else None
+        self.clients: list[SimClient] = []
+        self._limits = self._rng.choice(((2,), (3,), (1, 2), (1, 2, 4)))
         self._working = 0
         self.ended = 0.0
         for number in range(1, scenario.processes + 1):
@@ -95,38 +95,54 @@ class Run:
         process = Process(self.scheduler, label)
         runtime = SimRuntime(process, self.network)
         client_engine = self.engine.connect(runtime)
-        client = Client(
-            runtime, client_engine, partial(SimLease, self.recorder), owner=label, on_lost=partial(self._lost, label)
-        )
+        client = SimClient(runtime, client_engine, self.recorder, owner=label, on_lost=partial(self._lost, label))
         worker = Worker(client, runtime, self.resources, self.recorder)
-        for _ in range(self.scenario.tasks):
-            jobs = [any_job(self._chance, self.scenario, self._limit) for _ in range(self.scenario.jobs)]
+        for jobs in self._jobs(label):
             process.spawn(worker.work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
         self.clients.append(client)
 
+    def _jobs(self, label: str) -> list[list[Job]]:
+        """Return what each task of a process does."""
+        rng, scenario = self._rng, self.scenario
+        if scenario.primitive == "election":
+            observers: list[list[Job]] = [
+                [Observe(scenario.names[0], f"{label}/{task}/{job}", 6.0 * rng.random(), 0.1) for job in range(2)]
+                for task in range(rng.randint(1, 2))
+            ]
+            return [[random_campaign(rng, scenario, label) for _ in range(scenario.jobs)], *observers]
+        limit = rng.choice(self._limits)  # processes may disagree, as during a deploy
+        return [[random_use(rng, scenario, limit) for _ in range(scenario.jobs)] for _ in range(scenario.tasks)]
+
     @property
-    def _chance(self) -> Random:
+    def _rng(self) -> Random:
         return self.scheduler.random
 
     # ------------------------------------------------------------------ faults
 
     def _plan(self) -> None:
-        scenario, chance = self.scenario, self._chance
-        strikes = [self._cancel] * scenario.cancels + [self._pause] * scenario.pauses + [self._crash] * scenario.crashes
-        chance.shuffle(strikes)
+        scenario, rng = self.scenario, self._rng
+        faults = [self._cancel] * scenario.cancels + [self._pause] * scenario.pauses + [self._crash] * scenario.crashes
+        rng.shuffle(faults)
         process, step = self.processes[0], 0
-        for strike in strikes:
-            if step and chance.random() < CLUSTERED:
-                step += chance.randint(1, 8)
+        for fault in faults:
+            if step and rng.random() < CLUSTER_PROBABILITY:
+                step += rng.randint(1, 8)
             else:
-                process, step = chance.choice(self.processes), chance.randint(1, scenario.steps)
-            process.strike(step, partial(strike, process))
-        events = [self._cut] * scenario.cuts + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+                process, step = rng.choice(self.processes), rng.randint(1, scenario.steps)
+            process.add_fault(step, partial(fault, process))
+        events = (
+            [self._partition] * scenario.partitions + [self._wipe] * scenario.wipes + [self._force] * scenario.forces
+        )
         events += [self._stall] * scenario.stalls + [self._restart] * scenario.restarts
         for event in [*events, self._jump]:
-            self.scheduler.after(chance.random() * SPAN, event)
+            self.scheduler.after(rng.random() * FAULT_SECONDS, partial(self._inject, event))
+
+    def _inject(self, fault: Callable[[], None]) -> None:
+        """Let a fault happen, unless the run is over."""
+        if not self.network.faults_cleared:
+            fault()
 
     def _cancel(self, process: Process, task: Task) -> None:
         if task.name == "worker" and not task.done:
@@ -134,7 +150,7 @@ class Run:
             task.cancel()
 
     def _pause(self, process: Process, _: Task) -> None:
-        seconds = self._chance.random() * self._chance.choice((0.7, 2.0)) * self._chance.choice(self.scenario.ttls)
+        seconds = self._rng.random() * self._rng.choice((0.7, 2.0)) * self._rng.choice(self.scenario.ttls)
         self.recorder.note(process.label, f"is stopped for {seconds:.3f} s")
         process.pause(seconds)
 
@@ -142,29 +158,31 @@ class Run:
         self.recorder.note(process.label, "crashes")
         self._working -= sum(task.name == "worker" for task in process.tasks())
         process.crash()
+        if not (self.engine.hosts and (self.scenario.partitions or self.scenario.stalls)):
+            self.recorder.died(process, self.scenario.invariants.ttl)  # else what it sent may be held back for longer
 
-    def _cut(self) -> None:
-        seconds = self._chance.random() * 2 * max(self.scenario.ttls)
-        everybody = self._chance.random() < 0.3
-        for process in self.processes if everybody else [self._chance.choice(self.processes)]:
-            ways = self._chance.choice(("cannot reach the engine", "cannot be reached", "is cut off"))
-            self.recorder.note(process.label, f"{ways} for {seconds:.3f} s")
+    def _partition(self) -> None:
+        seconds = self._rng.random() * 2 * max(self.scenario.ttls)
+        everybody = self._rng.random() < 0.3
+        for process in self.processes if everybody else [self._rng.choice(self.processes)]:
+            what = self._rng.choice(("cannot reach the engine", "cannot be reached", "is partitioned from the engine"))
+            self.recorder.note(process.label, f"{what} for {seconds:.3f} s")
             for label in self._some(self.engine.labels):
-                if ways != "cannot be reached":
-                    self.network.cut(process.label, label, seconds)
-                if ways != "cannot reach the engine":
-                    self.network.cut(label, process.label, seconds)
+                if what != "cannot be reached":
+                    self.network.partition(process.label, label, seconds)
+                if what != "cannot reach the engine":
+                    self.network.partition(label, process.label, seconds)
 
     def _some(self, labels: Sequence[str]) -> Sequence[str]:
-        return labels if len(labels) == 1 else self._chance.sample(labels, self._chance.randint(1, len(labels)))
+        return labels if len(labels) == 1 else self._rng.sample(labels, self._rng.randint(1, len(labels)))
 
     def _stall(self) -> None:
-        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * 2 * max(self.scenario.ttls)
+        host, seconds = self._rng.choice(self.engine.hosts), self._rng.random() * 2 * max(self.scenario.ttls)
         self.recorder.note(host.label, f"is stopped for {seconds:.3f} s")
         host.pause(seconds)
 
     def _restart(self) -> None:
-        host, seconds = self._chance.choice(self.engine.hosts), self._chance.random() * max(self.scenario.ttls)
+        host, seconds = self._rng.choice(self.engine.hosts), self._rng.random() * max(self.scenario.ttls)
         self.recorder.note(host.label, f"goes down for {seconds:.3f} s")
         host.crash(seconds)
 
@@ -173,17 +191,18 @@ class Run:
         self.engine.wipe()
 
     def _force(self) -> None:
-        name = self._chance.choice(self.scenario.names)
-        self.recorder.note("somebody", f"releases {name!r} by force")
+        name = self._rng.choice(self.scenario.names)
+        self.recorder.note("operator", f"releases {name!r} by force")
         self.engine.force(name)
 
     def _jump(self) -> None:
-        seconds = self._chance.uniform(-1000, 1000)
+        seconds = self._rng.uniform(-1000, 1000)
         if self.engine.jump(seconds):
-            self.recorder.note("somebody", f"sets a wall clock by {seconds:+.0f} s")
+            self.recorder.note("operator", f"sets a wall clock by {seconds:+.0f} s")
 
-    def _lost(self, label: str, lease: SimLease, reason: LossReason) -> None:
-        self.recorder.note(label, f"is told that token {lease.token} is lost: {reason}")
+    def _lost(self, label: str, lost: SimLease | BaseGroup, reason: LossReason) -> None:
+        tokens = ", ".join(str(lease.token) for lease in lost._leases())
+        self.recorder.note(label, f"is told that token {tokens} is lost: {reason}")
 
     # ------------------------------------------------------------------ the end
 
@@ -192,38 +211,38 @@ class Run:
         if task.error is not None:
             raise task.error
 
-    def to_the_end(self) -> tuple[History, int]:
-        """Run, heal, look for what is left; return the history and how many never came to an end."""
-        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MANY)
+    def finish(self) -> tuple[History, int]:
+        """Run, clear all faults, look for leftovers; return the history and how many workers never ended."""
+        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MAX_EVENTS)
         stuck, self.ended = self._working, self.scheduler.time
-        self.network.heal()
+        self.network.clear_faults()
         for host in self.engine.hosts:
-            host.heal()
+            host.clear_faults()
         for process in self.processes:
-            process.heal()
-        # From `quiet` on no message is on its way any more, however slow it was.
+            process.clear_faults()
+        # At `quiet`, every message has arrived, however slow it was.
         quiet = self.scheduler.time + self._settled
         self._look(quiet)
-        self._look(quiet + self.scenario.promises.ttl)
-        self.scheduler.run(self.scheduler.time + self.engine.patience)
+        self._look(quiet + self.scenario.invariants.ttl)
+        self.scheduler.run(self.scheduler.time + self.engine.reply_timeout)
         self._look_for_tasks()
         history = self.recorder.finish()
         history.quiet = quiet
         return history, stuck
 
     def _look(self, at: float) -> None:
-        """Take note of whatever is left on the engine at a time."""
+        """Record the claims that the engine has at a time."""
         self.scheduler.run(at)
-        self.recorder.history.left += self.engine.left(at)
+        self.recorder.history.leftovers += self.engine.leftovers(at)
 
     def _look_for_tasks(self) -> None:
-        """Take note of what still runs: a keeper without leases ends, if only when it next looks at them."""
+        """Record the tasks that still run: a renewer without leases ends when it next looks at them."""
         for process in self.processes:
             for error in process.errors:
                 raise RuntimeError(f"a background task of {process.label} failed") from error
             if not process.dead:
                 for task in process.tasks():
-                    self.recorder.history.add(Left("", process.label, f"task ({task.name})", self.scheduler.time))
+                    self.recorder.history.add(Leftover("", process.label, f"task ({task.name})", self.scheduler.time))
 
     def close(self) -> None:
         """Close every coroutine that is left."""

@@ -1,4 +1,4 @@
-"""The simulated world: `fencelock.core.runtime.World` for one simulated process."""
+"""The simulated runtime: `fencelock.core.runtime.Runtime` for one simulated process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fencelock.sim.task import Cancelled, Gone, Suspension, Task
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-DIAL_PATIENCES = 4
-"""Connecting may take so much longer than an answer."""
+CONNECT_FACTOR = 4
+"""Connecting may take this many times the reply timeout."""
 
 
 class SimEvent:
@@ -37,32 +37,32 @@ class SimEvent:
         self._set = False
 
     def set(self) -> None:
-        """Set it and wake whoever waits."""
+        """Set it and wake its waiters."""
         self._set = True
-        for parked in self._waiters:
-            parked.wake()
+        for suspension in self._waiters:
+            suspension.wake()
 
     def close(self) -> None:
-        """Nothing of the system's to give back."""
+        """Do nothing: it has no system resource."""
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, for so long at most; return whether it is."""
+        """Wait until it is set or the time is over; return whether it is set."""
         if self._set:
             return True
-        parked = Suspension(self._process)
-        self._waiters.append(parked)
-        timer = None if timeout is None else self._process.timer(timeout, parked.wake)
+        suspension = Suspension(self._process)
+        self._waiters.append(suspension)
+        timer = None if timeout is None else self._process.timer(timeout, suspension.wake)
         try:
-            await parked
+            await suspension
         finally:
-            self._waiters.remove(parked)
+            self._waiters.remove(suspension)
             if timer is not None:
                 timer.cancel()
         return self._set
 
 
 class SimCancelGuard:
-    """Cancels the task that entered the block, and takes the cancellation back on the way out."""
+    """Cancels the task that entered a block, and withdraws the cancellation at the end of the block."""
 
     def __init__(self, process: Process, task: Task) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class SimCancelGuard:
         self._cancelled = False
 
     def interrupt(self) -> None:
-        """Cancel the body at its next await, a moment later, as the body may be running now."""
+        """Cancel the body at its next await; a moment later, as the body may be running now."""
         self._process.soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -81,13 +81,13 @@ class SimCancelGuard:
             self._task.cancel()
 
     def leave(self) -> bool:
-        """Take our cancellation back; return whether it was the only one."""
+        """Withdraw the cancellation; return whether it was the only one."""
         self._inside = False
         return self._cancelled and self._task.uncancel() <= self._outside
 
 
 class SimRuntime:
-    """One process's way to time, chance and tasks."""
+    """Time, random numbers, tasks and connections of one process."""
 
     def __init__(self, process: Process, network: Network | None = None, *, shares_connections: bool = True) -> None:
         self.process = process
@@ -98,10 +98,10 @@ class SimRuntime:
         self._tasks: dict[Task, None] = {}
 
     def check_usable(self) -> None:
-        """Any task will do."""
+        """Do nothing: every task may use it."""
 
     def current_task(self) -> Hashable:
-        """Return the task."""
+        """Return the running task."""
         return self.process.current
 
     def event(self) -> SimEvent:
@@ -117,15 +117,15 @@ class SimRuntime:
         return SimEvent(self.process)
 
     def process_wakeup(self) -> None:
-        """Return None: the engines of this world ring over the network."""
+        """Return None: simulated engines wake their clients over the network."""
 
     def cancel_guard(self) -> SimCancelGuard:
-        """Return what cancels the running task on loss."""
+        """Return a guard that cancels the running task on loss."""
         assert self.process.current is not None, "a with block is entered by a task"
         return SimCancelGuard(self.process, self.process.current)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run as a task of its own."""
+        """Run it as a new task."""
         if self.process.dead:
             work.close()
         else:
@@ -136,7 +136,7 @@ class SimRuntime:
         self.spawn(work, name)
 
     def call_user(self, function: Callable[[], None]) -> None:
-        """Call it right here."""
+        """Call it now."""
         function()
 
     def _keep(self, task: Task) -> Task:
@@ -150,29 +150,29 @@ class SimRuntime:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep by this process's clock."""
-        parked = Suspension(self.process)
-        timer = self.process.timer(seconds, parked.wake)
+        suspension = Suspension(self.process)
+        timer = self.process.timer(seconds, suspension.wake)
         try:
-            await parked
+            await suspension
         finally:
             timer.cancel()
 
     async def run_blocking(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it right here: no engine of this world blocks."""
+        """Run it now: no simulated engine blocks."""
         return fn(*args)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run it as a task that a cancellation of the caller does not reach; the cancellation comes out afterwards."""
+        """Run it as a task that is not cancelled with the caller; raise the cancellation afterwards."""
         if self.process.dead:
             work.close()
             raise Gone
         ended = self.event()
 
-        def whole(task: Task) -> None:
+        def on_end(task: Task) -> None:
             self._tasks.pop(task, None)
             ended.set()
 
-        task = self._keep(self.process.spawn(work, "shielded", whole))
+        task = self._keep(self.process.spawn(work, "shielded", on_end))
         end = self.now() + timeout
         cancelled: Cancelled | None = None
         while not task.done and (left := end - self.now()) > 0:
@@ -185,7 +185,7 @@ class SimRuntime:
         if not task.done:
             raise TimeoutError(f"not done within {timeout:g} s")
         if isinstance(task.error, Cancelled):
-            raise TimeoutError("it was broken off: the client is being closed")
+            raise TimeoutError("it was cancelled: the client is being closed")
         if task.error is not None:
             raise task.error
         return task.result  # type: ignore[no-any-return]
@@ -194,31 +194,31 @@ class SimRuntime:
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect to a simulated server, by its label."""
-        assert self._network is not None, "a world that connects to servers needs a network"
-        patience = DIAL_PATIENCES * self._network.faults.patience
-        return await SimConnection(self.process, self._network, connector, on_push, on_end).connect(patience)
+        assert self._network is not None, "a runtime that connects to servers needs a network"
+        timeout = CONNECT_FACTOR * self._network.faults.reply_timeout
+        return await SimConnection(self.process, self._network, connector, on_push, on_end).connect(timeout)
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
-        """Ask several simulated servers at once."""
+        """Send to several simulated servers at once."""
         return await request_all(
-            self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", asked), timeout, enough
+            self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", requests), timeout, enough
         )
 
-    async def wait_for_push(self, connections: Sequence[Connection], bell: Event, timeout: float) -> bool:
-        """Wait for the bell: messages arrive by themselves, and whoever gave us the wires rings when one ends."""
-        return await bell.wait(timeout) if all(connection.open for connection in connections) else bell.is_set()
+    async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
+        """Wait for the event: messages arrive by themselves, and the engine sets it when a connection ends."""
+        return await event.wait(timeout) if all(connection.open for connection in connections) else event.is_set()
 
     async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
-        """Refuse: there are no descriptors here, and no engine of this world has a driver that needs one."""
-        raise NotImplementedError("the simulated world has no descriptors")
+        """Refuse: simulated engines have no descriptors."""
+        raise NotImplementedError("the simulated runtime has no descriptors")
 
     async def close(self) -> None:
-        """Cancel what is left of the world's own tasks, and wait for their end."""
+        """Cancel the background tasks that are left, and wait for their end."""
         left = [task for task in self._tasks if task is not self.process.current]
         for task in left:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, how much of it, and what must be true all the same."""
+"""The scenarios: which faults a run has, how many, and which invariants hold all the same."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fencelock.sim.network import NetworkFaults
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A kind of run. The seed decides everything that is left open here."""
+    """A kind of run. The seed decides all that is open here."""
 
     name: str
     about: str
-    promises: Invariants
+    invariants: Invariants
     faults: NetworkFaults
     names: tuple[str, ...] = ("x",)
     processes: int = 3
@@ -23,37 +23,38 @@ class Scenario:
     jobs: int = 3
     ttls: tuple[float, ...] = (1.0, 2.0)
     lapses: bool = True
-    """Some leases are not renewed, or not for long."""
+    """Whether some leases are not renewed, or have a max_hold."""
     lingers: tuple[float, ...] = (0.0, 0.0, 3.0)
-    """For how many ttls leases are held."""
-    sharing: bool = False
-    """Readers and writers, or permits, instead of a lock for one."""
+    """For how many ttls leases are held, at most."""
     fence: bool = True
     cancels: int = 0
     steps: int = 60
-    """Awaits of a process within which it is cancelled, stopped or killed."""
+    """The awaits of a process within which it is cancelled, paused or crashes."""
     pauses: int = 0
-    """Stops of up to two ttls."""
+    """Pauses of a process, of up to two ttls."""
     crashes: int = 0
-    cuts: int = 0
-    """Times that somebody, or everybody, cannot reach the engine, or not be reached, or both, for up to two ttls."""
+    partitions: int = 0
+    """Partitions of one or all processes from the engine, in one direction or both, for up to two ttls."""
     wipes: int = 0
     rewinds: bool = False
-    """The engine's wall clock stands still, so that a wiped engine repeats its tokens one by one."""
+    """Whether the engine's wall clock stands still, so that an engine without its data repeats its tokens."""
     forces: int = 0
     jumps: bool = False
-    """The clock by which leases run out is set."""
+    """Whether the clock by which leases expire is set."""
     stalls: int = 0
-    """Times that a server is stopped for up to two ttls."""
+    """Pauses of a server, of up to two ttls."""
     restarts: int = 0
-    """Times that a server goes down and comes back with its data."""
+    """Restarts of a server that keeps its data."""
     nodes: tuple[int, ...] = (1,)
     """How many servers the engine may have."""
     engine: str = "memory"
+    primitive: str = "lock"
+    lag: float = 0.0
+    """Seconds by which what observers read may be out of date."""
 
 
 LONG = 60.0
-"""Seconds that bound a wait in bad weather: every participant may have to run out, one after the other."""
+"""The longest time for which a name may be free with faults: every participant may have to expire, one after the other."""
 
 ROUGH = NetworkFaults(delay=0.03, slow=0.1, slowest=1.2, lost=0.08, doubled=0.05)
 
@@ -61,25 +62,13 @@ SCENARIOS = (
     Scenario(
         "calm",
         "messages overtake each other and none is lost; waiting and working tasks are cancelled",
-        # Nobody has to run out, so a release must reach the next in line within a few messages.
+        # No lease has to expire, so a release must reach the next waiter within a few messages.
         Invariants(free_at_most=0.6, ttl=3.1),
         NetworkFaults(delay=0.02),
         tasks=2,
         ttls=(2.0, 3.0),
         lapses=False,
         cancels=4,
-    ),
-    Scenario(
-        "shared",
-        "as calm, with readers and writers, or with permits; some are stopped",
-        Invariants(free_at_most=LONG, ttl=3.1),
-        NetworkFaults(delay=0.02),
-        tasks=2,
-        jobs=2,
-        ttls=(2.0, 3.0),
-        sharing=True,
-        cancels=2,
-        pauses=2,
     ),
     Scenario(
         "lossy",
@@ -91,7 +80,7 @@ SCENARIOS = (
     Scenario(
         "late",
         "messages are lost or arrive late, after their sender gave up on an answer and asked again",
-        # Whoever ends in order asks until it is answered, and what arrives late must find that it is too late.
+        # A caller repeats its clean-up until it is confirmed, and a request that arrives later must have no effect.
         Invariants(free_at_most=LONG, ttl=3.1),
         NetworkFaults(delay=0.03, slow=0.12, slowest=0.9, lost=0.08),
         ttls=(2.0, 3.0),
@@ -100,16 +89,16 @@ SCENARIOS = (
     ),
     Scenario(
         "stops",
-        "processes are stopped for longer than their leases last, and crash",
+        "processes are paused for longer than their leases last, and crash",
         Invariants(free_at_most=LONG, ttl=2.1),
-        NetworkFaults(delay=0.03, patience=1.0),
+        NetworkFaults(delay=0.03, reply_timeout=1.0),
         pauses=5,
         crashes=1,
         cancels=1,
     ),
     Scenario(
         "drift",
-        "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
+        "leases expire, and are renewed at the last moment, by clocks with the largest difference in rate",
         Invariants(free_at_most=10 * LONG, ttl=20.1),
         NetworkFaults(delay=0.002),
         jobs=2,
@@ -118,29 +107,29 @@ SCENARIOS = (
     ),
     Scenario(
         "kept",
-        "leases are held for many ttls, while stops and outages come in a row",
+        "leases are held for many ttls, with pauses and partitions one after the other",
         Invariants(free_at_most=LONG, clean=False, ttl=1.1),
-        NetworkFaults(delay=0.05, patience=0.8),
+        NetworkFaults(delay=0.05, reply_timeout=0.8),
         jobs=1,
         ttls=(1.0,),
         lapses=False,
         lingers=(8.0,),
         steps=30,
         pauses=12,
-        cuts=3,
+        partitions=3,
     ),
     Scenario(
         "outage",
-        "the engine cannot be reached, or cannot answer",
+        "the engine cannot be reached, or cannot reply",
         Invariants(free_at_most=LONG, clean=False, ttl=2.1),
         NetworkFaults(delay=0.03, slow=0.05, slowest=0.5, lost=0.02),
-        cuts=5,
+        partitions=5,
         pauses=1,
         ttls=(1.0, 2.0),
     ),
     Scenario(
         "chaos",
-        "everything but the loss of the engine's data",
+        "all faults but the loss of the engine's data",
         Invariants(free_at_most=LONG, clean=False, ttl=2.1),
         ROUGH,
         names=("x", "y"),  # so that a client keeps several leases at a time
@@ -149,12 +138,12 @@ SCENARIOS = (
         cancels=2,
         pauses=3,
         crashes=1,
-        cuts=1,
+        partitions=1,
     ),
     Scenario(
         "wiped",
-        "the engine loses its data, and people release by force",
-        # Whoever held the lock learns of it only when it renews. The clock goes on, so tokens rise all the same.
+        "the engine loses its data, and locks are released by force",
+        # A holder learns of it only when it renews. The clock does not go back, so tokens still rise.
         Invariants(exclusion=False, free_at_most=LONG, clean=False, ttl=2.1),
         NetworkFaults(delay=0.03, slow=0.1, slowest=0.8),
         wipes=2,
@@ -163,8 +152,8 @@ SCENARIOS = (
     ),
     Scenario(
         "reborn",
-        "the engine loses its data and its clock: tokens are given out twice",
-        # Nothing is promised then but what the fence keeps: the resource stays right.
+        "the engine loses its data and its clock: tokens repeat",
+        # The only promise is that of the fence: the resource stays correct.
         Invariants(exclusion=False, tokens=False, order=False, free_at_most=LONG, clean=False, ttl=2.1),
         NetworkFaults(delay=0.05, slow=0.1, slowest=0.8),
         wipes=2,
@@ -175,26 +164,28 @@ SCENARIOS = (
 
 UNFENCED = Scenario(
     "unfenced",
-    "as chaos, without a fence: the resource's data must be seen to break",
+    "as chaos, without a fence: the checker must see the data break",
     Invariants(free_at_most=LONG, clean=False, ttl=2.1),
     ROUGH,
     fence=False,
     cancels=2,
     pauses=4,
     crashes=1,
-    cuts=1,
+    partitions=1,
 )
 
 REDIS = (
-    # A waiter whose connection is broken is passed over, so the order is promised only where none breaks.
+    # A waiter whose connection is broken is skipped, so the order is promised only where none breaks.
     *(
-        replace(scenario, engine="redis", promises=replace(scenario.promises, order=scenario.name in ("calm", "drift")))
+        replace(
+            scenario, engine="redis", invariants=replace(scenario.invariants, order=scenario.name in ("calm", "drift"))
+        )
         for scenario in SCENARIOS
         if scenario.name != "late"
     ),
     Scenario(
         "late",
-        "requests arrive after their sender gave up on the connection, and asked again or took them back on another one",
+        "requests arrive after their sender closed the connection, and repeated or abandoned them on another one",
         Invariants(free_at_most=LONG, order=False, ttl=3.1),
         NetworkFaults(delay=0.03, slow=0.12, slowest=1.8, lost=0.04),
         ttls=(2.0, 3.0),
@@ -204,7 +195,7 @@ REDIS = (
     ),
     Scenario(
         "restarts",
-        "the server is stopped, and goes down and comes back with its data",
+        "the server is paused, and restarts with its data",
         Invariants(free_at_most=LONG, order=False, clean=False, ttl=2.1),
         NetworkFaults(delay=0.03, slow=0.05, slowest=0.5),
         cancels=1,
@@ -215,8 +206,8 @@ REDIS = (
     ),
     Scenario(
         "set",
-        "somebody sets the server's clock, by which leases run out",
-        # Whoever holds the lock may run out at once, or not for long; tokens rise all the same.
+        "the server's clock is set, by which leases expire",
+        # Leases may expire at once, or much too late; tokens still rise.
         Invariants(exclusion=False, order=False, clean=False, ttl=1100.0),
         NetworkFaults(delay=0.03),
         pauses=2,
@@ -227,16 +218,16 @@ REDIS = (
 )
 
 
-def _redlock(name: str, about: str, promises: Invariants, faults: NetworkFaults, **more: Any) -> Scenario:
-    """Return a scenario for several nodes that are not fair, and of which some may know a claim for its ttl."""
+def _redlock(name: str, about: str, invariants: Invariants, faults: NetworkFaults, **more: Any) -> Scenario:
+    """Return a scenario for several nodes. Redlock is not fair, and a node may keep a claim for its ttl."""
     settings: dict[str, Any] = {"nodes": (3, 5), "jobs": 2, "ttls": (2.0, 3.0), **more}
-    promises = replace(promises, order=False)
-    return Scenario(name, about, promises, faults, engine="redlock", **settings)
+    invariants = replace(invariants, order=False)
+    return Scenario(name, about, invariants, faults, engine="redlock", **settings)
 
 
 UNCLEAN = Invariants(free_at_most=LONG, clean=False, ttl=3.1)
 UNSTEADY = NetworkFaults(delay=0.02, slow=0.04, slowest=0.7, lost=0.004)
-"""Every request takes a message to each node and back, so that this is worse than it looks."""
+"""Every request takes a message to each node and back, so a low probability has a large effect."""
 
 REDLOCK = (
     _redlock(
@@ -245,7 +236,7 @@ REDLOCK = (
     _redlock("late", "messages arrive late, and connections break", UNCLEAN, UNSTEADY, cancels=2),
     _redlock(
         "stops",
-        "clients and nodes are stopped, and clients crash",
+        "clients and nodes are paused, and clients crash",
         UNCLEAN,
         NetworkFaults(),
         pauses=4,
@@ -254,7 +245,7 @@ REDLOCK = (
     ),
     _redlock(
         "drift",
-        "leases run out, and are renewed at the last moment, by clocks that run as far apart as they may",
+        "leases expire, and are renewed at the last moment, by clocks with the largest difference in rate",
         replace(UNCLEAN, free_at_most=10 * LONG, ttl=20.1),
         NetworkFaults(delay=0.002),
         processes=2,
@@ -263,15 +254,15 @@ REDLOCK = (
     ),
     _redlock(
         "outage",
-        "clients cannot reach some of the nodes, or cannot be reached",
+        "clients are partitioned from some of the nodes",
         UNCLEAN,
         NetworkFaults(delay=0.02, slow=0.02, slowest=0.5),
-        cuts=5,
+        partitions=5,
         pauses=1,
     ),
     _redlock(
         "restarts",
-        "nodes are stopped, and go down and come back with their data",
+        "nodes are paused, and restart with their data",
         UNCLEAN,
         NetworkFaults(),
         cancels=1,
@@ -280,21 +271,21 @@ REDLOCK = (
     ),
     _redlock(
         "chaos",
-        "everything but the loss of data",
+        "all faults but the loss of data",
         UNCLEAN,
         UNSTEADY,
         names=("x", "y"),
         cancels=2,
         pauses=3,
         crashes=1,
-        cuts=2,
+        partitions=2,
         stalls=2,
         restarts=2,
     ),
     _redlock(
         "wiped",
-        "a node loses its data, and people release by force",
-        # What remains then is the clock: tokens rise with it, and exclusion is not promised.
+        "a node loses its data, and locks are released by force",
+        # Only the clock remains: tokens rise with it, and exclusion is not promised.
         replace(UNCLEAN, exclusion=False),
         NetworkFaults(delay=0.02, slow=0.02, slowest=0.5),
         wipes=2,
@@ -305,11 +296,34 @@ REDLOCK = (
 
 ENGINES = {"memory": SCENARIOS, "redis": REDIS, "redlock": REDLOCK}
 
-BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, UNFENCED)}
+PRIMITIVES: dict[str, dict[str, Any]] = {
+    "lock": {},
+    "rwlock": {"tasks": 2, "jobs": 2},
+    "semaphore": {"tasks": 2, "jobs": 2},
+    "multi": {"names": ("x", "y", "z"), "tasks": 2, "jobs": 2},
+    "election": {"jobs": 2, "lag": 1.5},
+}
+"""The primitives, and what their runs have that those of a lock do not."""
+
+FOR_PRIMITIVES = ("calm", "lossy", "late", "stops", "kept", "outage", "chaos", "restarts")
+"""The scenarios of a lock in which the other primitives are played."""
 
 
-def scenario_of(seed: int, engine: str = "memory", name: str | None = None) -> Scenario:
-    """Return the scenario that a seed plays on an engine unless told otherwise."""
+def scenarios_of(engine: str = "memory", primitive: str = "lock") -> tuple[Scenario, ...]:
+    """Return the scenarios that are played for a primitive on an engine."""
+    if primitive == "lock":
+        return (*ENGINES[engine], UNFENCED)
+    return tuple(
+        replace(scenario, primitive=primitive, **PRIMITIVES[primitive])
+        for scenario in ENGINES[engine]
+        if scenario.name in FOR_PRIMITIVES
+    )
+
+
+def scenario_of(seed: int, engine: str = "memory", name: str | None = None, primitive: str = "lock") -> Scenario:
+    """Return the named scenario, or the one that the seed chooses."""
+    scenarios = scenarios_of(engine, primitive)
     if name is not None:
-        return next(scenario for scenario in (*ENGINES[engine], UNFENCED) if scenario.name == name)
-    return ENGINES[engine][seed % len(ENGINES[engine])]
+        return next(scenario for scenario in scenarios if scenario.name == name)
+    chosen = [scenario for scenario in scenarios if scenario.fence]
+    return chosen[seed % len(chosen)]

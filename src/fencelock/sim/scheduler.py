@@ -1,4 +1,4 @@
-"""Virtual time: a heap of events and one source of chance. Whatever happens in a run is a function of the seed."""
+"""Virtual time: a heap of events and one random generator. All that happens in a run is a function of the seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 
 class Timer:
-    """An event to come, until it is cancelled."""
+    """A planned event; `cancel` removes it."""
 
     __slots__ = ("fn",)
 
@@ -16,12 +16,12 @@ class Timer:
         self.fn: Callable[[], object] | None = fn
 
     def cancel(self) -> None:
-        """Make it not happen."""
+        """Remove the event."""
         self.fn = None
 
 
 class Scheduler:
-    """`time` is the true time that no process can see; each has a clock of its own."""
+    """`time` is the true time. No process sees it; each has its own clock."""
 
     def __init__(self, seed: int | str) -> None:
         self.random = Random(seed)
@@ -35,14 +35,14 @@ class Scheduler:
         return self.at(self.time + seconds, fn)
 
     def at(self, time: float, fn: Callable[[], object]) -> Timer:
-        """Call the function at this true time, after whatever else was to happen then."""
+        """Call the function at this true time, after the events that were planned for it before."""
         timer = Timer(fn)
         self._order += 1
         heappush(self._heap, (time, self._order, timer))
         return timer
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Let time pass up to a moment; return whether it was stopped before."""
+        """Run the events up to a time; return whether `stop()` ended it before."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             when, _, timer = heappop(heap)

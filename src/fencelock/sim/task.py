@@ -1,4 +1,4 @@
-"""Tasks of a simulated process: coroutines that are parked at an await, woken, cancelled there, or never run again."""
+"""Tasks of a simulated process: coroutines that are suspended at an await and then resumed, cancelled or closed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class Cancelled(BaseException):
-    """Somebody cancelled the task: asyncio's CancelledError in the simulated world."""
+    """The task was cancelled: the simulator's CancelledError."""
 
 
 class Gone(BaseException):
-    """The process is no more. Nothing of it may run, but its coroutines have to be closed somehow."""
+    """The process has ended: raised at every await, to close its coroutines without running them."""
 
 
 class Suspension:
-    """An await that suspends until somebody wakes it."""
+    """An await that suspends its task until `wake` is called."""
 
     __slots__ = ("_process", "_task", "done")
 
@@ -28,7 +28,7 @@ class Suspension:
         self.done = False
 
     def wake(self) -> None:
-        """Let the task that is parked here go on."""
+        """Resume the task that is suspended here."""
         if not self.done:
             self.done = True
             if self._task is not None:
@@ -40,21 +40,21 @@ class Suspension:
         if not self.done:
             yield self
 
-    def hold(self, task: Task) -> None:
-        """Remember who is parked here."""
+    def attach(self, task: Task) -> None:
+        """Remember the task that is suspended here."""
         self._task = task
 
 
 class Task:
-    """A coroutine of a process. Cancellation is as in asyncio: an exception at the await where it is parked."""
+    """A coroutine of a process. As in asyncio, a cancellation is an exception at the await where it is suspended."""
 
     __slots__ = (
         "_coro",
         "_must_cancel",
-        "_parked",
+        "_on_end",
         "_pending",
         "_process",
-        "_whole",
+        "_suspension",
         "cancelling",
         "done",
         "error",
@@ -63,12 +63,12 @@ class Task:
     )
 
     def __init__(
-        self, process: Process, coro: Coroutine[Any, Any, Any], name: str, whole: Callable[[Task], None]
+        self, process: Process, coro: Coroutine[Any, Any, Any], name: str, on_end: Callable[[Task], None]
     ) -> None:
         self._process = process
         self._coro = coro
-        self._whole = whole
-        self._parked: Suspension | None = None
+        self._on_end = on_end
+        self._suspension: Suspension | None = None
         self._pending = False
         self._must_cancel = False
         self.name = name
@@ -83,43 +83,43 @@ class Task:
             self._pending = True
             self._process.soon(self._step)
 
-    def resume(self, parked: Suspension) -> None:
-        """Go on after an await, unless the task has left it already."""
-        if self._parked is parked:
+    def resume(self, suspension: Suspension) -> None:
+        """Continue after an await, unless the task has left it already."""
+        if self._suspension is suspension:
             self._schedule()
 
     def cancel(self) -> None:
-        """Throw Cancelled at the await where the task is, or at its next one if it is running."""
+        """Raise Cancelled at the await where the task is suspended, or at its next await if it is running."""
         if not self.done:
             self.cancelling += 1
             self._must_cancel = True
-            if self._parked is not None:
+            if self._suspension is not None:
                 self._schedule()
 
     def uncancel(self) -> int:
-        """Take one cancellation back; return how many are left."""
+        """Withdraw one cancellation; return how many are left."""
         self.cancelling = max(0, self.cancelling - 1)
         return self.cancelling
 
     def _step(self) -> None:
         self._pending = False
-        self._parked = None
+        self._suspension = None
         process = self._process
         process.current = self
         try:
             if self._must_cancel:
                 self._must_cancel = False
-                parked = self._coro.throw(Cancelled())
+                suspension = self._coro.throw(Cancelled())
             else:
-                parked = self._coro.send(None)
+                suspension = self._coro.send(None)
         except StopIteration as stop:
             self._finish(stop.value, None)
         except BaseException as error:
             self._finish(None, error)
         else:
-            self._parked = parked
-            parked.hold(self)
-            if parked.done or self._must_cancel:
+            self._suspension = suspension
+            suspension.attach(self)
+            if suspension.done or self._must_cancel:
                 self._schedule()
         finally:
             process.current = None
@@ -127,10 +127,10 @@ class Task:
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         self.done, self.result, self.error = True, result, error
-        self._whole(self)
+        self._on_end(self)
 
     def close(self) -> None:
-        """End the coroutine without letting it do anything: every await of a dead process raises Gone at once."""
+        """Close the coroutine without running it: every await of a dead process raises Gone."""
         if self.done:
             return
         self.done = True
@@ -141,4 +141,4 @@ class Task:
 
     @property
     def _started(self) -> bool:
-        return self._parked is not None
+        return self._suspension is not None

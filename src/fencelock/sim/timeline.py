@@ -1,4 +1,4 @@
-"""A history as people read it: one line for each thing that happened, in the order of time."""
+"""A history for people: one line for each event, in order of time."""
 
 from __future__ import annotations
 
@@ -8,27 +8,38 @@ from fencelock.sim.history import History, Kind, Op
 
 
 def timeline(history: History) -> Iterator[str]:
-    """Yield the lines."""
+    """Yield the lines of a history."""
     lines: list[tuple[float, str, str]] = []
     for op in history.ops:
         lines.append(
             (
                 op.called,
                 op.owner,
-                f"asks to {op.kind} {op.name!r}" + (f" (token {op.token})" if op.kind is Kind.RELEASE else ""),
+                f"calls {op.kind} {op.name!r}" + (f" (token {op.token})" if op.kind is Kind.RELEASE else ""),
             )
         )
         if op.returned is not None:
             lines.append((op.returned, op.owner, _ending(op)))
         if op.valid_until is not None:
-            lines.append((op.valid_until, op.owner, f"no longer believes to hold {op.name!r} (token {op.token})"))
+            lines.append((op.valid_until, op.owner, f"can no longer trust its lease on {op.name!r} (token {op.token})"))
     for write in history.writes:
         verb = "accepts" if write.accepted else "REFUSES"
         what = f"{verb} {write.value} from {write.owner} (token {write.token}), who saw {write.saw}"
         lines.append((write.at, write.resource, what))
+    lines += [
+        (group.returned, group.owner, f"multi-lock {', '.join(group.names)}: {group.outcome}")
+        for group in history.groups
+        if group.returned is not None
+    ]
+    for term in history.terms:
+        lines += [(term.start, term.owner, f"begins the work of term {term.token}")]
+        lines += [(term.end, term.owner, f"ends the work of term {term.token}")]
+    for saw in history.observations:
+        leader = "no leader" if saw.token is None else f"{saw.owner} lead term {saw.token} ({saw.value})"
+        lines.append((saw.at, saw.observer, f"sees {leader}"))
     lines += [(note.at, note.who, note.what) for note in history.notes]
     lines += [
-        (left.at, left.owner or "engine", f"still has a {left.role} {left.name}".rstrip()) for left in history.left
+        (left.at, left.owner or "engine", f"still has a {left.role} {left.name}".rstrip()) for left in history.leftovers
     ]
     for at, who, what in sorted(lines, key=lambda line: line[0]):
         yield f"{at:10.4f}  {who:8} {what}"

@@ -94,7 +94,7 @@ class MySQLConnection:
     def send(self, statements: Sequence[str]) -> list[Reply]:
         """Send statements in one write and return their replies, which are still to come."""
         replies = [self.expect_reply() for _ in statements]
-        self.transport.tell(b"".join([query(statement) for statement in statements]))
+        self.transport.send(b"".join([query(statement) for statement in statements]))
         return replies
 
     async def receive(self, replies: Sequence[Reply], timeout: float) -> bool:
@@ -113,7 +113,7 @@ class MySQLConnection:
     def close(self) -> None:
         """End the session."""
         if self.transport.open and self.idle:
-            self.transport.tell(QUIT)
+            self.transport.send(QUIT)
         self.transport.close()
 
 

@@ -137,7 +137,7 @@ class MySQLPool:
             response: bytes | None = login.first_packet()
             while response is not None:
                 reply = connection.expect_reply()
-                connection.transport.tell(response)
+                connection.transport.send(response)
                 response = login.respond(*await self._receive_packet(connection, reply, until))
         except (ServerError, ValueError) as error:
             raise connector.unreachable(error) from error
@@ -350,7 +350,7 @@ class MySQLPool:
     def detach_after_fork(self) -> None:
         """Drop the parent's connections in a forked child without sending anything on them."""
         for connection in self._all:
-            connection.transport.forget()
+            connection.transport.detach_after_fork()
         self._all, self._idle, self._counter_started = set(), [], False
 
 

@@ -183,11 +183,7 @@ class RowsEngine:
         finally:
             self._pool.close()
 
-    def before_fork(self) -> None:
-        """Do nothing: the parent needs nothing closed."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, close the parent's connections without sending anything on them."""
-        if child:
-            self._listener.detach_after_fork()
-            self._pool.detach_after_fork()
+    def after_fork(self) -> None:
+        """Close the parent's connections without sending anything on them."""
+        self._listener.detach_after_fork()
+        self._pool.detach_after_fork()

@@ -345,15 +345,11 @@ class AdvisoryEngine:
             if session.try_take():
                 self._sessions.drop(session)
 
-    def before_fork(self) -> None:
-        """Do nothing: the parent needs nothing closed."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, close the parent's connections without sending anything on them."""
-        if child:
-            self._sessions.detach_after_fork()
-            self._abandoned.clear()
-            self._pool.detach_after_fork()
+    def after_fork(self) -> None:
+        """Close the parent's connections without sending anything on them."""
+        self._sessions.detach_after_fork()
+        self._abandoned.clear()
+        self._pool.detach_after_fork()
 
     async def _begin_session(self, connection: PostgresConnection) -> None:
         """Refuse a server that cannot keep a ttl, and a pooler, which would give the session to others."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
-from fencelock.core.runtime import NO_REPLY, Connection
+from fencelock.core.runtime import Connection
 
 MAX_EARLY_NOTIFICATIONS = 1000
 """Notifications kept for claims whose attempt has no reply yet."""
@@ -53,8 +52,3 @@ class RedisConnection:
         """Wake all waiters when the connection ends, so that they attempt again over another one."""
         for event in list(self.push_events.values()):
             event.set()
-
-
-def all_replied(replies: Sequence[Any]) -> bool:
-    """Return whether no reply is missing."""
-    return NO_REPLY not in replies

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from fencelock.core.runtime import NO_REPLY, Command, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.pool import escape_pattern
-from fencelock.engines.redis.scripts import load, packed, ttl_ms
+from fencelock.engines.redis.scripts import load, ttl_ms
 from fencelock.engines.redlock.cluster import Cluster, Connections, at_once, is_reply, never, reply_timeout
 from fencelock.engines.redlock.node import CONNECT_TIMEOUT
 from fencelock.engines.redlock.queued import QueuedClaim
@@ -61,7 +60,6 @@ MAX_ROUNDS = 4
 """Proposals in a row, each above what the nodes have seen."""
 BATCH = 500
 MAX_CLAIMS = 10_000
-MAX_PACKED_COMMANDS = 1000
 ACKNOWLEDGED = [1]
 """The reply of a node that accepts a proposal."""
 
@@ -84,7 +82,6 @@ class RedlockEngine:
         self._prefix = f"{quote(namespace, safe='')}:redlock"
         self._keys = (self._prefix,)
         self._cluster = Cluster(runtime, connectors, self._prefix)
-        self._packed_commands = lru_cache(MAX_PACKED_COMMANDS)(self._pack_commands)
         self._highest = 0
         """The highest proposal seen: ours are never lower, even if our clock goes back."""
         self._proposals: dict[str, int] = {}
@@ -156,7 +153,7 @@ class RedlockEngine:
         max_timeout = _reply_timeout(ttl)
         connections = await self._cluster.get(max_timeout, Deadline(self._runtime.now, ttl / 3))
         # A node that hangs must not take too much of a short ttl; but give slow nodes twice their last latency.
-        latencies = sorted(conn.raw.pace for conn in connections if conn is not None)[: self._cluster.majority]
+        latencies = sorted(conn.raw.last_latency for conn in connections if conn is not None)[: self._cluster.majority]
         timeout = min(max_timeout, max([ttl / 5, *(2 * seconds for seconds in latencies)]))
         silent: Connections = [None] * len(connections)
         try:
@@ -262,15 +259,11 @@ class RedlockEngine:
         for queued in list(self._queued.values()):
             queued.event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: the child only has to drop the connections."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's connections without sending anything."""
-        if child:
-            self._queued.clear()
-            self._proposals.clear()
-            self._cluster.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's connections without sending anything."""
+        self._queued.clear()
+        self._proposals.clear()
+        self._cluster.detach_after_fork()
 
     # ------------------------------------------------------------------ proposals and renewals
 
@@ -414,21 +407,15 @@ class RedlockEngine:
     # ------------------------------------------------------------------ commands
 
     def _claim_call(self, claim: Claim, proposal: int) -> bytes:
-        begin, _ = self._packed_commands(claim.name, claim.ttl, _label(claim))
-        return f"{begin}{packed(claim.id, proposal)}".encode()
+        return CLAIM.call(self._keys, (claim.name, ttl_ms(claim.ttl), _label(claim), claim.id, proposal))
 
     def _undo_call(self, claim: Claim, proposal: int) -> bytes:
-        _, begin = self._packed_commands(claim.name, claim.ttl, _label(claim))
-        return f"{begin}{packed(claim.id, proposal)}".encode()
+        return UNDO.call(self._keys, (claim.name, claim.id, proposal))
 
     def _enqueue_call(self, claim: Claim, proposal: int, connection: RedisConnection, ticket: int) -> bytes:
         """Return the call that undoes a proposal and enqueues the claim."""
         args = (claim.name, claim.id, proposal, ttl_ms(claim.ttl), _label(claim), connection.channel, ticket)
         return UNDO.call(self._keys, args)
-
-    def _pack_commands(self, name: str, ttl: float, label: str) -> tuple[str, str]:
-        """Return the claim and undo commands of all claims that differ in nothing but id and proposal, up to these two."""
-        return CLAIM.begin(self._keys, (name, ttl_ms(ttl), label), 2), UNDO.begin(self._keys, (name,), 2)
 
 
 def _remember(table: dict[str, int], id: str, value: int) -> None:

@@ -7,6 +7,7 @@ local BASE, NAME, ttl, mode, label, id, address = KEYS[1], unpack(ARGV)
 -- include queue.lua
 local held_token = token_of(id)
 if held_token then -- the reply to an earlier attempt was lost
+  if mode == 'x' and not exclusive then mode = 's' end -- the claim was downgraded since
   hold(id, held_token, ttl, mode, label)
   return tonumber(held_token)
 end
