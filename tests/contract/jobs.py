@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fencelock.primitives.runs import Run
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import Subject
 
 Work = Callable[[Any], Awaitable[object]]
 
@@ -26,10 +26,10 @@ async def until_lost(slot: Any) -> None:
 class JobView:
     """A `Once` or a `Schedule`."""
 
-    def __init__(self, subject: Subject, raw: Any) -> None:
+    def __init__(self, factory: ClientFactory, raw: Any) -> None:
         self.raw = raw
-        self._blocking = subject.runtime_name == "blocking"
-        self._call = subject.call
+        self._blocking = factory.runtime_name == "blocking"
+        self._call = factory.call
 
     def _plain(self, work: Work) -> Callable[[Any], object]:
         loop = asyncio.get_running_loop()
@@ -69,16 +69,16 @@ class JobView:
         await (self._call(self.raw.__exit__, *error) if self._blocking else self.raw.__aexit__(*error))
 
 
-def once(subject: Subject, locks: LocksView, name: str, slot: str, **options: Any) -> JobView:
+def once(factory: ClientFactory, locks: LocksView, name: str, slot: str, **options: Any) -> JobView:
     """Return `locks.once(…)`."""
-    return JobView(subject, locks.raw.once(name, slot, **subject.pace.options(options)))
+    return JobView(factory, locks.raw.once(name, slot, **factory.ttl_scale.options(options)))
 
 
 def schedule(
-    subject: Subject, locks: LocksView, name: str, clock: Callable[[], float] | None = None, **options: Any
+    factory: ClientFactory, locks: LocksView, name: str, clock: Callable[[], float] | None = None, **options: Any
 ) -> JobView:
     """Return `locks.schedule(…)`, perhaps with another wall clock."""
-    view = JobView(subject, locks.raw.schedule(name, **subject.pace.options(options)))
+    view = JobView(factory, locks.raw.schedule(name, **factory.ttl_scale.options(options)))
     if clock is not None:
         view.raw._factory.clock = clock
     return view
