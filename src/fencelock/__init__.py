@@ -11,10 +11,11 @@ True
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
-    from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync import Locks, connect
     from fencelock.api.sync_cache import CachedFunction
     from fencelock.api.sync_election import Election
     from fencelock.api.sync_jobs import Once, Schedule, Slot
+    from fencelock.api.sync_lock import Lease, Lock, Lost, RWLock
     from fencelock.api.sync_multi import Group, MultiLock
     from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
@@ -105,6 +106,7 @@ PUBLIC_MODULES = (
     "fencelock.errors",
     "fencelock.model",
     "fencelock.api.sync",
+    "fencelock.api.sync_lock",
     "fencelock.api.sync_multi",
     "fencelock.api.sync_cache",
     "fencelock.api.sync_election",

@@ -48,7 +48,7 @@ def engine(etcd1: Etcd, clients: Clients) -> EtcdEngine:
 
 
 async def test_force_release_does_not_drop_the_next_holder(engine: EtcdEngine) -> None:
-    """A forced release whose reply was lost is not carried out on whoever holds the lock next: its outcome is unknown."""
+    """A forced release whose reply was lost does not remove the next holder: its outcome is unknown."""
     holder = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(holder, Grant)
     waiter = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)

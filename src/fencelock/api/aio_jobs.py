@@ -8,7 +8,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any
 
-from fencelock.api.aio import Lease, Lost
+from fencelock.api.aio_lock import Lease, Lost
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.primitives.once import OnceFactory

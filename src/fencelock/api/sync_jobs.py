@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import update_wrapper
 from types import TracebackType
 
-from fencelock.api.sync import Lease, Lost
+from fencelock.api.sync_lock import Lease, Lost
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.primitives.once import OnceFactory
