@@ -127,8 +127,8 @@ def test_demo_interrupted() -> None:
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, True),
     ],
 )
-def test_demo_colours(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
-    """Colours are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
+def test_demo_uses_colors_on_terminals(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
+    """Colors are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
     assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is runtime_name
 
 

@@ -259,7 +259,7 @@ def test_name_that_would_move_the_cursor(cli: Cli) -> None:
 
 
 def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
-    """An owner's label from the engine, whoever wrote it there, and a reason are escaped for people."""
+    """Control characters in an owner or a reason are escaped in output for people."""
     label, shown = "\x1b[2J\u202eroot\x07", "\\x1b[2J\\u202eroot\\x07"
     cli.hold("x", "--owner", "harmless")
     cli.start("run", "x", "--owner", "next", "--", "true")

@@ -219,8 +219,8 @@ def test_wrong_arguments(cli: Cli, arguments: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///no/such/folder/locks.db", "memory://"])
-def test_engine_that_cannot_do_it(cli: Cli, url: str) -> None:
-    """An engine that cannot be reached, or cannot keep processes apart, gives 69 and one line."""
+def test_unusable_engine_exits_69(cli: Cli, url: str) -> None:
+    """An engine that cannot be reached, or cannot exclude processes, gives exit code 69 and one line."""
     result = cli("run", "x", "--url", url, "--", "touch", "ran")
     assert result.returncode == 69
     assert result.stderr.startswith("fencelock: ")

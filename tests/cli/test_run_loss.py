@@ -148,8 +148,8 @@ def test_lost_while_stopped_and_ended(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("ttl", "max_hold"), [(0.1, None), (1, None), (30, None), (86400, None), (30, 3), (30, 7200), (10, 0.2)]
 )
-def test_plan(ttl: float, max_hold: float | None) -> None:
-    """There is always time to be asked, then killed, then gone, in this order."""
+def test_order_of_warning_kill_and_deadline(ttl: float, max_hold: float | None) -> None:
+    """There is always time to terminate the command, then to kill it, then to reap it, in this order."""
     ask, kill = plan(ttl, max_hold)
     assert ask == pytest.approx(min(ttl, max_hold or ttl) / 3)
     assert 0 < kill <= ask / 2

@@ -35,8 +35,8 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
 
 @pytest.mark.engine("postgres", own=True)
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
-def test_goodbye_to_postgres(cli: Cli, scheme: str) -> None:
-    """A run that is done, and one that has waited in vain, leave nothing about a broken connection in the server's log."""
+def test_run_closes_its_postgres_connections(cli: Cli, scheme: str) -> None:
+    """A finished run and one that timed out leave no message about a broken connection in the server's log."""
     with PostgresTls() as server:
         url = server.tls_url.replace("postgresql", scheme, 1)
         assert cli("run", "x", "--url", url, "--", "true").returncode == 0
@@ -49,8 +49,8 @@ def test_goodbye_to_postgres(cli: Cli, scheme: str) -> None:
 
 
 @pytest.mark.engine("mariadb", own=True)
-def test_goodbye_to_mariadb(cli: Cli, own_mariadb: Callable[..., MariaDB]) -> None:
-    """A run that is done leaves no aborted connection behind."""
+def test_run_closes_its_mariadb_connection(cli: Cli, own_mariadb: Callable[..., MariaDB]) -> None:
+    """A finished run leaves no aborted connection in the server's statistics."""
     server = own_mariadb()
     assert cli("run", "x", "--url", server.url, "--", "true").returncode == 0
     assert server.query("SHOW STATUS LIKE 'Aborted_clients'").split()[-1] == "0"

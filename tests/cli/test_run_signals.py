@@ -81,7 +81,7 @@ def test_signal_while_acquiring(cli: Cli) -> None:
 
 
 def test_second_signal_while_acquiring(cli: Cli) -> None:
-    """Whoever asks twice need not wait for an engine that does not answer; the process of the command goes too."""
+    """A second signal ends the run at once, also if the engine does not reply; the command is killed."""
     assert cli("run", "x", "--", "true").returncode == 0
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -339,7 +339,7 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
 
 
 async def test_lease_shared_by_tasks(locks: LocksView) -> None:
-    """Each block of a lease is its own task's: on loss whoever is inside is cancelled, and nobody who has left."""
+    """On loss, the tasks that are inside a block of the lease are cancelled, and no task that has left it."""
     await left_before_the_loss(locks, await locks.lock("x", ttl=1).acquire())
 
 
@@ -513,8 +513,8 @@ async def test_second_loop(factory: ClientFactory, locks: LocksView) -> None:
         assert outcome[1] is None
 
 
-def test_loop_after_loop(locks: LocksView) -> None:
-    """A client outlives its event loop: in the next one it works, waits, renews and closes."""
+def test_client_in_a_second_event_loop(locks: LocksView) -> None:
+    """A client outlives its event loop: in the next one it acquires, waits, renews and closes."""
 
     async def first() -> None:
         lease = await locks.lock("x", ttl=5).acquire()

@@ -14,7 +14,7 @@ from tests.contract.steps import is_free
 from tests.support.waiting import SOON
 
 
-async def test_dropped_lease_is_told_and_goes_with_its_client(
+async def test_dropped_lease_is_logged_and_released_by_close(
     factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lease dropped without a release is logged, stays held meanwhile, and is released when its client is closed."""

@@ -1,4 +1,4 @@
-"""What users hand in: ttls, names, timeouts, owners, passwords. The same answer on every engine, in both colours."""
+"""Arguments from users: ttls, names, timeouts, owners, passwords. Every engine and runtime treats them the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import SOON
 
 @pytest.fixture
 def factory(url: str, runtime_name: str) -> ClientFactory:
-    """The engine, in a colour, without a ttl_scale: here a ttl is handed in as it is."""
+    """Makes clients that do not scale ttls."""
     return ClientFactory(url, runtime_name)
 
 
@@ -321,7 +321,7 @@ async def test_bad_options_name_the_lock(locks: LocksView) -> None:
         await locks.lock("order:42").acquire(timeout=-1)
 
 
-async def test_truth_of_lost(locks: LocksView) -> None:
+async def test_bool_and_repr_of_lost(locks: LocksView) -> None:
     """`lease.lost` is true once the lease is lost, and shows in its repr which lease it belongs to."""
     lease = await locks.lock("x", ttl=max(0.5, locks.traits.ttl_min), renew=False).acquire()
     lost = getattr(lease, "raw", lease).lost

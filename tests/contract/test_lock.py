@@ -48,8 +48,8 @@ async def test_two_clients(factory: ClientFactory) -> None:
         assert await is_free(other, "y")
 
 
-async def test_first_words_on_a_busy_name(factory: ClientFactory) -> None:
-    """A client whose very first request meets a lock that is held waits like any other."""
+async def test_first_attempt_on_a_held_lock_waits(factory: ClientFactory) -> None:
+    """A client whose first request finds the lock held waits like any other."""
     async with factory.connect().lock("x"):
         with pytest.raises(LockTimeout):
             await factory.connect().lock("x").acquire(timeout=0.05)
@@ -94,8 +94,8 @@ async def test_acquire_overrides_the_locks_timeout(factory: ClientFactory, locks
                 await lock.acquire(timeout=timeout)
 
 
-async def test_waiter_gets_it(locks: LocksView) -> None:
-    """A waiter is granted the lock when its holder leaves."""
+async def test_waiter_is_granted_on_release(locks: LocksView) -> None:
+    """A waiter is granted the lock when its holder releases it."""
     async with locks.lock("x") as first, background(locks.lock("x").acquire()) as (task,):
         await waiting(locks, "x")
         await first.release()
@@ -117,8 +117,8 @@ async def test_wait_longer_than_the_ttl(locks: LocksView, ttl_scale: TtlScale) -
         await lease.release()
 
 
-async def test_keeper_renews(locks: LocksView) -> None:
-    """A lease is kept for longer than its ttl, and nobody else gets the name meanwhile."""
+async def test_lease_is_renewed_past_its_ttl(locks: LocksView) -> None:
+    """A lease is held for longer than its ttl, and no other client gets the lock in that time."""
     async with locks.lock("x", ttl=0.8) as lease:
         end = time.monotonic() + 1.4 * lease.ttl
         while time.monotonic() < end:
@@ -503,7 +503,7 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
 
 
 async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
-    """What was dropped without a release is not remembered either, nor the task that held it, and may be taken anew."""
+    """A dropped lease is not remembered, nor the task that held it, and the lock can be acquired again."""
 
     tasks: list[weakref.ref[Any]] = []
 
@@ -664,7 +664,7 @@ async def test_closing_after_max_hold_and_release(factory: ClientFactory) -> Non
 
 
 async def test_closing_with_waiters(factory: ClientFactory) -> None:
-    """Whoever waits on a client that is closed is told, and its place in line is given up."""
+    """A waiter gets ClientClosed when its client is closed, and its claim is removed."""
     locks, other = factory.connect(), factory.connect()
     holder = await other.lock("x").acquire()
     async with background(locks.lock("x").acquire()) as (task,):
@@ -696,7 +696,7 @@ async def test_closing_while_others_take_turns(factory: ClientFactory) -> None:
         await wait_until_unclaimed(observer, "x")
 
 
-async def test_with_block_closes(factory: ClientFactory) -> None:
+async def test_leaving_the_clients_block_closes_it(factory: ClientFactory) -> None:
     """Leaving the client's own block closes it."""
     other = factory.connect()
     async with factory.connect() as locks:
@@ -724,8 +724,8 @@ async def test_decorator(factory: ClientFactory, locks: LocksView) -> None:
         locks.locked("report:{week}")(plain)
 
 
-async def test_keeper_survives_churn(locks: LocksView) -> None:
-    """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
+async def test_renewal_while_many_leases_come_and_go(locks: LocksView) -> None:
+    """Many short leases in other threads or tasks never stop the renewal of a long one."""
     stays = await locks.lock("stays", ttl=1.5).acquire()
     enough = False
 
@@ -745,8 +745,8 @@ async def test_keeper_survives_churn(locks: LocksView) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0.8, 6])
-async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None:
-    """After leases that were given back at once the next is renewed like any other; the keeper ends when none follows."""
+async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
+    """After leases that were released at once the next one is renewed; the renewer ends when none follows."""
     for _ in range(20):
         async with locks.lock("x", ttl=ttl):
             pass
@@ -760,8 +760,8 @@ async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None
     await eventually(ended, "the keeper has ended")
 
 
-async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
+async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the renewer's thread cannot be started, the acquire fails and its claim is removed."""
     runtime = client_of(locks).runtime
 
     def spawn(work: Any, name: str) -> None:

@@ -480,7 +480,7 @@ async def test_timeout_while_the_engine_is_down(factory: ClientFactory, locks: L
 
 
 async def test_attempt_twice(factory: ClientFactory) -> None:
-    """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
+    """Two attempts of one claim give one grant with one token, and the second restarts its ttl."""
     engine = factory.engine()
     claim = Claim("x", 30)
     first = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
@@ -494,8 +494,8 @@ async def test_attempt_twice(factory: ClientFactory) -> None:
     assert await engine.release(first) is False
 
 
-async def test_wait_in_line_twice(factory: ClientFactory) -> None:
-    """On the engine itself: attempting twice while it is busy takes one place in line."""
+async def test_repeated_attempt_keeps_one_queue_entry(factory: ClientFactory) -> None:
+    """Two attempts of one claim on a held lock give one queue entry."""
     engine = factory.engine()
     holder, claim = Claim("x", 30), Claim("x", 30)
     assert isinstance(await engine.attempt(holder, enqueue=True, deadline=NO_DEADLINE), Grant)

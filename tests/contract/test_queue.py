@@ -61,8 +61,8 @@ async def test_first_come_first_served(locks: LocksView) -> None:
 
 
 @pytest.mark.fair
-async def test_nobody_overtakes(locks: LocksView) -> None:
-    """A newcomer's try does not get past those who wait, not even at the moment of a release."""
+async def test_try_acquire_never_overtakes_waiters(locks: LocksView) -> None:
+    """A new client's try_acquire does not get ahead of the waiters, not even at the moment of a release."""
     lease = await locks.lock("x").acquire()
     waiter = asyncio.create_task(locks.lock("x").acquire())
     await waiting(locks, "x")
@@ -144,8 +144,8 @@ async def test_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_names_of_the_dead(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A name whose holder ran out is not in use any more."""
+async def test_names_omits_expired_holders(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """`names` does not list a name whose only holder has expired."""
     lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert [name async for name in locks.names()] == ["x"]
     await ttl_scale.outlast(lease.ttl)
@@ -346,7 +346,7 @@ class Member:
 
 
 class Model:
-    """The queue as the words of `admit` have it: whoever is admitted, given all who came before, holds the name."""
+    """The engine's queue agrees with `admit`: a claim that it admits, given all claims ahead, holds the name."""
 
     def __init__(self) -> None:
         self.queue: list[Member] = []

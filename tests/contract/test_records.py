@@ -53,8 +53,8 @@ async def test_fenced_by_tokens(factory: ClientFactory) -> None:
     assert found.value == b"newer"
 
 
-async def test_forgotten(factory: ClientFactory) -> None:
-    """A forgotten record is gone for readers, and its token still keeps a stale writer out."""
+async def test_forgotten_record_still_refuses_stale_tokens(factory: ClientFactory) -> None:
+    """Readers find no record after it was forgotten, and its token still refuses a stale writer."""
     records = records_of(factory)
     assert (await records.write("x", b"value", token=34, ttl=60)).done
     assert not (await records.write("x", None, token=33, ttl=60)).done
@@ -82,8 +82,8 @@ async def test_expected_version(factory: ClientFactory) -> None:
     assert await records.write("y", b"1", token=1, ttl=60, expect=second.version) == (False, None)
 
 
-async def test_run_out(factory: ClientFactory) -> None:
-    """A record is gone when its time is over, token and all; its version does not come back."""
+async def test_record_expires(factory: ClientFactory) -> None:
+    """A record is gone with its token when its ttl is over; its version is never used again."""
     records = records_of(factory)
     _, first = await records.write("x", b"1", token=34, ttl=1)
     assert first is not None

@@ -243,8 +243,8 @@ async def test_progress_without_stall_after(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_other_names_do_not_show(locks: LocksView, factory: ClientFactory) -> None:
-    """A watch shows its own name only."""
+async def test_watch_ignores_other_names(locks: LocksView, factory: ClientFactory) -> None:
+    """A watch returns snapshots of its own name only."""
     stop, seen = factory.stop_event(), list[Snapshot]()
     async with background(collect(locks.watch("x", stop), seen)) as (task,):
         await has(seen, 1)

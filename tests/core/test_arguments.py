@@ -84,7 +84,7 @@ def test_client(case: str) -> None:
     asyncio.run(main())
 
 
-def test_lost_wait() -> None:
+def test_arguments_of_lost_wait() -> None:
     """`lease.lost.wait` checks its timeout as `acquire` does."""
     with fencelock.connect("memory://arguments") as locks, locks.lock("x") as lease:
         for bad in (-1, "5", math.nan):

@@ -14,8 +14,8 @@ from fencelock.core.renewer import LeaseRef, LeaseRenewer
 
 
 @pytest.mark.parametrize("faster", [False, True])
-def test_dropped_as_the_keeper_looks(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    """Whoever is the first to see it, the user is told once, and close() releases it."""
+def test_lease_dropped_while_the_renewer_checks_it(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
+    """The user is notified once, by the renewer or by the garbage collector, and close() releases the lock."""
     told = LeaseRenewer._dropped
 
     def dropped(renewer: LeaseRenewer, kept: weakref.ref[BaseLease]) -> None:
@@ -47,8 +47,8 @@ class Overtaken(dict[str, LeaseRef]):
     meanwhile: Callable[[], object]
 
 
-def test_released_as_the_keeper_looks() -> None:
-    """A lease that was released, and is garbage before the keeper comes to it, was not dropped."""
+def test_lease_released_while_the_renewer_checks_it() -> None:
+    """A released lease that is garbage before the renewer checks it is not reported as dropped."""
     with fencelock.connect("memory://released") as locks:
         renewer, leases = locks._client.renewer, [locks.lock("x").acquire()]
         held = renewer._leases = Overtaken(renewer._leases)

@@ -91,7 +91,7 @@ async def test_revoked_while_held(etcd1: Etcd, url: str, clients: Clients) -> No
 
 
 async def test_revoked_while_waiting(etcd1: Etcd, url: str, clients: Clients) -> None:
-    """A waiter whose session is revoked lines up anew and is served; it never takes its lost place for a grant."""
+    """A waiter whose session is revoked enqueues again and gets the lock; it never takes its lost queue entry for a grant."""
     holder, waiter, other = clients.connect(url), clients.connect(url), clients.connect(url)
     lease = await holder.lock("x", ttl=30).acquire()
     before = set(leases(etcd1))
@@ -312,11 +312,11 @@ async def test_keep_alive_of_an_old_leader_does_not_count(url: str, clients: Cli
     link = await engine._client.take()
     try:
         header, _ = read_range(await link.call(RANGE, count_key(b"x"), 5))
-        knock = sessions.send_keep_alive(session, link)
-        assert await sessions.finish_keep_alive(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
+        stream = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, stream, header.term + 1, 5) is Renewal.UNKNOWN
         assert session.since == since
-        knock = sessions.send_keep_alive(session, link)
-        assert await sessions.finish_keep_alive(session, link, knock, header.term, 5) is Renewal.RENEWED
+        stream = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, stream, header.term, 5) is Renewal.RENEWED
         assert session.since > since
     finally:
         engine._client.give_back(link)
@@ -401,7 +401,7 @@ async def test_claim_that_is_removed_cannot_be_renewed(
 async def test_session_that_ends_while_a_claim_is_granted(
     etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that ends between the reply and the grant takes the claim along: it is made anew on another session."""
+    """A session that ends between the reply and the grant removes the claim; the client repeats it on another session."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
     hold = OwnClaims.hold

@@ -158,7 +158,7 @@ async def test_expired_login_with_several_connections(guarded: Etcd, clients: Cl
 async def test_refused_users(
     guarded: Etcd, clients: Clients, user: str, password: str, prefix: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever is not let in is told why, and the password is nowhere: not in the error, its chain, a repr, or the log."""
+    """A refused login raises an error with the reason; the password is in no error, no cause, no repr and no log."""
     locks = clients.connect(with_user(guarded, user, password, prefix))
     with caplog.at_level(logging.DEBUG), pytest.raises(EngineUnavailable, match=words) as caught:
         await locks.lock("x", ttl=20).acquire()

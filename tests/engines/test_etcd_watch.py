@@ -227,7 +227,7 @@ async def test_release_without_connection_does_not_end_other_watches(
 async def test_dead_connection_of_the_watcher_is_replaced(
     etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
 ) -> None:
-    """A connection that says nothing any more is noticed, and what is held is watched anew over another one."""
+    """The client notices a silent connection, and watches its leases over another one."""
     way = proxy(etcd1)
     prefix = own_prefix(etcd1.url).rpartition("/")[2]
     factory = clients.on(f"etcd://{way.address},{etcd1.address}/{prefix}")

@@ -222,7 +222,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
         assert held[0].engine_state.connection.open
 
 
-async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
+async def test_dead_connection_does_not_stop_other_renewals(mariadb: MariaDB, clients: Clients) -> None:
     """A connection that died silently does not stop the renewals of the client's other leases."""
     direct = own_database(mariadb)
     async with forwarding(mariadb) as path:

@@ -510,7 +510,7 @@ async def test_exactly_one_is_called(pg: Postgres, clients: Clients) -> None:
         assert [int(call.payload.split(":")[1]) for call in calls] == served
         assert len(served) == 1
         after = connection.execute("SELECT id, channel, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
-        assert set(after) < set(before)  # who had asked again would have counted its ttl anew
+        assert set(after) < set(before)  # a repeated attempt would have restarted its ttl
         assert len(after) == 99
     let_go.set()
     await asyncio.gather(*tasks)

@@ -151,8 +151,8 @@ async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clien
                 await asyncio.gather(*waiters)
 
 
-async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
-    """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
+async def test_first_waiter_dies(server: Redis, clients: Clients) -> None:
+    """If the holder expires and the first waiter is dead, the second gets the lock without a wake-up."""
     factory = clients.on(server.url)
     locks = factory.connect()
     holder, first = await factory.worker(), await factory.worker()

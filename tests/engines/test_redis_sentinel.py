@@ -122,8 +122,8 @@ async def test_passwords_for_both(fleet: Callable[..., Fleet], clients: Clients)
         assert WATCHWORD not in said
 
 
-async def test_service_that_nobody_knows(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """A service that the Sentinels do not know, and Sentinels that are not there, are reported."""
+async def test_unknown_service_and_missing_sentinels(fleet: Callable[..., Fleet], clients: Clients) -> None:
+    """A service that the Sentinels do not know, and Sentinels that do not listen, are reported."""
     ours = fleet()
     with pytest.raises(EngineUnavailable, match="other"):
         await clients.connect(f"redis+sentinel://{ours.hosts}/other").inspect("x")

@@ -81,7 +81,7 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
     assert not connection.alive()
 
 
-def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
+def test_request_interrupted_while_it_is_sent(server: Redis, made: ExitStack) -> None:
     """A wire that was interrupted as it sent is answered afterwards, or closed: nothing is waited for that was not sent."""
     pack, begun = from_url(server.url).pack, time.monotonic()
     for step in range(1, MANY_STEPS):
@@ -104,7 +104,7 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
 
 
 def test_descriptor_that_is_anothers(made: ExitStack) -> None:
-    """Whoever asks over wires that another thread closes is told at once, though their numbers are another's right away."""
+    """A request on a connection that another thread closes fails at once, although its descriptor number is reused."""
     for _ in range(10):
         server = listener(made)
         wires = [wire_to(server.getsockname()[1], made) for _ in range(5)]

@@ -76,7 +76,7 @@ async def test_restart_without_its_data(
 ) -> None:
     """A server that comes back empty: the lease ends by its own clock, tokens still rise as the clock does, and it is logged.
 
-    The server does not say that it knows nothing of the session: it refuses whoever has seen more than it has.
+    The server does not report that it has no such session: it refuses a client that has seen a later transaction.
     """
     server = own_zookeeper()
     locks = clients.connect(chroot(server))

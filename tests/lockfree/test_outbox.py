@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +20,9 @@ from fencelock.aio.lockfree import relay as aio_relay
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
-from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.databases import KINDS, Database
 from tests.lockfree.halves import half_of, resolve
+from tests.support.processes import Child
 from tests.support.waiting import eventually_blocking
 
 RELAY = """
@@ -127,10 +126,10 @@ def test_killed_while_delivering(database: Database, key: str, child: Callable[.
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
-    said = [first.says()]
+    said = [first.read_json()]
     first.kill()
     second = child(database, RELAY, locks, key, "")
-    said += [second.says(), second.says()]
+    said += [second.read_json(), second.read_json()]
     assert [payload for _, payload, _ in said] == [1, 1, 2]
     assert said[1][2] > said[0][2]
     eventually_blocking(lambda: pending(database, outbox) == 0)
@@ -142,19 +141,19 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
-    assert first.says()[1] == 1
-    os.kill(first.process.pid, signal.SIGSTOP)
+    assert first.read_json()[1] == 1
+    first.stop()
     second = child(database, RELAY, locks, key, "")
-    assert [second.says()[1], second.says()[1]] == [1, 2]
+    assert [second.read_json()[1], second.read_json()[1]] == [1, 2]
     put(database, outbox, ("a", 3))
-    assert second.says()[1] == 3
+    assert second.read_json()[1] == 3
     eventually_blocking(lambda: pending(database, outbox) == 0)
-    os.kill(first.process.pid, signal.SIGCONT)
-    first.go_on()
+    first.resume()
+    first.send_line()
     second.kill()
     put(database, outbox, ("a", 4))
-    assert first.says()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
-    first.go_on()
+    assert first.read_json()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
+    first.send_line()
     eventually_blocking(lambda: pending(database, outbox) == 0)
 
 

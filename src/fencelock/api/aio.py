@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from fencelock.api.aio_cache import CachedFunction
     from fencelock.api.aio_election import Election
+    from fencelock.api.aio_jobs import Once, Schedule
     from fencelock.api.aio_multi import MultiLock
     from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
@@ -131,6 +132,86 @@ class Locks:
         from fencelock.primitives.election import ElectionFactory
 
         return Election(ElectionFactory(self._client, name, value, **options))
+
+    def once(
+        self,
+        name: str,
+        slot: str,
+        *,
+        keep: float = 90 * 86400.0,
+        attempts: int = 1,
+        again: bool = False,
+        ttl: float | None = None,
+        max_hold: float | None = None,
+        stall_after: float | None = None,
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
+    ) -> Once:
+        """Return one run of a job in the whole fleet: a slot is any text, such as a day, and runs at most `attempts` times.
+
+        `keep`: seconds for which the run is remembered. A run that raises is failed, and one whose worker died is abandoned;
+        each uses up an attempt. `again`: run a finished slot on purpose. The other options are `lock`'s.
+        """
+        from fencelock.api.aio_jobs import Once
+        from fencelock.primitives.once import OnceFactory
+
+        return Once(
+            OnceFactory(
+                self._client,
+                name,
+                slot,
+                keep=keep,
+                attempts=attempts,
+                again=again,
+                ttl=ttl,
+                max_hold=max_hold,
+                stall_after=stall_after,
+                purpose=purpose,
+            )
+        )
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        tz: str = "UTC",
+        catch_up: Literal["latest", "all", "none"] = "latest",
+        within: float | None = 3600.0,
+        overlap: Literal["skip", "wait"] = "skip",
+        attempts: int = 1,
+        ttl: float | None = None,
+        max_hold: float | None = None,
+        stall_after: float | None = None,
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
+    ) -> Schedule:
+        """Return a schedule: each slot runs once in the whole fleet, whatever the clocks of its processes say.
+
+        `cron`: an expression in the time zone `tz` (needs the extra `cron`). `every`: seconds, as multiples since 1970.
+        `catch_up`: which slots to run that were due while no process watched. `within`: seconds after which a slot is given
+        up. `overlap`: whether a slot that is due during another run is skipped or waits. `attempts`: how often a slot may run
+        if runs fail or their workers die. The other options are `lock`'s.
+        """
+        from fencelock.api.aio_jobs import Schedule
+        from fencelock.primitives.schedule import ScheduleFactory
+
+        return Schedule(
+            ScheduleFactory(
+                self._client,
+                name,
+                cron=cron,
+                every=every,
+                tz=tz,
+                catch_up=catch_up,
+                within=within,
+                overlap=overlap,
+                attempts=attempts,
+                ttl=ttl,
+                max_hold=max_hold,
+                stall_after=stall_after,
+                purpose=purpose,
+            )
+        )
 
     def rate_limit(
         self,

@@ -27,6 +27,7 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 H = TypeVar("H", bound=BaseLease | BaseGroup)
+X = TypeVar("X")
 
 
 class SharedOptions(TypedDict, total=False):
@@ -61,15 +62,19 @@ class EnteredBlocks(Generic[H]):
 
     def leaving(self) -> H:
         """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block."""
-        entered = self._entered
-        if len(entered) == 1:
-            return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
-        task = self.current_task()
-        blocks = entered.copy()
-        # A fixture or an exit stack may enter in another task: then take the last block.
-        block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
-        entered.remove(block)  # blocks of one lease are equal
-        return block[1]
+        return take_last(self._entered, self.current_task)
+
+
+def take_last(entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable]) -> X:
+    """Remove and return what this thread or task has entered last. Others may enter and leave their blocks meanwhile."""
+    if len(entered) == 1:
+        return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
+    task = current_task()
+    blocks = entered.copy()
+    # A fixture or an exit stack may enter in another task: then take the last block.
+    block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
+    entered.remove(block)  # blocks of one lease are equal
+    return block[1]
 
 
 class LockFactory(EnteredBlocks[L]):
